@@ -1,0 +1,8 @@
+"""Replication between the processes of a homeserver, drop-in and on Twisted.
+
+Import what you need from :mod:`synapse_replication.api`. This package's own
+``__init__`` imports nothing, so that the pure core (``streams`` and ``wire``)
+can be used where there is no reactor.
+"""
+
+__version__ = "0.1.0"

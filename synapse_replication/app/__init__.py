@@ -1,0 +1,1 @@
+"""Configuration, wiring and the command line."""

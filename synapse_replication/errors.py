@@ -1,0 +1,274 @@
+"""Everything that this package raises, in one tree.
+
+::
+
+    ReplicationError
+    +-- ProtocolError                 something is wrong with a line or a connection
+    |   +-- LocalProtocolError        our fault: we were asked to send nonsense
+    |   |   +-- LineTooLongError
+    |   +-- RemoteProtocolError       the peer's fault
+    |       +-- UnparsableLineError
+    |       +-- UnknownCommandError
+    |       +-- ForbiddenCommandError
+    |       +-- RowDecodeError
+    +-- TokenError                    a text or a pair of numbers that is no token
+    +-- StreamConfigurationError      streams and writers that do not fit together
+    +-- ConfigError                   every mistake in the configuration, at once
+    +-- CatchUpError                  rows could not be fetched; a retry may help
+    |   +-- HttpCatchUpError
+    +-- StorageError
+    |   +-- SequenceBehindError
+    +-- WaitTimeoutError              a position was not reached in time
+    +-- ServerStartError              a private server of the test kit did not start
+
+The class says whose fault it is; what went wrong is in the attributes, not only
+in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "CatchUpError",
+    "ConfigError",
+    "ConfigProblem",
+    "ForbiddenCommandError",
+    "HttpCatchUpError",
+    "LineTooLongError",
+    "LocalProtocolError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "ReplicationError",
+    "RowDecodeError",
+    "SequenceBehindError",
+    "ServerStartError",
+    "StorageError",
+    "StreamConfigurationError",
+    "TokenError",
+    "UnknownCommandError",
+    "UnparsableLineError",
+    "WaitTimeoutError",
+]
+
+#: How many characters of somebody else's text an error message repeats.
+EXCERPT_LENGTH = 120
+
+
+def excerpt(text: str | bytes) -> str:
+    """Shorten and escape untrusted text, so that it can stand in a log line."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    if len(text) > EXCERPT_LENGTH:
+        text = text[:EXCERPT_LENGTH] + "..."
+    return ascii(text)[1:-1]
+
+
+class ReplicationError(Exception):
+    """The root of the tree."""
+
+
+class ProtocolError(ReplicationError):
+    """Something is wrong with a line or with a connection."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was asked to do what the protocol does not allow."""
+
+
+class LineTooLongError(LocalProtocolError):
+    """A command was refused before it was sent: its line is too long.
+
+    :ivar command_name: the command, for instance ``"RDATA"``.
+    :ivar length: the length of the line in bytes, without its end.
+    :ivar limit: the longest line that is allowed, in bytes.
+    """
+
+    def __init__(self, command_name: str, length: int, limit: int) -> None:
+        super().__init__(
+            f"{command_name} line of {length} bytes is longer than the {limit} "
+            "bytes that a peer accepts; send less in one row"
+        )
+        self.command_name = command_name
+        self.length = length
+        self.limit = limit
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the protocol does not allow."""
+
+
+class UnparsableLineError(RemoteProtocolError):
+    """A line is no command of the protocol's form.
+
+    :ivar command_name: its first word.
+    :ivar reason: what is wrong, without any of the line's arguments: they may be
+        secret.
+    """
+
+    def __init__(self, command_name: str, reason: str) -> None:
+        super().__init__(f"cannot parse {excerpt(command_name)} line: {reason}")
+        self.command_name = command_name
+        self.reason = reason
+
+
+class UnknownCommandError(RemoteProtocolError):
+    """A line's first word is no command that we know."""
+
+    def __init__(self, command_name: str) -> None:
+        super().__init__(f"unknown command {excerpt(command_name)}")
+        self.command_name = command_name
+
+
+class ForbiddenCommandError(RemoteProtocolError):
+    """A command that this side may not receive."""
+
+    def __init__(self, command_name: str) -> None:
+        super().__init__(f"command {command_name} may not be sent to this side")
+        self.command_name = command_name
+
+
+class RowDecodeError(RemoteProtocolError):
+    """A row is not what its stream says that rows are.
+
+    :ivar stream_name: the stream.
+    :ivar index: which of the rows that were decoded together, from 0.
+    :ivar reason: what is wrong with it.
+    """
+
+    def __init__(self, stream_name: str, index: int, reason: str) -> None:
+        super().__init__(f"cannot decode a row of {excerpt(stream_name)}: {reason}")
+        self.stream_name = stream_name
+        self.index = index
+        self.reason = reason
+
+
+class TokenError(ReplicationError):
+    """A text or a set of numbers is no token.
+
+    :ivar text: what was given.
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(f"{excerpt(text)} is no token: {reason}")
+        self.text = text
+        self.reason = reason
+
+
+class StreamConfigurationError(ReplicationError):
+    """Streams, writers and sources do not fit together; found at the start."""
+
+
+class ConfigProblem:
+    """One mistake in the configuration.
+
+    :ivar file: the file that it stands in, or where else it came from.
+    :ivar key: the dotted path of the key, for instance ``redis.port``.
+    :ivar problem: what is wrong.
+    :ivar mend: what to write instead.
+    """
+
+    __slots__ = ("file", "key", "mend", "problem")
+
+    def __init__(self, file: str, key: str, problem: str, mend: str) -> None:
+        self.file = file
+        self.key = key
+        self.problem = problem
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key}: {self.problem}; {self.mend}"
+
+    def __repr__(self) -> str:
+        return f"<ConfigProblem {self}>"
+
+
+class ConfigError(ReplicationError):
+    """The configuration has mistakes.
+
+    :ivar problems: all of them.
+    """
+
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+class CatchUpError(ReplicationError):
+    """Rows could not be fetched from their source. A retry may help."""
+
+
+class HttpCatchUpError(CatchUpError):
+    """The writer's process did not answer a request for rows.
+
+    :ivar method: the HTTP method.
+    :ivar url: the URL asked, without secrets.
+    :ivar status: the HTTP status, or ``None`` if there was no answer.
+    :ivar body: the beginning of the answer.
+    """
+
+    def __init__(
+        self, method: str, url: str, status: int | None, body: str, mend: str = ""
+    ) -> None:
+        what = f"answered {status}" if status is not None else "did not answer"
+        super().__init__(
+            f"{method} {url} {what}: {excerpt(body)}" + (f"; {mend}" if mend else "")
+        )
+        self.method = method
+        self.url = url
+        self.status = status
+        self.body = body
+
+
+class StorageError(ReplicationError):
+    """The database holds, or answers, what it should not."""
+
+
+class SequenceBehindError(StorageError):
+    """A sequence would give out ids that its table already holds.
+
+    :ivar sequence_name: the sequence.
+    :ivar table: the table with the greater value.
+    :ivar sequence_value: the last value of the sequence.
+    :ivar table_value: the largest id in the table (its distance from zero).
+    :ivar mend: the SQL statement that mends it.
+    """
+
+    def __init__(
+        self, sequence_name: str, table: str, sequence_value: int, table_value: int
+    ) -> None:
+        self.mend = f"SELECT setval('{sequence_name}', {table_value}, true);"
+        super().__init__(
+            f"sequence {sequence_name} stands at {sequence_value} but table {table} "
+            f"holds {table_value}; with all writers stopped, run: {self.mend}"
+        )
+        self.sequence_name = sequence_name
+        self.table = table
+        self.sequence_value = sequence_value
+        self.table_value = table_value
+
+
+class WaitTimeoutError(ReplicationError):
+    """A position was not reached within the time that the caller gave.
+
+    :ivar stream_name: the stream.
+    :ivar instance_name: the writer.
+    :ivar position: what was waited for.
+    :ivar current: where the writer stood in the end.
+    """
+
+    def __init__(
+        self, stream_name: str, instance_name: str, position: int, current: int
+    ) -> None:
+        super().__init__(
+            f"{stream_name} of {instance_name} is at {current}, "
+            f"and did not reach {position} in time"
+        )
+        self.stream_name = stream_name
+        self.instance_name = instance_name
+        self.position = position
+        self.current = current
+
+
+class ServerStartError(ReplicationError):
+    """A private server of the test kit was not found or did not start."""

@@ -1,0 +1,271 @@
+"""The seams: what a host homeserver must offer, and what a connection offers.
+
+A host is anything that has the attributes of :class:`ReplicationHost`; nothing
+is inherited. ``app/host.py`` implements it for people who have no homeserver,
+``dropin/`` for Synapse. Everything here is called in the reactor's thread.
+
+Spec, sections 1, 5 and 6; docs/plugging-in.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from synapse_replication.streams.stream import Stream
+from synapse_replication.wire.commands import Command
+
+__all__ = [
+    "BackgroundRunner",
+    "Clock",
+    "CommandSink",
+    "DelayedCall",
+    "Identity",
+    "Notifier",
+    "ReplicationConnection",
+    "ReplicationHost",
+    "RowSink",
+    "SyncingUser",
+    "StreamDirectory",
+]
+
+
+@attrs.frozen
+class Identity:
+    """Who this process is.
+
+    :ivar server_name: the homeserver's name; also the name of the Redis channel.
+    :ivar instance_name: this process's name among the homeserver's, ``master``
+        for the main one. Writers are known by it.
+    :ivar instance_id: random, made anew at each start.
+    """
+
+    server_name: str
+    instance_name: str
+    instance_id: str
+
+
+class DelayedCall(Protocol):
+    """A call that was asked for and may be taken back."""
+
+    def cancel(self) -> None:
+        """Take it back. An error once it was made."""
+        ...
+
+    def active(self) -> bool:
+        """Tell whether it is still to be made."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, as the host has it. No code of ours asks anything else for the time."""
+
+    def seconds(self) -> float:
+        """Monotonic time in s."""
+        ...
+
+    def time_msec(self) -> int:
+        """Wall-clock time in ms since the epoch."""
+        ...
+
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> DelayedCall:
+        """Call ``func(*args)`` after ``delay`` s."""
+        ...
+
+    def sleep(self, delay: float) -> Awaitable[None]:
+        """Wait ``delay`` s; 0 lets the reactor do what else is ready."""
+        ...
+
+
+class BackgroundRunner(Protocol):
+    """Starts work that nobody waits for.
+
+    The host gives it what its own background work has (a log context, metrics).
+    It runs synchronously up to the first thing that it waits for. Its failures
+    are logged by the host; ours end none.
+    """
+
+    def __call__(
+        self, description: str, func: Callable[[], Awaitable[Any]]
+    ) -> Awaitable[Any]:
+        """Start ``func``; what is returned may be waited for, and never fails."""
+        ...
+
+
+class StreamDirectory(Protocol):
+    """Which streams there are, and which of them this process writes."""
+
+    def get_streams(self) -> Mapping[str, Stream]:
+        """Give every stream that this process follows, by its name on the wire."""
+        ...
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        """Give those that this process writes, in the order of sending."""
+        ...
+
+
+class RowSink(Protocol):
+    """Where received rows go."""
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Take the rows of one token, in order.
+
+        Returns an awaitable only if there is something to wait for; the next
+        token of the stream is delivered when it is done. When it is done,
+        ``Stream.current_token(instance_name)`` is at or above ``token``. If it
+        fails, the failure is reported, and the writer's rows are fetched again.
+        """
+        ...
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None] | None:
+        """Take note that a writer has nothing more up to ``token``.
+
+        The token may be lower than the current one for a stream that was reset.
+        """
+        ...
+
+
+@attrs.frozen
+class SyncingUser:
+    """A user who is syncing with this process.
+
+    :ivar device_id: ``None`` if not known.
+    :ivar last_sync_ms: when the user was last seen here, ms since the epoch.
+    """
+
+    user_id: str
+    device_id: str | None
+    last_sync_ms: int
+
+
+class CommandSink(Protocol):
+    """What a host does with the commands that carry no rows.
+
+    Each returns an awaitable only if there is something to wait for. A method
+    that the host has no use for returns ``None``.
+    """
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Give the users to announce on a new connection (workers only)."""
+        ...
+
+    def on_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> Awaitable[None] | None: ...
+
+    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None: ...
+
+    def on_federation_ack(
+        self, instance_name: str | None, token: int
+    ) -> Awaitable[None] | None: ...
+
+    def on_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen_ms: int,
+    ) -> Awaitable[None] | None: ...
+
+    def on_remote_server_up(self, server: str) -> Awaitable[None] | None: ...
+
+    def on_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> Awaitable[None] | None: ...
+
+    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None: ...
+
+    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None: ...
+
+    def on_remove_pusher(
+        self, app_id: str, push_key: str, user_id: str
+    ) -> Awaitable[None] | None: ...
+
+    def on_invalidate_cache(
+        self, cache_func: str, keys: list[Any] | None
+    ) -> Awaitable[None] | None: ...
+
+
+class Notifier(Protocol):
+    """Tells us that something was written."""
+
+    def add_replication_callback(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called after each write of this process.
+
+        It is cheap, does its work later, and may be called at any rate.
+        """
+        ...
+
+
+class ReplicationHost(Protocol):
+    """All that a homeserver offers to replication.
+
+    :ivar stores_user_ips: this process stores client IPs, so it subscribes to
+        them (USER_IP has a Redis channel of its own).
+    """
+
+    identity: Identity
+    clock: Clock
+    streams: StreamDirectory
+    rows: RowSink
+    commands: CommandSink
+    notifier: Notifier
+    run_as_background_process: BackgroundRunner
+    stores_user_ips: bool
+
+
+class ReplicationConnection(Protocol):
+    """A link to one or more peers: a TCP connection, or Redis.
+
+    :ivar name: for logs and metrics, for instance ``redis`` or the peer's NAME.
+        Bounded: no random ids.
+    """
+
+    name: str
+
+    def send_command(self, command: Command) -> None:
+        """Send one command.
+
+        :raises LineTooLongError: its line is too long for the peer; nothing was
+            sent.
+        """
+        ...
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        """Send lines that are encoded already, all of one command, in order.
+
+        :param lines: without their ends.
+        :raises LineTooLongError: one is too long; none was sent.
+        """
+        ...
+
+    def close_with_error(self, text: str) -> None:
+        """Tell the peer that it did wrong, then close. Safe at any time.
+
+        On Redis, where the peers behind it are many, nothing is sent or closed.
+        ``lost_connection`` follows later, never from inside this call.
+        """
+        ...
+
+    def pause_producing(self) -> None:
+        """Read no more for now: a queue of ours is full."""
+        ...
+
+    def resume_producing(self) -> None:
+        """Read on."""
+        ...

@@ -1,0 +1,161 @@
+"""What is told to metrics, logs and traces.
+
+The handlers and adapters know no logger, metric or tracer; they tell a
+:class:`ReplicationObserver`. Every method here does nothing: an observer
+overrides what it wants (``instrumentation/``), and
+:class:`~synapse_replication.instrumentation.composite.CompositeObserver` fans out.
+
+No method may raise, wait or call back. What is told of rows and commands is told
+once a chunk with a count, never once a row. Spec, sections 10 and 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from contextlib import AbstractContextManager
+
+import attrs
+
+from synapse_replication.errors import ProtocolError
+
+__all__ = [
+    "CatchUp",
+    "CloseReason",
+    "DiscardReason",
+    "ReplicationObserver",
+]
+
+
+class DiscardReason(enum.Enum):
+    """Why a received row or POSITION was not handed on."""
+
+    UNKNOWN_STREAM = "unknown_stream"
+    NOT_CONNECTED = "not_connected"  #: no POSITION of this writer seen on this link
+    OWN_ECHO = "own_echo"  #: it is our own, come back from Redis
+    OLD_TOKEN = "old_token"  # noqa: S105 -- a position, not a secret
+    REDUNDANT_POSITION = "redundant_position"
+    SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
+    UNDECODABLE = "undecodable"  #: the range is fetched again
+    CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
+    HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
+
+
+class CloseReason(enum.Enum):
+    """Why a connection was closed; the values of the metric's ``reason_type``."""
+
+    CLEAN = "clean"
+    LOST = "lost"
+    PEER_ERROR = "peer_error"
+    PROTOCOL_ERROR = "protocol_error"
+    TIMED_OUT = "timed_out"
+    CONGESTED = "congested"
+    SHUTDOWN = "shutdown"
+
+
+@attrs.frozen
+class CatchUp:
+    """One catch-up: a writer's rows in ``(from_token, upto_token]`` are fetched.
+
+
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    upto_token: int
+
+
+class ReplicationObserver:
+    """Hears of everything; does nothing."""
+
+    # -- commands, counted a chunk at a time --------------------------------------
+
+    def commands_received(self, connection: str, command: str, count: int) -> None:
+        """``count`` commands of one name arrived on a connection."""
+
+    def commands_sent(self, connection: str, command: str, count: int) -> None:
+        """``count`` commands of one name were written to a connection."""
+
+    def line_refused(self, connection: str, error: ProtocolError) -> None:
+        """A line was passed over: it did not parse, or is not allowed here."""
+
+    # -- rows -----------------------------------------------------------------------
+
+    def rows_received(self, stream_name: str, count: int) -> None:
+        """``count`` RDATA of a known stream arrived."""
+
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        """Rows (or one POSITION) were not handed on.
+
+        ``stream_name`` comes from the peer if the reason is ``UNKNOWN_STREAM``:
+        no metric label may be made of it.
+        """
+
+    def extra_fields(self, stream_name: str, count: int) -> None:
+        """``count`` rows had more fields than we know: a newer peer."""
+
+    def queue_changed(self, stream_name: str, length: int) -> None:
+        """The queue of a stream now holds ``length`` rows and positions."""
+
+    def position_changed(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        """This process has handled a writer's stream up to ``token``."""
+
+    def stream_connected(
+        self, connection: str, stream_name: str, instance_name: str
+    ) -> None:
+        """A writer's POSITION was handled: its rows are live from now on."""
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        """A stream went backwards: its writer started again."""
+
+    # -- catch-up ---------------------------------------------------------------------
+
+    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+        """A catch-up begins; it ends when the context does."""
+        return contextlib.nullcontext()
+
+    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+        """A page of a catch-up was handed on."""
+
+    def catch_up_failed(
+        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        """A catch-up failed for the ``attempt``-th time; again in ``retry_in`` s."""
+
+    # -- sending --------------------------------------------------------------------
+
+    def stream_updates_sent(self, stream_name: str, count: int) -> None:
+        """``count`` rows of ours were sent."""
+
+    def sending_failed(self, stream_name: str, error: BaseException) -> None:
+        """Rows of ours could not be fetched or sent; tried again later."""
+
+    # -- connections ------------------------------------------------------------------
+
+    def connection_made(self, connection: str) -> None:
+        """A link is up (SERVER seen, or the subscription confirmed)."""
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        """A link went down."""
+
+    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        """A link did not come up; it is tried again in ``retry_in`` s."""
+
+    def connections_changed(self, count: int) -> None:
+        """The number of links of this process."""
+
+    # -- work -------------------------------------------------------------------------
+
+    def background_process(self, description: str) -> AbstractContextManager[object]:
+        """A background process of ours begins; it ends when the context does."""
+        return contextlib.nullcontext()
+
+    def failure(self, what: str, error: BaseException) -> None:
+        """Something failed where nobody waits for the answer."""

@@ -1,0 +1,1 @@
+"""Catch-up over HTTP from the process that wrote."""

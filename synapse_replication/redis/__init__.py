@@ -1,0 +1,1 @@
+"""The same commands over Redis pub/sub."""

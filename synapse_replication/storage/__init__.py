@@ -1,0 +1,1 @@
+"""Stream positions, ids and rows in Postgres."""

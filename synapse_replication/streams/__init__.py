@@ -1,0 +1,1 @@
+"""Streams, rows, tokens and positions: pure, without I/O."""

@@ -1,0 +1,121 @@
+"""What a stream is: its description, and how a process sees it.
+
+Spec, sections 1, 5 and 6.
+
+A *token* here is a plain ``int``: one writer's position in one stream. The
+position of many writers at once is a
+:class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+
+from synapse_replication.streams.rows import RowCodec
+
+__all__ = [
+    "JsonValue",
+    "Stream",
+    "StreamDescription",
+    "StreamUpdateResult",
+    "UpdateFunction",
+]
+
+JsonValue: TypeAlias = Any
+"""What JSON can say: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
+``dict`` with ``str`` keys."""
+
+
+@attrs.frozen
+class StreamUpdateResult:
+    """The rows of one writer between two of its tokens.
+
+    :ivar updates: ``(token, row)`` pairs in ascending order of token (of its
+        distance from zero for no stream: tokens on the wire always grow). Rows
+        are JSON values, as on the wire. Rows of one token are never split over
+        two results.
+    :ivar upto_token: everything up to and including this token is in
+        ``updates``. Equal to the upper bound asked for, unless ``limited``.
+    :ivar limited: there is more between ``upto_token`` and the bound asked for.
+    """
+
+    updates: Sequence[tuple[int, JsonValue]]
+    upto_token: int
+    limited: bool
+
+
+UpdateFunction: TypeAlias = Callable[[str, int, int, int], Awaitable[StreamUpdateResult]]
+"""``(instance_name, from_token, upto_token, limit) -> rows``, lower bound open,
+upper bound closed. ``limit`` counts rows and is a wish: a page may be longer so
+as not to split a token."""
+
+
+@attrs.frozen
+class StreamDescription:
+    """The facts about a stream that are the same in every process.
+
+    :ivar name: the name on the wire.
+    :ivar codec: from JSON text to typed rows and back.
+    :ivar idempotent: applying a row again, or late, does no harm; so rows at or
+        below our position are delivered and not dropped (``caches``).
+    :ivar resettable: an earlier token is accepted after a POSITION, since the
+        writer may have started again from the beginning.
+    :ivar held_in_memory: the rows are only in their writer's memory; catch-up
+        goes over HTTP to the writer.
+    :ivar announce_own_moves_only: a POSITION that moved only because other
+        writers moved is not announced (``caches``: no echo).
+    """
+
+    name: str
+    codec: RowCodec
+    idempotent: bool = False
+    resettable: bool = False
+    held_in_memory: bool = False
+    announce_own_moves_only: bool = False
+
+
+class Stream(Protocol):
+    """A stream as one process sees it: where each writer stands, and its rows.
+
+    All methods are called in the reactor's thread. Spec, sections 5 and 6.
+    """
+
+    @property
+    def description(self) -> StreamDescription:
+        """The facts about the stream."""
+        ...
+
+    def current_token(self, instance_name: str) -> int:
+        """Tell how far this process has got with a writer's rows.
+
+        :return: every row of that writer at or below it has been handled here
+            (or, for our own instance, was persisted).
+        """
+        ...
+
+    def minimal_local_current_token(self) -> int:
+        """Tell what this process, as a writer, may announce.
+
+        Each row of ours at or below it is committed (or never will be) and is
+        returned by :meth:`get_updates_since`.
+        """
+        ...
+
+    def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        """Tell whether we may have written rows in ``(from_token, upto_token]``.
+
+        ``False`` is a promise and spares a query; ``True`` is a guess.
+        """
+        ...
+
+    def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> Awaitable[StreamUpdateResult]:
+        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+
+        :raises CatchUpError: the source did not answer; a retry may help.
+        """
+        ...

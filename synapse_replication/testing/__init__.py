@@ -1,0 +1,1 @@
+"""Doubles and private servers for the tests of this package and of its hosts."""

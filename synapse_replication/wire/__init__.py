@@ -1,0 +1,1 @@
+"""What goes over the wire, to and from values: pure, without I/O."""
