@@ -22,6 +22,7 @@ from synapse_replication.errors import ProtocolError
 __all__ = [
     "CatchUp",
     "CloseReason",
+    "ConnectionBuffers",
     "DiscardReason",
     "ReplicationObserver",
 ]
@@ -64,6 +65,24 @@ class CatchUp:
     instance_name: str
     from_token: int
     upto_token: int
+
+
+@attrs.frozen
+class ConnectionBuffers:
+    """What lies in the buffers of one connection, asked for now and then.
+
+    :ivar connection: its name.
+    :ivar pending_commands: commands that wait because the transport is paused.
+    :ivar send_buffer: bytes that the transport has not given to the kernel.
+    :ivar kernel_send_buffer: bytes that the peer has not acknowledged.
+    :ivar kernel_read_buffer: bytes that this process has not read.
+    """
+
+    connection: str
+    pending_commands: int
+    send_buffer: int
+    kernel_send_buffer: int
+    kernel_read_buffer: int
 
 
 class ReplicationObserver:
@@ -150,6 +169,14 @@ class ReplicationObserver:
 
     def connections_changed(self, count: int) -> None:
         """The number of links of this process."""
+
+    # -- external cache ---------------------------------------------------------------
+
+    def external_cache_set(self, cache_name: str, seconds: float) -> None:
+        """A value was written to the external cache, which took ``seconds``."""
+
+    def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
+        """A value was asked of the external cache, which took ``seconds``."""
 
     # -- work -------------------------------------------------------------------------
 
