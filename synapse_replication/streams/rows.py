@@ -106,7 +106,7 @@ class RowCodec(Generic[RowT]):
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(
-            tuple[types]  # type: ignore[valid-type]
+            tuple[types]
         ).decode
         self._by_length = {
             n: tuple[types[:n]]  # type: ignore[misc,valid-type]
