@@ -1,0 +1,227 @@
+"""Log lines for people.
+
+A failure that repeats is logged once a minute with the number of those like it
+that were left out, so that a peer that sends rubbish or a server that is down
+cannot fill a disk. Spec, section 2; cases C21 and C56.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synapse_replication.errors import ProtocolError, excerpt
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    DiscardReason,
+    ReplicationObserver,
+)
+
+__all__ = ["LoggingObserver", "RateLimit"]
+
+#: Seconds between two log lines that say the same.
+REPEAT_AFTER = 60.0
+
+#: How many different lines are remembered.
+MAX_KEYS = 1000
+
+#: What is worth a line when it is discarded: the rest is everyday work.
+_ALARMING = frozenset(
+    {
+        DiscardReason.UNKNOWN_STREAM,
+        DiscardReason.UNDECODABLE,
+        DiscardReason.CATCHING_UP,
+        DiscardReason.HANDLER_FAILED,
+    }
+)
+_ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
+
+
+class RateLimit:
+    """Decides which of many equal log lines to write.
+
+    :param repeat_after: s between two of one kind.
+    :param monotonic: gives a time in s that never goes back.
+    """
+
+    def __init__(self, repeat_after: float, monotonic: Callable[[], float]) -> None:
+        self._repeat_after = repeat_after
+        self._monotonic = monotonic
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+
+    def admit(self, kind: Hashable) -> int | None:
+        """Tell whether to write a line of this kind.
+
+        :return: how many were left out before this one, or ``None`` if this one
+            is to be left out too.
+        """
+        now = self._monotonic()
+        last, left_out = self._kinds.get(kind, (None, 0))
+        if last is not None and now - last < self._repeat_after:
+            self._kinds[kind] = (last, left_out + 1)
+            return None
+        self._kinds.pop(kind, None)
+        if len(self._kinds) >= MAX_KEYS:
+            # The one written longest ago: the order is that of writing.
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = (now, 0)
+        return left_out
+
+
+class LoggingObserver(ReplicationObserver):
+    """Write what an operator wants to read.
+
+    :param logger: where to.
+    :param monotonic: gives a time in s that never goes back.
+    """
+
+    def __init__(
+        self, logger: Logger, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._limit = RateLimit(REPEAT_AFTER, monotonic)
+
+    def _repeating(
+        self, write: Callable[..., None], kind: Hashable, text: str, **fields: Any
+    ) -> None:
+        left_out = self._limit.admit(kind)
+        if left_out is None:
+            return
+        if left_out:
+            text += " (and {left_out} more like it since the last such line)"
+        write(text, left_out=left_out, **fields)
+
+    # -- lines and rows -------------------------------------------------------------
+
+    def line_refused(self, connection: str, error: ProtocolError) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("line_refused", connection, type(error)),
+            "Passed over a line from {connection}: {error}",
+            connection=connection,
+            error=error,
+        )
+
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        if reason not in _ALARMING:
+            return
+        known = reason is not DiscardReason.UNKNOWN_STREAM
+        self._repeating(
+            self._logger.warn,
+            ("discarded", stream_name if known else None, reason),
+            "Discarded {count} of stream {stream} of {instance}: {reason}",
+            stream=excerpt(stream_name),
+            instance=excerpt(instance_name),
+            reason=reason.value,
+            count=count,
+        )
+
+    def extra_fields(self, stream_name: str, count: int) -> None:
+        self._repeating(
+            self._logger.info,
+            ("extra_fields", stream_name),
+            "Rows of stream {stream} have fields that are not known here; a newer "
+            "peer sends them, and they were passed over",
+            stream=stream_name,
+        )
+
+    # -- streams and catch-up -------------------------------------------------------
+
+    def stream_connected(
+        self, connection: str, stream_name: str, instance_name: str
+    ) -> None:
+        self._logger.debug(
+            "Stream {stream} of {instance} is live on {connection}",
+            stream=stream_name,
+            instance=instance_name,
+            connection=connection,
+        )
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        self._logger.info(
+            "Stream {stream} of {instance} went back from {from_token} to {to_token}: "
+            "its writer started again",
+            stream=stream_name,
+            instance=instance_name,
+            from_token=from_token,
+            to_token=to_token,
+        )
+
+    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+        self._logger.debug(
+            "Fetched {rows} rows of {event.stream_name} of {event.instance_name}, "
+            "up to {upto_token} of {event.upto_token}",
+            event=event,
+            rows=rows,
+            upto_token=upto_token,
+        )
+
+    def catch_up_failed(
+        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("catch_up_failed", event.stream_name, event.instance_name, type(error)),
+            "Cannot fetch rows of {event.stream_name} of {event.instance_name} in "
+            "({event.from_token}, {event.upto_token}], attempt {attempt}: {error}; "
+            "again in {retry_in:.1f} s",
+            event=event,
+            error=error,
+            attempt=attempt,
+            retry_in=retry_in,
+        )
+
+    # -- connections ----------------------------------------------------------------
+
+    def connection_made(self, connection: str) -> None:
+        self._logger.info("Connected: {connection}", connection=connection)
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        write = self._logger.info if reason in _ORDERLY else self._logger.warn
+        write(
+            "Disconnected: {connection}, {reason}: {why}",
+            connection=connection,
+            reason=reason.value,
+            why=why,
+        )
+
+    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("connection_failed", connection, why),
+            "Cannot connect: {connection}: {why}; again in {retry_in:.1f} s",
+            connection=connection,
+            why=why,
+            retry_in=retry_in,
+        )
+
+    # -- failures ---------------------------------------------------------------------
+
+    def sending_failed(self, stream_name: str, error: BaseException) -> None:
+        self._repeating(
+            self._logger.error,
+            ("sending_failed", stream_name, type(error)),
+            "Cannot send rows of {stream}: {error}; tried again later",
+            stream=stream_name,
+            error=error,
+            log_failure=Failure(error),  # type: ignore[no-untyped-call]
+        )
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self._repeating(
+            self._logger.critical,
+            ("failure", what, type(error)),
+            "{what} failed: {error}",
+            what=what,
+            error=error,
+            log_failure=Failure(error),  # type: ignore[no-untyped-call]
+        )

@@ -1,0 +1,334 @@
+"""Metrics for Prometheus.
+
+Theory of operation: :class:`ReplicationMetrics` makes every metric of
+``metrics.py`` in one registry, once; a :class:`PrometheusObserver` per server
+name counts in them. The child of a metric for a set of label values is looked
+up in a dict of ours, since ``labels()`` costs several times as much.
+
+Label values that a peer could make up (names of connections and of writers) are
+bounded: what comes after the first thousand children of a metric is counted
+under ``other``.
+
+Spec, section 10; case C56.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from synapse_replication.errors import ProtocolError
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    ConnectionBuffers,
+    DiscardReason,
+    ReplicationObserver,
+)
+from synapse_replication.instrumentation import metrics
+from synapse_replication.instrumentation.metrics import (
+    METRICS,
+    SERVER_NAME_LABEL,
+    MetricDefinition,
+    MetricKind,
+)
+
+__all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
+
+#: How many children a metric may have for one server.
+MAX_CHILDREN = 1000
+
+#: Stands for the label values beyond that number.
+OTHER = "other"
+
+#: Seconds; a catch-up may take minutes.
+CATCH_UP_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+#: Read when they are scraped, and so not made beforehand.
+_BUFFERS: tuple[tuple[MetricDefinition, str], ...] = (
+    (metrics.PENDING_COMMANDS, "pending_commands"),
+    (metrics.SEND_BUFFER, "send_buffer"),
+    (metrics.KERNEL_SEND_BUFFER, "kernel_send_buffer"),
+    (metrics.KERNEL_READ_BUFFER, "kernel_read_buffer"),
+)
+_SCRAPED = {definition for definition, _ in _BUFFERS} | {metrics.LAG_SECONDS}
+
+_COUNTED_COMMANDS = {
+    "USER_SYNC": metrics.USER_SYNC,
+    "FEDERATION_ACK": metrics.FEDERATION_ACK,
+    "USER_IP": metrics.USER_IP,
+}
+
+
+class ReplicationMetrics(Collector):
+    """All metrics in one registry, for any number of servers.
+
+    :param registry: the host's. Each registry takes one of these.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._families: dict[str, Any] = {
+            definition.name: _make(definition, registry)
+            for definition in METRICS
+            if definition not in _SCRAPED
+        }
+        self._scraped: list[tuple[str, PrometheusObserver]] = []
+        registry.register(self)
+
+    def children(self, definition: MetricDefinition, server_name: str) -> Children:
+        """Give the children of a metric that belong to one server."""
+        return Children(self._families[definition.name], server_name)
+
+    def scrape(self, server_name: str, observer: PrometheusObserver) -> None:
+        """Ask an observer at each scrape for what it does not count."""
+        self._scraped.append((server_name, observer))
+
+    def collect(self) -> Iterable[Metric]:
+        """Read, for Prometheus, what is not counted as it happens."""
+        families = {
+            definition: GaugeMetricFamily(
+                definition.name,
+                definition.documentation,
+                labels=(*definition.labels, SERVER_NAME_LABEL),
+            )
+            for definition in METRICS
+            if definition in _SCRAPED
+        }
+        for server_name, observer in self._scraped:
+            for (definition, *values), value in observer.read_gauges().items():
+                families[definition].add_metric((*values, server_name), value)
+        return families.values()
+
+
+def _make(definition: MetricDefinition, registry: CollectorRegistry) -> Any:
+    labels = (*definition.labels, SERVER_NAME_LABEL)
+    name, documentation = definition.name, definition.documentation
+    if definition.kind is MetricKind.COUNTER:
+        return Counter(name, documentation, labels, registry=registry)
+    if definition.kind is MetricKind.GAUGE:
+        return Gauge(name, documentation, labels, registry=registry)
+    if definition is metrics.CATCH_UP_SECONDS:
+        return Histogram(
+            name, documentation, labels, registry=registry, buckets=CATCH_UP_BUCKETS
+        )
+    return Histogram(name, documentation, labels, registry=registry)
+
+
+class Children:
+    """The children of one metric, each looked up once."""
+
+    __slots__ = ("_cache", "_family", "_server_name")
+
+    def __init__(self, family: Any, server_name: str) -> None:
+        self._family = family
+        self._server_name = server_name
+        self._cache: dict[tuple[str, ...], Any] = {}
+
+    def get(self, *values: str) -> Any:
+        """Give the child for these label values, ``server_name`` left out."""
+        child = self._cache.get(values)
+        if child is None:
+            if len(self._cache) >= MAX_CHILDREN:
+                values = (OTHER,) * len(values)
+            child = self._family.labels(*values, self._server_name)
+            self._cache[values] = child
+        return child
+
+    def known(self) -> tuple[tuple[str, ...], ...]:
+        """Give the label values of each child."""
+        return tuple(self._cache)
+
+
+class PrometheusObserver(ReplicationObserver):
+    """Count what happens to the replication of one server.
+
+    :param replication_metrics: where to count.
+    :param server_name: the value of the label that every metric has.
+    :param monotonic: gives a time in s that never goes back.
+    """
+
+    def __init__(
+        self,
+        replication_metrics: ReplicationMetrics,
+        server_name: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
+        self._metrics = {
+            definition: replication_metrics.children(definition, server_name)
+            for definition in METRICS
+            if definition not in _SCRAPED
+        }
+        self._inbound = self._metrics[metrics.INBOUND_COMMANDS]
+        self._outbound = self._metrics[metrics.OUTBOUND_COMMANDS]
+        self._rdata = self._metrics[metrics.INBOUND_RDATA]
+        self._queues = self._metrics[metrics.COMMAND_QUEUE]
+        self._positions = self._metrics[metrics.POSITION]
+        self._current = self._metrics[metrics.CURRENT_POSITION]
+        self._sent = self._metrics[metrics.STREAM_UPDATES]
+        self._greatest: dict[str, int] = {}
+        #: (stream, writer) -> (the position announced, since when in s)
+        self._behind: dict[tuple[str, ...], tuple[int, float]] = {}
+        self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
+        replication_metrics.scrape(server_name, self)
+
+    def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
+        """Have the buffers of some connections read at each scrape.
+
+        :param source: gives one for each connection that is open now.
+        """
+        self._buffer_sources.append(source)
+
+    def read_gauges(self) -> dict[tuple[Any, ...], float]:
+        """Give what is read at each scrape.
+
+        :return: values by ``(definition, *label values)``; connections of one
+            name are added up.
+        """
+        gauges: dict[tuple[Any, ...], float] = {}
+        for source in self._buffer_sources:
+            for buffers in source():
+                for definition, attribute in _BUFFERS:
+                    key = (definition, buffers.connection)
+                    gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
+        now = self._monotonic()
+        for writer in self._metrics[metrics.LAG_POSITIONS].known():
+            behind = self._behind.get(writer)
+            labelled = (metrics.LAG_SECONDS, *writer)
+            gauges[labelled] = now - behind[1] if behind else 0.0
+        return gauges
+
+    def _count(
+        self, definition: MetricDefinition, *values: str, count: int = 1
+    ) -> None:
+        self._metrics[definition].get(*values).inc(count)
+
+    # -- commands and rows ----------------------------------------------------------
+
+    def commands_received(self, connection: str, command: str, count: int) -> None:
+        self._inbound.get(command, connection).inc(count)
+        if (definition := _COUNTED_COMMANDS.get(command)) is not None:
+            self._count(definition, count=count)
+
+    def commands_sent(self, connection: str, command: str, count: int) -> None:
+        self._outbound.get(command, connection).inc(count)
+
+    def line_refused(self, connection: str, error: ProtocolError) -> None:
+        self._count(metrics.REFUSED_LINES, connection, type(error).__name__)
+
+    def rows_received(self, stream_name: str, count: int) -> None:
+        self._rdata.get(stream_name).inc(count)
+
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        if reason is DiscardReason.UNKNOWN_STREAM:
+            stream_name = OTHER
+        self._count(metrics.DISCARDED, stream_name, reason.value, count=count)
+
+    def extra_fields(self, stream_name: str, count: int) -> None:
+        self._count(metrics.EXTRA_FIELDS, stream_name, count=count)
+
+    def queue_changed(self, stream_name: str, length: int) -> None:
+        self._queues.get(stream_name).set(length)
+
+    # -- positions and catch-up -----------------------------------------------------
+
+    def position_changed(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self._positions.get(stream_name, instance_name).set(token)
+        if token > self._greatest.get(stream_name, -1):
+            self._greatest[stream_name] = token
+            self._current.get(stream_name).set(token)
+        if self._behind:
+            self._came_closer(stream_name, instance_name, token)
+
+    def _came_closer(self, stream_name: str, instance_name: str, token: int) -> None:
+        key = (stream_name, instance_name)
+        if (behind := self._behind.get(key)) is not None:
+            lag = max(behind[0] - token, 0)
+            self._metrics[metrics.LAG_POSITIONS].get(*key).set(lag)
+            if not lag:
+                del self._behind[key]
+
+    def stream_connected(
+        self, connection: str, stream_name: str, instance_name: str
+    ) -> None:
+        self._metrics[metrics.LAG_POSITIONS].get(stream_name, instance_name)
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        self._count(metrics.STREAM_RESETS, stream_name)
+        self._positions.get(stream_name, instance_name).set(to_token)
+        self._greatest[stream_name] = to_token
+        self._current.get(stream_name).set(to_token)
+
+    @contextlib.contextmanager
+    def _catching_up(self, event: CatchUp) -> Iterator[None]:
+        key = (event.stream_name, event.instance_name)
+        started = self._monotonic()
+        if len(self._behind) < MAX_CHILDREN:
+            _, since = self._behind.get(key, (0, started))
+            self._behind[key] = (event.upto_token, since)
+            lag = max(event.upto_token - event.from_token, 0)
+            self._metrics[metrics.LAG_POSITIONS].get(*key).set(lag)
+        try:
+            yield
+        finally:
+            self._metrics[metrics.CATCH_UP_SECONDS].get(event.stream_name).observe(
+                self._monotonic() - started
+            )
+
+    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+        return self._catching_up(event)
+
+    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+        key = (event.stream_name, event.instance_name)
+        self._count(metrics.CATCH_UP_ROWS, *key, count=rows)
+        self._came_closer(*key, upto_token)
+
+    def catch_up_failed(
+        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        self._count(metrics.CATCH_UP_FAILURES, event.stream_name)
+
+    # -- sending, connections, the external cache, failures ------------------------
+
+    def stream_updates_sent(self, stream_name: str, count: int) -> None:
+        self._sent.get(stream_name).inc(count)
+
+    def sending_failed(self, stream_name: str, error: BaseException) -> None:
+        self._count(metrics.SENDING_FAILURES, stream_name)
+
+    def connection_made(self, connection: str) -> None:
+        self._count(metrics.CONNECTIONS_MADE, connection)
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        self._count(metrics.CLOSE_REASON, reason.value)
+
+    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        self._count(metrics.CONNECTION_FAILURES, connection)
+
+    def connections_changed(self, count: int) -> None:
+        self._metrics[metrics.TOTAL_CONNECTIONS].get().set(count)
+
+    def external_cache_set(self, cache_name: str, seconds: float) -> None:
+        self._count(metrics.EXTERNAL_CACHE_SET, cache_name)
+        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(seconds)
+
+    def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
+        self._count(metrics.EXTERNAL_CACHE_GET, cache_name, str(hit))
+        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(seconds)
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self._count(metrics.FAILURES)

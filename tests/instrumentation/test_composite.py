@@ -1,0 +1,89 @@
+"""Tests for :mod:`synapse_replication.instrumentation.composite`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import CatchUp, ReplicationObserver
+from synapse_replication.instrumentation.composite import (
+    SPANNING_METHODS,
+    CompositeObserver,
+)
+
+
+class Recorder(ReplicationObserver):
+    """Writes down what it is told, into a list that it may share."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name = name
+        self.told = told
+
+    def rows_received(self, stream_name: str, count: int) -> None:
+        self.told.append(f"{self.name} {stream_name} {count}")
+
+    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+        return self._span()
+
+    @contextlib.contextmanager
+    def _span(self) -> Iterator[None]:
+        self.told.append(f"{self.name} begins")
+        try:
+            yield
+        finally:
+            self.told.append(f"{self.name} ends")
+
+
+class CompositeObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.told: list[str] = []
+
+    def test_every_observer_is_told_in_order(self) -> None:
+        """What happens once is told to each observer, in their order."""
+        both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
+        both.rows_received("events", 3)
+        self.assertEqual(self.told, ["a events 3", "b events 3"])
+
+    def test_contexts_end_in_reverse_order(self) -> None:
+        """What lasts begins for each observer and ends in reverse, on failure too."""
+        both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
+
+        def fail() -> None:
+            with both.catch_up(CatchUp("s", "w", 1, 2)):
+                self.told.append("work")
+                raise ValueError
+
+        self.assertRaises(ValueError, fail)
+        self.assertEqual(
+            self.told, ["a begins", "b begins", "work", "b ends", "a ends"]
+        )
+
+    def test_a_method_of_no_interest_does_nothing(self) -> None:
+        """A method that no observer overrides can be called and costs nothing."""
+        both = CompositeObserver([Recorder("a", self.told)])
+        both.connections_changed(3)
+        with both.background_process("work"):
+            pass
+        self.assertEqual(self.told, [])
+        self.assertNotIn("connections_changed", vars(both))
+
+    def test_composites_nest(self) -> None:
+        """A composite of composites tells those at the bottom, once each."""
+        inner = CompositeObserver([Recorder("a", self.told)])
+        CompositeObserver([inner, ReplicationObserver()]).rows_received("events", 1)
+        self.assertEqual(self.told, ["a events 1"])
+
+    def test_spanning_methods_are_known(self) -> None:
+        """Each method of an observer that gives a context manager is one here."""
+        spanning = {
+            name
+            for name, method in vars(ReplicationObserver).items()
+            if not name.startswith("_")
+            and "AbstractContextManager"
+            in str(inspect.signature(method).return_annotation)
+        }
+        self.assertEqual(spanning, SPANNING_METHODS)

@@ -1,0 +1,163 @@
+"""Tests for :mod:`synapse_replication.instrumentation.logs`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.task import Clock
+from twisted.logger import ILogObserver, Logger, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError, UnknownCommandError
+from synapse_replication.handlers.observer import CatchUp, CloseReason, DiscardReason
+from synapse_replication.instrumentation.logs import (
+    MAX_KEYS,
+    REPEAT_AFTER,
+    LoggingObserver,
+    RateLimit,
+)
+
+
+class RateLimitTests(SynchronousTestCase):
+    def test_repetitions_are_counted(self) -> None:
+        """The first of a kind is written, then one a minute with what it hides."""
+        clock = Clock()
+        limit = RateLimit(60.0, clock.seconds)
+        self.assertEqual(limit.admit("a"), 0)
+        self.assertIsNone(limit.admit("a"))
+        self.assertIsNone(limit.admit("a"))
+        self.assertEqual(limit.admit("b"), 0)
+        clock.advance(60)
+        self.assertEqual(limit.admit("a"), 2)
+        clock.advance(60)
+        self.assertEqual(limit.admit("a"), 0)
+
+    def test_kinds_are_bounded(self) -> None:
+        """No number of kinds makes it grow; the oldest is forgotten."""
+        limit = RateLimit(60.0, Clock().seconds)
+        for kind in range(MAX_KEYS + 1):
+            limit.admit(kind)
+        self.assertEqual(limit.admit(0), 0)
+        self.assertIsNone(limit.admit(MAX_KEYS))
+
+
+class LoggingObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.clock = Clock()
+        logger = Logger(
+            namespace="test", observer=cast(ILogObserver, self.events.append)
+        )
+        self.observer = LoggingObserver(logger, self.clock.seconds)
+
+    def lines(self) -> list[tuple[str, str]]:
+        return [(event["log_level"].name, formatEvent(event)) for event in self.events]
+
+    def test_refused_lines_are_limited_and_counted(self) -> None:
+        """C56: ten thousand bad lines make two log lines, the last with a count."""
+        for _ in range(10_000):
+            self.observer.line_refused("redis", UnknownCommandError("WHAT"))
+        self.clock.advance(REPEAT_AFTER)
+        self.observer.line_refused("redis", UnknownCommandError("WHAT"))
+        text = "Passed over a line from redis: unknown command WHAT"
+        self.assertEqual(
+            self.lines(),
+            [
+                ("warn", text),
+                ("warn", text + " (and 9999 more like it since the last such line)"),
+            ],
+        )
+
+    def test_each_unknown_stream_makes_no_line(self) -> None:
+        """C56: a peer that makes up names of streams cannot fill the log."""
+        for number in range(100):
+            self.observer.discarded(
+                f"made{number}\nup", "w1", DiscardReason.UNKNOWN_STREAM, 1
+            )
+        self.assertEqual(
+            self.lines(),
+            [("warn", r"Discarded 1 of stream made0\nup of w1: unknown_stream")],
+        )
+
+    def test_everyday_discards_make_no_line(self) -> None:
+        """Our own echo and old tokens are no news."""
+        self.observer.discarded("events", "w1", DiscardReason.OWN_ECHO, 1)
+        self.observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
+        self.assertEqual(self.lines(), [])
+
+    def test_a_failed_connection_says_why(self) -> None:
+        """C21: the reason and the time of the next attempt are in the line."""
+        self.observer.connection_failed("redis", "connection refused", 2.5)
+        self.assertEqual(
+            self.lines(),
+            [("warn", "Cannot connect: redis: connection refused; again in 2.5 s")],
+        )
+
+    def test_the_end_of_a_connection_has_its_level(self) -> None:
+        """An orderly end is information, a loss is a warning."""
+        self.observer.connection_made("redis")
+        self.observer.connection_lost("redis", CloseReason.SHUTDOWN, "told to")
+        self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "25 s of silence")
+        self.assertEqual(
+            self.lines(),
+            [
+                ("info", "Connected: redis"),
+                ("info", "Disconnected: redis, shutdown: told to"),
+                ("warn", "Disconnected: redis, timed_out: 25 s of silence"),
+            ],
+        )
+
+    def test_catch_up_is_told_with_its_range(self) -> None:
+        """A failed attempt names the stream, the writer, the range and the retry."""
+        event = CatchUp("events", "w1", 3, 9)
+        self.observer.catch_up_page(event, 4, 7)
+        self.observer.catch_up_failed(event, CatchUpError("no answer"), 2, 1.5)
+        self.assertEqual(
+            self.lines(),
+            [
+                ("debug", "Fetched 4 rows of events of w1, up to 7 of 9"),
+                (
+                    "warn",
+                    "Cannot fetch rows of events of w1 in (3, 9], attempt 2: "
+                    "no answer; again in 1.5 s",
+                ),
+            ],
+        )
+
+    def test_failures_carry_their_traceback(self) -> None:
+        """What failed in the background is logged with its failure, once a minute."""
+        error = ValueError("no")
+        self.observer.failure("drain", error)
+        self.observer.failure("drain", error)
+        self.observer.sending_failed("events", error)
+        self.assertEqual(
+            self.lines(),
+            [
+                ("critical", "drain failed: no"),
+                ("error", "Cannot send rows of events: no; tried again later"),
+            ],
+        )
+        for event in self.events:
+            self.assertIs(event["log_failure"].value, error)
+
+    def test_streams_are_told(self) -> None:
+        """What becomes live or goes back, and what a newer peer sends, is told."""
+        self.observer.stream_connected("redis", "typing", "w1")
+        self.observer.stream_reset("typing", "w1", 90, 2)
+        self.observer.extra_fields("typing", 3)
+        self.assertEqual(
+            self.lines(),
+            [
+                ("debug", "Stream typing of w1 is live on redis"),
+                (
+                    "info",
+                    "Stream typing of w1 went back from 90 to 2: "
+                    "its writer started again",
+                ),
+                (
+                    "info",
+                    "Rows of stream typing have fields that are not known here; a "
+                    "newer peer sends them, and they were passed over",
+                ),
+            ],
+        )

@@ -1,0 +1,201 @@
+"""Tests for :mod:`synapse_replication.instrumentation.prometheus`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import UnknownCommandError
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    ConnectionBuffers,
+    DiscardReason,
+    ReplicationObserver,
+)
+from synapse_replication.instrumentation.metrics import METRICS
+from synapse_replication.instrumentation.prometheus import (
+    MAX_CHILDREN,
+    OTHER,
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+
+PROTOCOL = "synapse_replication_tcp_protocol_"
+
+
+class PrometheusObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.registry = CollectorRegistry()
+        self.clock = Clock()
+        self.metrics = ReplicationMetrics(self.registry)
+        self.observer = PrometheusObserver(self.metrics, "test", self.clock.seconds)
+
+    def value(self, sample: str, **labels: str) -> float | None:
+        labels.setdefault("server_name", "test")
+        return self.registry.get_sample_value(sample, labels)
+
+    def test_commands_are_counted_by_name_and_connection(self) -> None:
+        """A chunk of commands adds its size to the counters of both directions."""
+        self.observer.commands_received("redis", "RDATA", 40)
+        self.observer.commands_received("redis", "RDATA", 2)
+        self.observer.commands_sent("redis", "PING", 1)
+        self.assertEqual(
+            self.value(
+                PROTOCOL + "inbound_commands_total", command="RDATA", name="redis"
+            ),
+            42,
+        )
+        self.assertEqual(
+            self.value(
+                PROTOCOL + "outbound_commands_total", command="PING", name="redis"
+            ),
+            1,
+        )
+
+    def test_some_commands_have_a_counter_of_their_own(self) -> None:
+        """USER_SYNC, FEDERATION_ACK and USER_IP are counted as dashboards want."""
+        for command in ("USER_SYNC", "FEDERATION_ACK", "USER_IP"):
+            self.observer.commands_received("redis", command, 3)
+        for name in ("user_sync", "federation_ack", "user_ip_cache"):
+            sample = f"synapse_replication_tcp_resource_{name}_total"
+            self.assertEqual(self.value(sample), 3, name)
+
+    def test_every_metric_carries_the_server_name(self) -> None:
+        """Whatever is exposed has the label server_name, and is in the definitions."""
+        self.tell_everything()
+        exposed = generate_latest(self.registry).decode()
+        names = set()
+        for family in text_string_to_metric_families(exposed):
+            names.add(family.name.removesuffix("_created"))
+            for sample in family.samples:
+                self.assertEqual(sample.labels.get("server_name"), "test", sample)
+        self.assertEqual(names, {metric.name for metric in METRICS})
+
+    def test_every_metric_moves(self) -> None:
+        """Each definition has a sample once all that can be told was told."""
+        self.tell_everything()
+        exposed = generate_latest(self.registry).decode()
+        with_samples = {
+            family.name.removesuffix("_created")
+            for family in text_string_to_metric_families(exposed)
+            if family.samples
+        }
+        self.assertEqual(with_samples, {metric.name for metric in METRICS})
+
+    def tell_everything(self) -> None:
+        observer: ReplicationObserver = self.observer
+        event = CatchUp("events", "w1", 1, 10)
+        error = UnknownCommandError("WHAT")
+        for command in ("RDATA", "USER_SYNC", "FEDERATION_ACK", "USER_IP"):
+            observer.commands_received("redis", command, 1)
+        observer.commands_sent("redis", "RDATA", 1)
+        observer.line_refused("redis", error)
+        observer.rows_received("events", 1)
+        observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
+        observer.extra_fields("events", 1)
+        observer.queue_changed("events", 1)
+        observer.position_changed("events", "w1", 1)
+        observer.stream_connected("redis", "events", "w1")
+        observer.stream_reset("typing", "w1", 5, 1)
+        with observer.catch_up(event):
+            observer.catch_up_page(event, 3, 10)
+        observer.catch_up_failed(event, error, 1, 1.0)
+        observer.stream_updates_sent("events", 1)
+        observer.sending_failed("events", error)
+        observer.connection_made("redis")
+        observer.connection_lost("redis", CloseReason.LOST, "gone")
+        observer.connection_failed("redis", "refused", 1.0)
+        observer.connections_changed(1)
+        observer.external_cache_set("c", 0.1)
+        observer.external_cache_get("c", True, 0.1)
+        observer.failure("work", error)
+        self.observer.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
+
+    def test_labels_made_up_by_peers_are_bounded(self) -> None:
+        """C56: names beyond a bound are counted together under one label."""
+        for number in range(MAX_CHILDREN + 50):
+            self.observer.commands_received(f"peer{number}", "PING", 1)
+        sample = PROTOCOL + "inbound_commands_total"
+        self.assertEqual(self.value(sample, command=OTHER, name=OTHER), 50)
+        self.assertEqual(
+            self.value(sample, command="PING", name=f"peer{MAX_CHILDREN}"), None
+        )
+
+    def test_an_unknown_stream_makes_no_label(self) -> None:
+        """C56: the name of a stream that only the peer knows is not in a label."""
+        self.observer.discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
+        sample = "synapse_replication_discarded_total"
+        self.assertEqual(
+            self.value(sample, stream_name=OTHER, reason="unknown_stream"), 2
+        )
+        self.assertNotIn(b"made-up", generate_latest(self.registry))
+
+    def test_lag_shrinks_with_the_pages_of_a_catch_up(self) -> None:
+        """Lag is what a writer announced and we have not; in s since we were level."""
+        writer = {"stream_name": "events", "instance_name": "w1"}
+        event = CatchUp("events", "w1", 100, 150)
+        with self.observer.catch_up(event):
+            self.assertEqual(self.lag(**writer), (50, 0))
+            self.clock.advance(3)
+            self.observer.catch_up_page(event, 10, 120)
+            self.assertEqual(self.lag(**writer), (30, 3))
+            self.observer.position_changed("events", "w1", 120)
+            self.assertEqual(self.lag(**writer), (30, 3))
+        self.observer.position_changed("events", "w1", 150)
+        self.clock.advance(1)
+        self.assertEqual(self.lag(**writer), (0, 0))
+        sample = "synapse_replication_catch_up_seconds_sum"
+        self.assertEqual(self.value(sample, stream_name="events"), 3)
+
+    def lag(self, **writer: str) -> tuple[float | None, float | None]:
+        return (
+            self.value("synapse_replication_lag_positions", **writer),
+            self.value("synapse_replication_lag_seconds", **writer),
+        )
+
+    def test_current_position_is_the_greatest(self) -> None:
+        """A stream's current position is that of its foremost writer."""
+        sample = "synapse_storage_stream_current_position"
+        self.observer.position_changed("events", "w1", 7)
+        self.observer.position_changed("events", "w2", 5)
+        self.assertEqual(self.value(sample, stream_name="events"), 7)
+
+    def test_reset_sets_positions_back(self) -> None:
+        """A stream that its writer reset shows its lower position."""
+        self.observer.position_changed("typing", "w1", 90)
+        self.observer.stream_reset("typing", "w1", 90, 2)
+        self.observer.position_changed("typing", "w1", 3)
+        sample = "synapse_storage_stream_current_position"
+        self.assertEqual(self.value(sample, stream_name="typing"), 3)
+
+    def test_buffers_are_read_at_each_scrape(self) -> None:
+        """The gauges of buffers show the connections that are open at the scrape."""
+        open_now = [ConnectionBuffers("w1", 1, 2, 3, 4)]
+        self.observer.watch_buffers(lambda: open_now)
+        pending = PROTOCOL + "pending_commands"
+        self.assertEqual(self.value(pending, name="w1"), 1)
+        open_now.append(ConnectionBuffers("w1", 10, 0, 0, 0))
+        self.assertEqual(self.value(pending, name="w1"), 11)
+        self.assertEqual(
+            self.value(PROTOCOL + "transport_kernel_read_buffer", name="w1"), 4
+        )
+        open_now.clear()
+        self.assertIsNone(self.value(pending, name="w1"))
+
+    def test_two_servers_share_a_registry(self) -> None:
+        """Two servers in one process count apart, in valid exposition."""
+        other = PrometheusObserver(self.metrics, "other", self.clock.seconds)
+        self.observer.rows_received("events", 1)
+        other.rows_received("events", 2)
+        for observer in (self.observer, other):
+            observer.stream_connected("redis", "events", "w1")
+        sample = PROTOCOL + "inbound_rdata_count_total"
+        self.assertEqual(
+            self.value(sample, stream_name="events", server_name="other"), 2
+        )
+        self.assertEqual(self.value(sample, stream_name="events"), 1)
+        exposed = generate_latest(self.registry).decode()
+        self.assertEqual(exposed.count("# TYPE synapse_replication_lag_seconds "), 1)

@@ -1,0 +1,86 @@
+"""Tests for :mod:`synapse_replication.instrumentation.tracing`."""
+
+from __future__ import annotations
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import CatchUp
+from synapse_replication.instrumentation.tracing import TracingObserver
+
+
+class TracingObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = provider.get_tracer("test")
+        self.observer = TracingObserver(self.tracer, "example.com")
+
+    def test_a_background_process_is_a_trace_of_its_own(self) -> None:
+        """C55: what runs in the background is no part of the request's trace."""
+        with (
+            self.tracer.start_as_current_span("request"),
+            self.observer.background_process("queue-events"),
+        ):
+            pass
+        background, request = self.exporter.get_finished_spans()
+        self.assertEqual(background.name, "queue-events")
+        self.assertIsNone(background.parent)
+        assert background.context is not None
+        assert request.context is not None
+        self.assertNotEqual(background.context.trace_id, request.context.trace_id)
+
+    def test_a_catch_up_belongs_to_its_process(self) -> None:
+        """A catch-up is a span below the process that it runs in, with its range."""
+        with (
+            self.observer.background_process("queue-events"),
+            self.observer.catch_up(CatchUp("events", "w1", 3, 9)),
+        ):
+            pass
+        catch_up, background = self.exporter.get_finished_spans()
+        assert catch_up.parent is not None
+        assert background.context is not None
+        assert catch_up.attributes is not None
+        self.assertEqual(catch_up.parent.span_id, background.context.span_id)
+        self.assertEqual(
+            dict(catch_up.attributes),
+            {
+                "server_name": "example.com",
+                "stream_name": "events",
+                "instance_name": "w1",
+                "from_token": 3,
+                "upto_token": 9,
+            },
+        )
+
+    def test_the_span_is_not_current_outside_its_coroutine(self) -> None:
+        """While a process waits, what others do is not in its trace."""
+        waiting: Deferred[None] = Deferred()
+
+        async def work() -> None:
+            with self.observer.background_process("queue-events"):
+                await waiting
+
+        done = Deferred.fromCoroutine(work())
+        with self.tracer.start_as_current_span("request"):
+            pass
+        waiting.callback(None)
+        self.successResultOf(done)
+        request, background = self.exporter.get_finished_spans()
+        self.assertIsNone(request.parent)
+        self.assertEqual(background.name, "queue-events")
+
+    def test_a_failure_is_recorded(self) -> None:
+        """A span whose work raised says so."""
+
+        def fail() -> None:
+            with self.observer.background_process("work"):
+                raise ValueError("no")
+
+        self.assertRaises(ValueError, fail)
+        (span,) = self.exporter.get_finished_spans()
+        self.assertFalse(span.status.is_ok)
