@@ -22,7 +22,7 @@ import msgspec
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
 
-__all__ = ["DecodedRows", "RowCodec", "RawRowCodec", "decode_json", "encode_json"]
+__all__ = ["DecodedRows", "RawRowCodec", "RowCodec", "decode_json", "encode_json"]
 
 RowT = TypeVar("RowT")
 
@@ -106,10 +106,10 @@ class RowCodec(Generic[RowT]):
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(
-            tuple[types]
+            tuple.__class_getitem__(types)
         ).decode
         self._by_length = {
-            n: tuple[types[:n]]  # type: ignore[misc,valid-type]
+            n: tuple.__class_getitem__(types[:n])
             for n in range(self._least, self._most + 1)
         }
 

@@ -70,7 +70,7 @@ class StreamDescription:
     """
 
     name: str
-    codec: RowCodec
+    codec: RowCodec[Any]
     idempotent: bool = False
     resettable: bool = False
     held_in_memory: bool = False

@@ -1,0 +1,367 @@
+"""The rows of the streams of a Synapse deployment, by their names in the field.
+
+The fields are the places of the JSON array, in order. Those that newer versions
+added behind the others have a default, so that rows of an older peer parse too.
+Spec, section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from synapse_replication.streams.rows import DecodedRows, RowCodec
+
+__all__ = [
+    "AccountDataStreamRow",
+    "BackfillStreamRow",
+    "CachesStreamRow",
+    "DeviceListsStreamRow",
+    "EventsRowCodec",
+    "EventsStreamAllStateRow",
+    "EventsStreamCurrentStateRow",
+    "EventsStreamEventRow",
+    "EventsStreamRow",
+    "FederationStreamRow",
+    "PresenceFederationStreamRow",
+    "PresenceStreamRow",
+    "ProfileUpdatesStreamRow",
+    "PushRulesStreamRow",
+    "PushersStreamRow",
+    "QuarantinedMediaStreamRow",
+    "ReceiptsStreamRow",
+    "StickyEventsStreamRow",
+    "ThreadSubscriptionsStreamRow",
+    "ToDeviceStreamRow",
+    "TypingStreamRow",
+    "UnPartialStatedEventStreamRow",
+    "UnPartialStatedRoomStreamRow",
+    "UnknownEventsStreamRow",
+]
+
+
+@attrs.frozen
+class EventsStreamEventRow:
+    """An event was persisted, or is no outlier any more.
+
+    :ivar type: the event's type, for instance ``m.room.message``.
+    :ivar state_key: ``None`` if it is no state event.
+    :ivar redacts: the event that it redacts.
+    :ivar relates_to: the event that it relates to.
+    :ivar membership: of an ``m.room.member`` event.
+    """
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: str | None
+    membership: str | None = None
+    rejected: bool = False
+    outlier: bool = False
+
+
+@attrs.frozen
+class EventsStreamCurrentStateRow:
+    """The current state of a room changed.
+
+    :ivar event_id: the event that is the state now; ``None`` if there is none.
+    """
+
+    room_id: str
+    type: str
+    state_key: str
+    event_id: str | None
+
+
+@attrs.frozen
+class EventsStreamAllStateRow:
+    """So much of a room's current state changed that it is to be read again."""
+
+    room_id: str
+
+
+@attrs.frozen
+class UnknownEventsStreamRow:
+    """A row of a type that a newer peer has and we have not; to be passed over.
+
+    :ivar data: the JSON value.
+    """
+
+    data: Any
+
+
+@attrs.frozen
+class EventsStreamRow:
+    """A row of ``events``.
+
+    :ivar type: ``ev``, ``state`` or ``state-all``; what a newer peer sent, if the
+        data is an :class:`UnknownEventsStreamRow`.
+    """
+
+    type: str
+    data: (
+        EventsStreamEventRow
+        | EventsStreamCurrentStateRow
+        | EventsStreamAllStateRow
+        | UnknownEventsStreamRow
+    )
+
+
+@attrs.frozen
+class BackfillStreamRow:
+    """An old event was persisted."""
+
+    event_id: str
+    room_id: str
+    type: str
+    state_key: str | None
+    redacts: str | None
+    relates_to: str | None = None
+
+
+@attrs.frozen
+class PresenceStreamRow:
+    """A user's presence changed. Times in ms since the epoch."""
+
+    user_id: str
+    state: str
+    last_active_ts: int
+    last_federation_update_ts: int
+    last_user_sync_ts: int
+    status_msg: str | None
+    currently_active: bool
+
+
+@attrs.frozen
+class PresenceFederationStreamRow:
+    """A user's presence is to be sent to another homeserver."""
+
+    destination: str
+    user_id: str
+
+
+@attrs.frozen
+class TypingStreamRow:
+    """Who is typing in a room now."""
+
+    room_id: str
+    user_ids: list[str]
+
+
+@attrs.frozen
+class ReceiptsStreamRow:
+    """A user read a room up to an event.
+
+    :ivar data: the receipt's content, for instance ``{"ts": 1795207381916}``.
+    """
+
+    room_id: str
+    receipt_type: str
+    user_id: str
+    event_id: str
+    thread_id: str | None
+    data: dict[str, Any]
+
+
+@attrs.frozen
+class PushRulesStreamRow:
+    """A user's push rules changed."""
+
+    user_id: str
+
+
+@attrs.frozen
+class PushersStreamRow:
+    """A user's pusher was added, changed or deleted."""
+
+    user_id: str
+    app_id: str
+    pushkey: str
+    deleted: bool
+
+
+@attrs.frozen
+class CachesStreamRow:
+    """An entry of a cache, or the whole cache, is out of date.
+
+    :ivar keys: the entry; ``None`` for all of them.
+    :ivar invalidation_ts: ms since the epoch.
+    """
+
+    cache_func: str
+    keys: list[Any] | None
+    invalidation_ts: int | None
+
+
+@attrs.frozen
+class DeviceListsStreamRow:
+    """A user's devices changed, or a server's view of them.
+
+    :ivar user_id: the user; in rows of older peers also the name of a server.
+    :ivar is_signature: the change is one of cross-signing signatures.
+    :ivar hosts_calculated: the servers to be told are known already.
+    """
+
+    user_id: str
+    is_signature: bool
+    hosts_calculated: bool = False
+
+
+@attrs.frozen
+class ToDeviceStreamRow:
+    """There are messages to devices of a user, or to another server.
+
+    :ivar entity: a user id, or the name of a server.
+    """
+
+    entity: str
+
+
+@attrs.frozen
+class FederationStreamRow:
+    """Something is to be sent to other homeservers.
+
+    :ivar type: what kind of thing, a short word.
+    """
+
+    type: str
+    data: dict[str, Any]
+
+
+@attrs.frozen
+class AccountDataStreamRow:
+    """A user's account data changed.
+
+    :ivar room_id: ``None`` if the data belongs to no room.
+    """
+
+    user_id: str
+    room_id: str | None
+    data_type: str
+
+
+@attrs.frozen
+class ProfileUpdatesStreamRow:
+    """A user's profile changed, or who may see it.
+
+    :ivar action: for instance ``update`` or ``joined_room``.
+    :ivar affected_fields: for instance ``["displayname"]``.
+    """
+
+    user_id: str
+    action: str
+    affected_fields: list[str] | None = None
+
+
+@attrs.frozen
+class StickyEventsStreamRow:
+    """A sticky event was persisted."""
+
+    room_id: str
+    event_id: str
+
+
+@attrs.frozen
+class ThreadSubscriptionsStreamRow:
+    """A user subscribed to a thread, or ended it.
+
+    :ivar event_id: the thread's root.
+    """
+
+    user_id: str
+    room_id: str
+    event_id: str
+
+
+@attrs.frozen
+class UnPartialStatedRoomStreamRow:
+    """The whole state of a room that was joined in part is known."""
+
+    room_id: str
+
+
+@attrs.frozen
+class UnPartialStatedEventStreamRow:
+    """The whole state at an event is known."""
+
+    event_id: str
+    rejection_status_changed: bool
+
+
+@attrs.frozen
+class QuarantinedMediaStreamRow:
+    """A piece of media was quarantined or freed.
+
+    :ivar origin: the server that it came from; ``None`` if it is our own.
+    """
+
+    origin: str | None
+    media_id: str
+    quarantined: bool
+
+
+class EventsRowCodec(RowCodec[EventsStreamRow]):
+    """For rows of the form ``[type, data]``, where the type says what data is.
+
+    Rows of a type that we do not know keep their place as an
+    :class:`UnknownEventsStreamRow` and count as rows with more than we know.
+    """
+
+    def __init__(self, stream_name: str) -> None:
+        self.stream_name = stream_name
+        self._codecs: dict[str, RowCodec[Any]] = {
+            kind: RowCodec(stream_name, row_type)
+            for kind, row_type in {
+                "ev": EventsStreamEventRow,
+                "state": EventsStreamCurrentStateRow,
+                "state-all": EventsStreamAllStateRow,
+            }.items()
+        }
+        self._fast = {
+            kind: (codec.row_type, codec._decode)
+            for kind, codec in self._codecs.items()
+        }
+        self._decode_pair = msgspec.json.Decoder(tuple[str, msgspec.Raw]).decode
+
+    def decode(self, texts: Sequence[bytes]) -> DecodedRows[EventsStreamRow]:
+        """Decode rows that came together.
+
+        :raises RowDecodeError: one of them is no row of this stream; none is
+            returned then.
+        """
+        decode_pair, fast = self._decode_pair, self._fast
+        rows = []
+        try:
+            for text in texts:
+                kind, data = decode_pair(text)
+                row_type, decode = fast[kind]
+                rows.append(EventsStreamRow(kind, row_type(*decode(data))))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+            return self._decode_carefully(texts)
+        return DecodedRows(rows)
+
+    def _from_json(self, value: Any) -> tuple[EventsStreamRow, bool]:
+        if (
+            not isinstance(value, list)
+            or len(value) < 2
+            or not isinstance(value[0], str)
+        ):
+            raise ValueError("a row is a JSON array of a type and its data")
+        kind, data = value[:2]
+        codec = self._codecs.get(kind)
+        if codec is None:
+            return EventsStreamRow(kind, UnknownEventsStreamRow(data)), True
+        row, more = codec._from_json(data)
+        return EventsStreamRow(kind, row), more or len(value) > 2
+
+    def to_json(self, row: EventsStreamRow) -> Any:
+        """Give the JSON value of a row."""
+        data = row.data
+        if isinstance(data, UnknownEventsStreamRow):
+            return [row.type, data.data]
+        return [row.type, list(attrs.astuple(data, recurse=False))]

@@ -1,0 +1,217 @@
+"""A stream declared by its Postgres table: nothing but facts, checked at once.
+
+::
+
+    TableStream(
+        name="orders", table="orders", id_column="stream_id",
+        writer_column="instance_name", sequence="orders_stream_seq",
+        columns={"order_id": str, "note": str | None},
+        writers=["writer1", "writer2"],
+    )
+
+``storage/tables.py`` makes a stream with catch-up and typed rows of it. Spec,
+sections 1, 7 and 9; docs/plugging-in.rst.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import StreamConfigurationError, excerpt
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import StreamDescription
+
+__all__ = ["COLUMN_TYPES", "IdColumn", "TableStream"]
+
+#: The names that a configuration file has for the types of columns; one with a
+#: ``?`` behind it may be null.
+COLUMN_TYPES: Mapping[str, Any] = {
+    "text": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "json": Any,
+}
+
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
+_WORD = re.compile(r"\S+\Z")
+
+
+@attrs.frozen
+class IdColumn:
+    """Where the ids of a stream are kept.
+
+    :ivar table: the table, after its schema and a dot if it has one.
+    :ivar id_column: the column with the ids.
+    :ivar writer_column: the column with the name of the instance that wrote the
+        row, or ``None`` if the table does not tell.
+    """
+
+    table: str
+    id_column: str
+    writer_column: str | None
+
+
+def _to_columns(value: Any) -> tuple[tuple[str, Any], ...]:
+    if isinstance(value, Mapping):
+        return tuple(
+            (str(name), _to_type(name, type_)) for name, type_ in value.items()
+        )
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise StreamConfigurationError(
+            f"columns is {excerpt(repr(value))}; write a list of column names, or a "
+            "mapping from column name to type"
+        )
+    return tuple((str(name), Any) for name in value)
+
+
+def _to_type(column: Any, type_: Any) -> Any:
+    if not isinstance(type_, str):
+        return type_
+    name = type_.removesuffix("?")
+    if name not in COLUMN_TYPES:
+        raise StreamConfigurationError(
+            f"column {excerpt(str(column))} has the unknown type {excerpt(type_)}; "
+            f"write one of {', '.join(COLUMN_TYPES)}, with ? behind it if the column "
+            "may be null"
+        )
+    return COLUMN_TYPES[name] | None if name != type_ else COLUMN_TYPES[name]
+
+
+def _to_writers(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@attrs.frozen(kw_only=True)
+class TableStream:
+    """A stream whose rows are the rows of one table.
+
+    Identifiers are written as Postgres holds them: in lower case, without
+    quotation marks.
+
+    :ivar name: the name on the wire.
+    :ivar table: the table, after its schema and a dot if it has one.
+    :ivar id_column: the column with the token of the row. It needs an index, best
+        one of ``(writer_column, id_column)``. Negative ids if ``negative``.
+    :ivar writer_column: the column with the name of the instance that wrote the
+        row; ``None`` if there is none, and then there is but one writer.
+    :ivar columns: name and type of each column of a row, in the order of the wire.
+        Made of a list of names, or of a mapping to types or names of
+        :data:`COLUMN_TYPES`.
+    :ivar sequence: the sequence that ids come from.
+    :ivar writers: the instances that may write.
+    :ivar positions_name: the stream's name in ``stream_positions``; its name on
+        the wire if not given.
+    :ivar negative: ids count down from -1 (tokens on the wire are positive).
+    :ivar row_type: an attrs class with a field for each column, in order; made of
+        the columns if not given.
+    :raises StreamConfigurationError: the facts do not fit together.
+    """
+
+    name: str
+    table: str
+    id_column: str
+    columns: tuple[tuple[str, Any], ...] = attrs.field(converter=_to_columns)
+    sequence: str
+    writers: tuple[str, ...] = attrs.field(converter=_to_writers)
+    writer_column: str | None = None
+    positions_name: str = attrs.field(
+        default=attrs.Factory(lambda self: self.name, takes_self=True)
+    )
+    negative: bool = False
+    row_type: type[Any] = attrs.field(
+        default=attrs.Factory(lambda self: self._make_row_type(), takes_self=True)
+    )
+    description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._check_names()
+        fields = len(attrs.fields(self.row_type))
+        if fields != len(self.columns):
+            raise StreamConfigurationError(
+                f"stream {self.name}: row type {self.row_type.__name__} has {fields} "
+                f"fields for {len(self.columns)} columns; give it one for each, in "
+                "the same order"
+            )
+        codec = RowCodec(self.name, self.row_type)
+        object.__setattr__(self, "description", StreamDescription(self.name, codec))
+
+    def _check_names(self) -> None:
+        for what, word in (
+            ("name", self.name),
+            ("positions_name", self.positions_name),
+            *(("writers", writer) for writer in self.writers),
+        ):
+            if not isinstance(word, str) or not _WORD.match(word):
+                self._refuse(what, word, "write one word without white space")
+        identifiers = [
+            ("table", part) for part in str(self.table).split(".", maxsplit=1)
+        ]
+        identifiers += [("sequence", part) for part in str(self.sequence).split(".", 1)]
+        identifiers.append(("id_column", self.id_column))
+        identifiers += [("columns", column) for column in self.column_names]
+        if self.writer_column is not None:
+            identifiers.append(("writer_column", self.writer_column))
+        for what, identifier in identifiers:
+            if not isinstance(identifier, str) or not _IDENTIFIER.match(identifier):
+                self._refuse(
+                    what,
+                    identifier,
+                    "write a plain SQL identifier: lower-case letters, digits and _, "
+                    "at most 63",
+                )
+        if not self.columns:
+            self._refuse("columns", "", "name at least one column")
+        if len(set(self.column_names)) < len(self.columns):
+            self._refuse("columns", ", ".join(self.column_names), "name each once")
+        if not self.writers:
+            self._refuse("writers", "", "name at least one instance")
+        if len(set(self.writers)) < len(self.writers):
+            self._refuse("writers", ", ".join(self.writers), "name each once")
+        if self.writer_column is None and len(self.writers) > 1:
+            self._refuse(
+                "writers",
+                ", ".join(self.writers),
+                "name the writer_column that tells their rows apart, or one writer",
+            )
+
+    def _refuse(self, what: str, value: object, mend: str) -> None:
+        raise StreamConfigurationError(
+            f"stream {excerpt(str(self.name))}: {what} is "
+            f"'{excerpt(str(value))}'; {mend}"
+        )
+
+    def _make_row_type(self) -> type[Any]:
+        for name in self.column_names:
+            if not name.isidentifier() or keyword.iskeyword(name):
+                self._refuse(
+                    "columns",
+                    name,
+                    "that cannot name a field in Python: give a row_type with "
+                    "names of its own",
+                )
+        words = re.split(r"[^A-Za-z0-9]+", self.name)
+        class_name = (
+            "".join(word[:1].upper() + word[1:] for word in words) + "StreamRow"
+        )
+        return attrs.make_class(
+            class_name if class_name.isidentifier() else "_" + class_name,
+            {name: attrs.field(type=type_) for name, type_ in self.columns},
+            frozen=True,
+            slots=True,
+        )
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Name the columns of a row, in the order of the wire."""
+        return tuple(name for name, _ in self.columns)
+
+    @property
+    def id_columns(self) -> tuple[IdColumn, ...]:
+        """Tell where the ids are kept."""
+        return (IdColumn(self.table, self.id_column, self.writer_column),)

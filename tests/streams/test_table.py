@@ -1,0 +1,138 @@
+"""Tests for :mod:`synapse_replication.streams.table`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.table import IdColumn, TableStream
+
+
+def declare(**changes: Any) -> TableStream:
+    """Declare a stream of orders, with some facts changed."""
+    facts: dict[str, Any] = {
+        "name": "orders",
+        "table": "orders",
+        "id_column": "stream_id",
+        "writer_column": "instance_name",
+        "columns": {"order_id": str, "note": str | None},
+        "sequence": "orders_stream_seq",
+        "writers": ["writer1", "writer2"],
+    }
+    return TableStream(**(facts | changes))
+
+
+class TableStreamTests(SynchronousTestCase):
+    """Tests for the declaration of a stream by its table."""
+
+    def test_five_lines_make_a_stream(self) -> None:
+        """Name, table, columns, sequence and writers give typed rows."""
+        stream = declare()
+
+        decoded = stream.description.codec.decode([b'["o1",null]', b'["o2","late"]'])
+
+        self.assertEqual(stream.description.name, "orders")
+        self.assertEqual(
+            [(row.order_id, row.note) for row in decoded.rows],
+            [("o1", None), ("o2", "late")],
+        )
+        self.assertEqual(stream.row_type.__name__, "OrdersStreamRow")
+        self.assertFalse(hasattr(decoded.rows[0], "__dict__"))
+
+    def test_defaults(self) -> None:
+        """A stream goes by its own name in ``stream_positions`` and counts up."""
+        stream = declare()
+
+        self.assertEqual(stream.positions_name, "orders")
+        self.assertFalse(stream.negative)
+        self.assertEqual(
+            stream.id_columns, (IdColumn("orders", "stream_id", "instance_name"),)
+        )
+
+    def test_columns_without_types_hold_any_json(self) -> None:
+        """Columns may be a list of names; each then holds what JSON can say."""
+        codec = declare(columns=["order_id", "note"]).description.codec
+
+        row = codec.decode([b'[{"a":1},[true]]']).rows[0]
+
+        self.assertEqual(codec.to_json(row), [{"a": 1}, [True]])
+
+    def test_types_by_name(self) -> None:
+        """A configuration file names types; one with ``?`` may be null."""
+        stream = declare(columns={"order_id": "text", "amount": "integer?"})
+
+        self.assertEqual(stream.columns, (("order_id", str), ("amount", int | None)))
+
+    def test_a_row_type_of_ones_own(self) -> None:
+        """A class with a field for each column takes the place of the made one."""
+
+        @attrs.frozen
+        class Order:
+            identifier: str
+            remark: str | None
+
+        stream = declare(row_type=Order)
+
+        self.assertEqual(
+            stream.description.codec.decode([b'["o1",null]']).rows, [Order("o1", None)]
+        )
+
+    def test_a_row_type_must_fit_the_columns(self) -> None:
+        """A class with too few fields is refused."""
+
+        @attrs.frozen
+        class Order:
+            identifier: str
+
+        error = self.assertRaises(StreamConfigurationError, declare, row_type=Order)
+
+        self.assertIn("has 1 fields for 2 columns", str(error))
+
+    def test_a_keyword_column_needs_a_row_type(self) -> None:
+        """A column called ``from`` cannot be a field of a class made for it."""
+        error = self.assertRaises(StreamConfigurationError, declare, columns=["from"])
+
+        self.assertIn("row_type", str(error))
+
+    def test_mistakes_are_named(self) -> None:
+        """Each mistake is refused with the fact, its value and the mend."""
+        for changes, expected in (
+            ({"name": "two words"}, "name is 'two words'"),
+            ({"name": ""}, "name is ''"),
+            ({"positions_name": " "}, "positions_name is ' '"),
+            ({"table": "orders; DROP TABLE x"}, "table is 'orders; DROP TABLE x'"),
+            ({"table": "Orders"}, "lower-case"),
+            ({"table": "a.b.c"}, "table is 'b.c'"),
+            ({"table": None}, "table is 'None'"),
+            ({"id_column": 'a"b'}, "id_column is 'a\"b'"),
+            ({"id_column": "x" * 64}, "at most 63"),
+            ({"writer_column": "a b"}, "writer_column is 'a b'"),
+            ({"sequence": "1st"}, "sequence is '1st'"),
+            ({"columns": ["a b"]}, "columns is 'a b'"),
+            ({"columns": []}, "at least one column"),
+            ({"columns": ["a", "a"]}, "name each once"),
+            ({"columns": "a, b"}, "write a list of column names"),
+            ({"columns": {"a": "varchar"}}, "unknown type varchar"),
+            ({"writers": []}, "at least one instance"),
+            ({"writers": ["a", "a"]}, "name each once"),
+            ({"writers": ["a b"]}, "writers is 'a b'"),
+            ({"writer_column": None}, "name the writer_column"),
+        ):
+            with self.subTest(changes=changes):
+                error = self.assertRaises(StreamConfigurationError, declare, **changes)
+                self.assertIn(expected, str(error))
+
+    def test_a_single_writer_needs_no_column(self) -> None:
+        """The rows of a stream with one writer need not say who wrote them."""
+        stream = declare(writer_column=None, writers="writer1")
+
+        self.assertEqual(stream.writers, ("writer1",))
+
+    def test_a_table_may_name_its_schema(self) -> None:
+        """Tables and sequences outside the search path are named in full."""
+        stream = declare(table="shop.orders", sequence="shop.orders_seq")
+
+        self.assertEqual(stream.table, "shop.orders")
