@@ -166,18 +166,23 @@ class ConfigProblem:
     :ivar key: the dotted path of the key, for instance ``redis.port``.
     :ivar problem: what is wrong.
     :ivar mend: what to write instead.
+    :ivar line: the line in the file, from 1, if the key stands there.
     """
 
-    __slots__ = ("file", "key", "mend", "problem")
+    __slots__ = ("file", "key", "line", "mend", "problem")
 
-    def __init__(self, file: str, key: str, problem: str, mend: str) -> None:
+    def __init__(
+        self, file: str, key: str, problem: str, mend: str, line: int | None = None
+    ) -> None:
         self.file = file
         self.key = key
         self.problem = problem
         self.mend = mend
+        self.line = line
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.key}: {self.problem}; {self.mend}"
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where}: {self.key}: {self.problem}; {self.mend}"
 
     def __repr__(self) -> str:
         return f"<ConfigProblem {self}>"
