@@ -1,0 +1,92 @@
+# Sourced by the scripts beside it. Makes .venv in the checkout, once, and
+# installs the package into it with the extras asked for. POSIX shell, so that
+# it runs where nothing but Python is installed.
+#
+#   set_up NAME EXTRAS    afterwards $venv/bin/python has the package
+#
+# The package is installed in place: changed code needs no new installation. A
+# changed setup.cfg, a moved checkout or another Python does. Files in .venv say
+# what it was made from and whether that was finished, so that an attempt which
+# was cut short is made again.
+
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+venv=$root/.venv
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+    say "$(basename -- "$0"): $*"
+    exit 1
+}
+
+# Print the path of the first Python that is new enough and has the module venv.
+# It is asked for its own path, because python3 may be the shim of a version
+# manager.
+find_python() {
+    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 \
+        python3.10 /usr/bin/python3; do
+        "$candidate" -c '
+import os, sys
+sys.version_info >= (3, 10) or sys.exit(1)
+import ensurepip, venv
+print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
+' 2>/dev/null && return 0
+    done
+    return 1
+}
+
+# Have Debian install what find_python did not find, or say how.
+get_python() {
+    package="python3 python3-venv"
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die \
+        "needs Python 3.10 or newer with its venv module;" \
+        "have an administrator run: apt-get install $package"
+    say "Installing $package by apt-get ..."
+    export DEBIAN_FRONTEND=noninteractive
+    # shellcheck disable=SC2086 # two packages
+    { apt-get update -qq && apt-get install -qq -y --no-install-recommends $package; } \
+        >&2 || die "apt-get could not install $package"
+    find_python || die "no Python 3.10 or newer with a venv module, even now;" \
+        "set PYTHON to the path of one"
+}
+
+set_up() {
+    python=$(find_python) || python=$(get_python)
+    mark=$venv/installed-$1
+    made_from="$python $root $2 $(cat "$root/setup.cfg" "$root/pyproject.toml" | cksum)"
+    is_made_from && return
+    # One at a time: the demo and the tests may be started together.
+    if command -v flock >/dev/null; then
+        exec 9>"$root/.venv.lock"
+        flock 9
+    fi
+    is_made_from || install_package "$2"
+    exec 9>&-
+}
+
+is_made_from() {
+    [ -x "$venv/bin/python" ] && [ ! -e "$venv/unfinished" ] &&
+        [ "$(cat "$mark" 2>/dev/null)" = "$made_from" ]
+}
+
+install_package() {
+    origin="$python $root"
+    if [ ! -x "$venv/bin/python" ] ||
+        [ "$(cat "$venv/origin" 2>/dev/null)" != "$origin" ]; then
+        say "Making $venv ..."
+        rm -rf -- "$venv"
+        "$python" -m venv -- "$venv" >&2 || die "$python could not make $venv"
+        printf '%s\n' "$origin" >"$venv/origin"
+    fi
+    : >"$venv/unfinished"
+    say "Installing synapse_replication[$1] into it, once; this takes a minute ..."
+    # In the old style of "in place": a .pth file, which type checkers and the
+    # search for Twisted's plugins can follow.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --config-settings editable_mode=compat --editable "$root[$1]" >&2 ||
+        die "pip could not install the package; its messages are above"
+    printf '%s\n' "$made_from" >"$mark"
+    rm -f -- "$venv/unfinished"
+}
