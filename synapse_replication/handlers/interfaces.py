@@ -234,9 +234,14 @@ class ReplicationConnection(Protocol):
 
     :ivar name: for logs and metrics, for instance ``redis`` or the peer's NAME.
         Bounded: no random ids.
+    :ivar relays: a peer connected to us over direct TCP. It asks for our
+        positions when it wants them, and what it tells everybody
+        (REMOTE_SERVER_UP, LOCK_RELEASED) goes on to our *other* connections.
+        ``False`` where we connected, and over Redis, which tells everybody.
     """
 
     name: str
+    relays: bool
 
     def send_command(self, command: Command) -> None:
         """Send one command.
