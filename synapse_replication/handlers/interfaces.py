@@ -15,12 +15,14 @@ from typing import Any, Protocol
 import attrs
 
 from synapse_replication.streams.stream import Stream
+from synapse_replication.wire.batching import ReceivedItem
 from synapse_replication.wire.commands import Command
 
 __all__ = [
     "BackgroundRunner",
     "Clock",
     "CommandSink",
+    "ConnectionHandler",
     "DelayedCall",
     "Identity",
     "Notifier",
@@ -273,4 +275,22 @@ class ReplicationConnection(Protocol):
 
     def resume_producing(self) -> None:
         """Read on."""
+        ...
+
+
+class ConnectionHandler(Protocol):
+    """What a connection tells of itself; the command handler is one."""
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """The link is up (SERVER seen, or the subscription confirmed)."""
+        ...
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Rows and commands arrived, in this order."""
+        ...
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """The link is gone; only after :meth:`new_connection`, and once."""
         ...

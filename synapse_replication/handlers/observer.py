@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 import attrs
 
 from synapse_replication.errors import ProtocolError
+from synapse_replication.wire.connection import CloseReason
 
 __all__ = [
     "CatchUp",
@@ -34,24 +35,12 @@ class DiscardReason(enum.Enum):
     UNKNOWN_STREAM = "unknown_stream"
     NOT_CONNECTED = "not_connected"  #: no POSITION of this writer seen on this link
     OWN_ECHO = "own_echo"  #: it is our own, come back from Redis
-    OLD_TOKEN = "old_token"  # noqa: S105 -- a position, not a secret
+    OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
-
-
-class CloseReason(enum.Enum):
-    """Why a connection was closed; the values of the metric's ``reason_type``."""
-
-    CLEAN = "clean"
-    LOST = "lost"
-    PEER_ERROR = "peer_error"
-    PROTOCOL_ERROR = "protocol_error"
-    TIMED_OUT = "timed_out"
-    CONGESTED = "congested"
-    SHUTDOWN = "shutdown"
 
 
 @attrs.frozen

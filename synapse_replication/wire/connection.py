@@ -1,0 +1,429 @@
+"""A line connection without a socket: its states, buffers and time limits.
+
+Theory of operation: an adapter hands in the bytes that arrived and the time
+(:meth:`LineConnection.receive_data`), asks what to write
+(:meth:`LineConnection.data_to_send`) after each call, and calls
+:meth:`LineConnection.tick` when it is due. When :attr:`LineConnection.state` has
+become ``CLOSING`` it writes what is left, closes its transport gracefully, and
+aborts it when :meth:`LineConnection.tick` says so. Nothing here calls out.
+
+States::
+
+    CONNECTING --SERVER seen--> ESTABLISHED --close, error--> CLOSING --> CLOSED
+         |                                                      ^
+         +----------------------close, error--------------------+
+
+A server is ``ESTABLISHED`` from the start. In ``CLOSING`` whatever arrives is
+passed over, and nothing more can be sent: a connection that was closed for an
+error is never resumed.
+
+Bounds: a line has at most 16384 bytes each way; while the transport is paused at
+most 10,000 lines wait, one more closes the connection.
+
+Time, all in s: a PING goes out after 5 s without any other line. After the peer's
+first PING, 25 s of silence end the connection; a peer that never sends one may be
+a person, and is never cut off. A client waits 10 s for SERVER, so that a wrong
+port shows itself.
+
+Spec, section 3.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from synapse_replication.errors import (
+    ForbiddenCommandError,
+    LineTooLongError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnknownCommandError,
+    excerpt,
+)
+from synapse_replication.wire.batching import (
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+    read_lines,
+)
+from synapse_replication.wire.commands import (
+    VALID_CLIENT_COMMANDS,
+    VALID_SERVER_COMMANDS,
+    Command,
+    ErrorCommand,
+    NameCommand,
+    PingCommand,
+    ServerCommand,
+    encode_command,
+)
+
+__all__ = [
+    "MAX_LINE_LENGTH",
+    "MAX_PENDING_LINES",
+    "CloseReason",
+    "ConnectionState",
+    "LineConnection",
+    "Received",
+    "Role",
+]
+
+#: The longest line in bytes, without its end.
+MAX_LINE_LENGTH: Final = 16384
+#: How many lines may wait while the transport is paused.
+MAX_PENDING_LINES: Final = 10_000
+#: After how many s without another line a PING is sent.
+PING_INTERVAL: Final = 5.0
+#: How many s of silence end a connection, and how long a close may take.
+TIMEOUT: Final = 25.0
+#: How many s a client waits for the server's first line.
+HANDSHAKE_TIMEOUT: Final = 10.0
+#: About how many bytes are written at once.
+WRITE_SIZE: Final = 65536
+#: The longest NAME that is kept: it becomes a label of metrics.
+_MAX_NAME_LENGTH: Final = 64
+#: The longest text of an ERROR that we send, in characters.
+_MAX_ERROR_LENGTH: Final = 1000
+#: Rounding must not make a due time that is never reached, in s.
+_SHORTEST_DELAY: Final = 0.001
+#: How a TLS record of a handshake or of an alert begins.
+_TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
+
+
+class Role(enum.Enum):
+    """Which end of the connection we are."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class ConnectionState(enum.Enum):
+    """How far a connection has come."""
+
+    CONNECTING = "connecting"
+    ESTABLISHED = "established"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class CloseReason(enum.Enum):
+    """Why a connection was closed."""
+
+    CLEAN = "clean"  #: the peer closed
+    LOST = "lost"  #: the transport broke
+    PEER_ERROR = "peer_error"  #: the peer sent ERROR
+    PROTOCOL_ERROR = "protocol_error"  #: the peer did wrong
+    TIMED_OUT = "timed_out"
+    CONGESTED = "congested"  #: the peer reads too slowly
+    SHUTDOWN = "shutdown"  #: we were asked to close
+
+
+@attrs.frozen
+class Received:
+    """What one chunk of bytes brought.
+
+    :ivar items: rows and commands for the handler, in order.
+    :ivar counts: how many commands came, by name; the connection's own
+        (PING, NAME, ...) among them.
+    :ivar refused: what did not parse or was not allowed.
+    """
+
+    items: list[ReceivedItem] = attrs.Factory(list)
+    counts: Counter[str] = attrs.Factory(Counter)
+    refused: list[RemoteProtocolError] = attrs.Factory(list)
+
+
+class LineConnection:
+    """One end of a connection.
+
+    :param role: which end.
+    :param server_name: the homeserver's name: what a client expects in SERVER.
+    :param now: monotonic time in s.
+    :ivar state: where it stands.
+    :ivar peer_name: what the peer's NAME said; ``None`` before.
+    :ivar close_reason: why it closes; ``None`` while this end does not.
+    :ivar close_text: the same for people.
+    :ivar close_hangs: the transport is to be aborted.
+    """
+
+    def __init__(self, role: Role, server_name: str, now: float) -> None:
+        self._server_name = server_name
+        if role is Role.SERVER:
+            self.state = ConnectionState.ESTABLISHED
+            self._allowed = VALID_CLIENT_COMMANDS
+        else:
+            self.state = ConnectionState.CONNECTING
+            self._allowed = VALID_SERVER_COMMANDS
+        self.peer_name: str | None = None
+        self.close_reason: CloseReason | None = None
+        self.close_text = ""
+        self.close_hangs = False
+        # What arrived of a line whose end did not; None until anything arrives.
+        self._line_start: bytes | None = None
+        # How many lines, and the lines with their ends.
+        self._pending: deque[tuple[int, bytes]] = deque()
+        self._pending_lines = 0
+        self._writing_paused = False
+        self._reading_paused = False
+        self._peer_pings = False
+        self._started = self._last_sent = self._last_received = now
+        self._closing_since = now
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can still be sent and received."""
+        return self.state in (ConnectionState.CONNECTING, ConnectionState.ESTABLISHED)
+
+    @property
+    def pending_lines(self) -> int:
+        """How many lines wait to be sent."""
+        return self._pending_lines
+
+    # -- receiving ------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float) -> Received:
+        """Take a chunk of bytes, cut anywhere."""
+        received = Received()
+        if not self.is_open:
+            return received
+        self._last_received = now
+        if self._line_start is None:
+            self._line_start = b""
+            if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
+                text = "the peer speaks TLS, and this end of the connection does not"
+                self._refuse(received, RemoteProtocolError(text), now)
+                return received
+        lines = (self._line_start + data if self._line_start else data).split(b"\n")
+        self._line_start = lines.pop()
+        too_long = self._cut_at_too_long_line(lines)
+        if self.state is ConnectionState.CONNECTING:
+            self._check_first_line(lines, received, now)
+        self._receive_items(read_lines(lines), received, now)
+        if too_long and self.is_open:
+            text = f"line is longer than {MAX_LINE_LENGTH} bytes"
+            self._refuse(received, RemoteProtocolError(text), now)
+        return received
+
+    def _receive_items(
+        self, items: list[ReceivedItem], received: Received, now: float
+    ) -> None:
+        for item in items:
+            if not self.is_open:
+                return
+            if type(item) is RdataRun:
+                received.counts["RDATA"] += len(item.rows)
+                received.items.append(item)
+            elif isinstance(item, RefusedLine):
+                if isinstance(item.error, UnknownCommandError):
+                    # A newer peer may say what we do not know.
+                    received.refused.append(item.error)
+                else:
+                    self._refuse(received, item.error, now)
+            else:
+                self._receive_command(item, received, now)
+
+    def _cut_at_too_long_line(self, lines: list[bytes]) -> bool:
+        """Remove the first line that is too long, and all after it."""
+        if lines and max(map(len, lines)) > MAX_LINE_LENGTH:
+            lengths = list(map(len, lines))
+            del lines[next(i for i, n in enumerate(lengths) if n > MAX_LINE_LENGTH) :]
+            return True
+        assert self._line_start is not None
+        return len(self._line_start) > MAX_LINE_LENGTH
+
+    def _check_first_line(
+        self, lines: list[bytes], received: Received, now: float
+    ) -> None:
+        first = next(filter(None, lines), None)
+        if first is not None and not first.startswith(b"SERVER "):
+            text = (
+                f"the first line is not SERVER but '{excerpt(first)}': is this the "
+                "port of a replication listener?"
+            )
+            self._refuse(received, RemoteProtocolError(text), now)
+
+    def _receive_command(
+        self, command: Command, received: Received, now: float
+    ) -> None:
+        name = command.NAME
+        received.counts[name] += 1
+        if name not in self._allowed:
+            self._refuse(received, ForbiddenCommandError(name), now)
+        elif isinstance(command, PingCommand):
+            self._peer_pings = True
+        elif isinstance(command, NameCommand):
+            self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
+        elif isinstance(command, ServerCommand):
+            if command.data == self._server_name:
+                self.state = ConnectionState.ESTABLISHED
+            else:
+                text = (
+                    f"wrong server: this is '{excerpt(command.data)}', "
+                    f"and '{self._server_name}' was expected"
+                )
+                self._refuse(received, RemoteProtocolError(text), now)
+        elif isinstance(command, ErrorCommand):
+            self._close(CloseReason.PEER_ERROR, excerpt(command.data), now)
+        else:
+            received.items.append(command)
+
+    def pause_reading(self) -> None:
+        """Take note that nothing is read for now: silence is not the peer's."""
+        self._reading_paused = True
+
+    def resume_reading(self, now: float) -> None:
+        """Take note that reading goes on."""
+        self._reading_paused = False
+        self._last_received = now
+
+    # -- sending --------------------------------------------------------------------
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes], now: float) -> bool:
+        """Put lines of one command up for sending, in order.
+
+        :param lines: without their ends; at least one.
+        :return: whether they will be sent. If not, the connection is closing, now
+            perhaps because the peer has failed to keep up.
+        :raises LineTooLongError: one is too long; none is sent.
+        :raises LocalProtocolError: one holds a line's end; none is sent.
+        """
+        longest = max(map(len, lines))
+        if longest > MAX_LINE_LENGTH:
+            raise LineTooLongError(command_name, longest, MAX_LINE_LENGTH)
+        data = b"\n".join(lines) + b"\n"
+        if data.count(b"\n") != len(lines):
+            raise LocalProtocolError(
+                f"{command_name} cannot be sent: a line holds the end of a line"
+            )
+        if not self.is_open:
+            return False
+        if self._writing_paused and (
+            self._pending_lines + len(lines) > MAX_PENDING_LINES
+        ):
+            self._close(CloseReason.CONGESTED, "Failed to keep up", now)
+            return False
+        self._pending.append((len(lines), data))
+        self._pending_lines += len(lines)
+        self._last_sent = now
+        return True
+
+    def data_to_send(self) -> bytes:
+        """Take what is to be written now: about 64 KiB; in ``CLOSING`` the rest.
+
+        Call it until nothing is left; the transport may pause between.
+        """
+        if self._writing_paused and self.is_open:
+            return b""
+        chunks = []
+        size = 0
+        while self._pending and (size < WRITE_SIZE or not self.is_open):
+            count, data = self._pending.popleft()
+            self._pending_lines -= count
+            chunks.append(data)
+            size += len(data)
+        return b"".join(chunks)
+
+    def pause_writing(self) -> None:
+        """Take note that the transport's buffer is full: what is sent waits."""
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        """Take note that the transport takes more."""
+        self._writing_paused = False
+
+    # -- time and the end -----------------------------------------------------------
+
+    def tick(self, now: float, now_ms: int) -> float:
+        """Do what is due.
+
+        :param now_ms: wall-clock time, ms since the epoch, to put into a PING.
+        :return: after how many s to call again.
+        """
+        if not self.is_open:
+            self.close_hangs = now >= self._closing_since + TIMEOUT
+        elif now >= self._handshake_ends:
+            text = (
+                f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of a "
+                "replication listener, and is TLS set alike at both ends?"
+            )
+            self._close(CloseReason.TIMED_OUT, text, now)
+        elif now >= self._silence_ends:
+            text = f"ping timeout: nothing arrived for {TIMEOUT:.0f} s"
+            self._close(CloseReason.TIMED_OUT, text, now)
+        elif now >= self._ping_due:
+            ping = encode_command(PingCommand(str(now_ms)))
+            self.send_lines(PingCommand.NAME, [ping], now)
+        due = (
+            min(self._handshake_ends, self._silence_ends, self._ping_due)
+            if self.is_open
+            else self._closing_since + TIMEOUT
+        )
+        # What the due times depend on may change meanwhile: look often enough.
+        return min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
+
+    @property
+    def _handshake_ends(self) -> float:
+        if self.state is ConnectionState.CONNECTING:
+            return self._started + HANDSHAKE_TIMEOUT
+        return math.inf
+
+    @property
+    def _silence_ends(self) -> float:
+        if self._peer_pings and not self._reading_paused:
+            return self._last_received + TIMEOUT
+        return math.inf
+
+    @property
+    def _ping_due(self) -> float:
+        # While the transport is paused, older lines are on their way.
+        return math.inf if self._writing_paused else self._last_sent + PING_INTERVAL
+
+    def close(self, now: float) -> None:
+        """Close in good order: what waits is still sent."""
+        if self.is_open:
+            self._close(CloseReason.SHUTDOWN, "shut down", now)
+
+    def close_with_error(self, text: str, now: float) -> None:
+        """Tell the peer that it did wrong, and close. What waits is dropped."""
+        if self.is_open:
+            self._close(CloseReason.PROTOCOL_ERROR, text, now)
+
+    def connection_lost(self, clean: bool, text: str) -> None:
+        """Take note that the transport is gone.
+
+        :param clean: the peer closed it, as opposed to: it broke.
+        """
+        self.state = ConnectionState.CLOSED
+        self._drop_pending()
+        if self.close_reason is None:
+            self.close_reason = CloseReason.CLEAN if clean else CloseReason.LOST
+            self.close_text = text
+
+    def _refuse(
+        self, received: Received, error: RemoteProtocolError, now: float
+    ) -> None:
+        received.refused.append(error)
+        self._close(CloseReason.PROTOCOL_ERROR, str(error), now)
+
+    def _close(self, reason: CloseReason, text: str, now: float) -> None:
+        self.state = ConnectionState.CLOSING
+        self.close_reason = reason
+        self.close_text = text
+        self._closing_since = now
+        if reason is CloseReason.SHUTDOWN:
+            return
+        self._drop_pending()
+        if reason is not CloseReason.PEER_ERROR:
+            line = " ".join(text[:_MAX_ERROR_LENGTH].splitlines())
+            data = f"ERROR {line}\n".encode("utf-8", "replace")
+            self._pending.append((1, data))
+            self._pending_lines = 1
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_lines = 0
