@@ -1,0 +1,199 @@
+"""The rows of Synapse's standard streams, read from its tables.
+
+Each query gives ``(token, place, place, ...)`` for one writer's tokens in
+``(%(after)s, %(up_to)s]``, in ascending order, and stops after ``%(limit)s`` rows
+but never within a token (``WITH TIES``). It walks an index by id.
+
+Derived from the tables of a deployment beside its traffic, and compared with it
+row by row. Where a table keeps the newest row of a thing only (presence,
+receipts, account data, ...), rows that a newer one replaced are not found any
+more, and are not missed: the newer one says all that they said. The same holds
+for what was deleted: purged rooms, deactivated users, redacted relations.
+
+Streams held in memory (``typing``, ``federation``, ``presence_federation``) have
+no tables: their writers are asked. Spec, sections 8 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import attrs
+
+__all__ = ["STANDARD_QUERIES", "RowQuery"]
+
+
+@attrs.frozen
+class RowQuery:
+    """A query for the rows of a stream, or for some of them.
+
+    :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
+        ``up_to`` (closed) and ``limit``.
+    :ivar distinct: its table has several rows for one row of the stream.
+    :ivar as_json: a record is a token and JSON text, a whole row; else a token and
+        the places of a row, which the driver has made values that JSON can say.
+    """
+
+    sql: str
+    distinct: bool = False
+    as_json: bool = False
+
+
+def _query(
+    columns: str,
+    tables: str,
+    id_column: str = "stream_id",
+    writer: str = "instance_name = %(instance_name)s",
+    *,
+    distinct: bool = False,
+) -> RowQuery:
+    return RowQuery(
+        f"""
+        SELECT {id_column}, {columns}
+        FROM {tables}
+        WHERE {writer}
+          AND {id_column} > %(after)s AND {id_column} <= %(up_to)s
+        ORDER BY {id_column}
+        FETCH FIRST %(limit)s ROWS WITH TIES
+        """,
+        distinct,
+    )
+
+
+def _negative_query(columns: str, tables: str, id_column: str, writer: str) -> RowQuery:
+    return RowQuery(
+        f"""
+        SELECT -{id_column}, {columns}
+        FROM {tables}
+        WHERE {writer}
+          AND {id_column} < -%(after)s AND {id_column} >= -%(up_to)s
+        ORDER BY {id_column} DESC
+        FETCH FIRST %(limit)s ROWS WITH TIES
+        """
+    )
+
+
+_ABOUT_EVENTS = """
+        LEFT JOIN state_events AS s ON s.event_id = e.event_id
+        LEFT JOIN redactions AS r ON r.event_id = e.event_id
+        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
+        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
+        LEFT JOIN rejections AS x ON x.event_id = e.event_id"""
+_EVENTS = "events AS e" + _ABOUT_EVENTS
+_EX_OUTLIERS = "ex_outlier_stream AS o JOIN events AS e ON e.event_id = o.event_id"
+
+_BACKFILLED = "e.event_id, e.room_id, e.type, s.state_key, r.redacts, l.relates_to_id"
+_EVENT = (
+    f"'ev', json_build_array({_BACKFILLED}, m.membership, "
+    "x.event_id IS NOT NULL, e.outlier)"
+)
+_OF_EVENT = "e.instance_name = %(instance_name)s"
+_OF_EX_OUTLIER = "o.instance_name = %(instance_name)s"
+
+# account_data's tables have an instance_name that nothing fills in: with several
+# writers, the rows of all of them are given for each.
+_OF_ANYBODY = "%(instance_name)s IS NOT NULL"
+
+#: From the name of a stream on the wire to the queries for its rows. Within a
+#: token, the rows of an earlier query come first.
+STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
+    {
+        "events": (
+            _query(_EVENT, _EVENTS, "e.stream_ordering", _OF_EVENT),
+            _query(
+                _EVENT,
+                _EX_OUTLIERS + _ABOUT_EVENTS,
+                "o.event_stream_ordering",
+                _OF_EX_OUTLIER,
+            ),
+            _query(
+                "'state', json_build_array(room_id, type, state_key, event_id)",
+                "current_state_delta_stream",
+            ),
+        ),
+        "backfill": (
+            _negative_query(_BACKFILLED, _EVENTS, "e.stream_ordering", _OF_EVENT),
+            _negative_query(
+                _BACKFILLED,
+                _EX_OUTLIERS + _ABOUT_EVENTS,
+                "o.event_stream_ordering",
+                _OF_EX_OUTLIER,
+            ),
+        ),
+        "presence": (
+            _query(
+                "user_id, state, last_active_ts, last_federation_update_ts, "
+                "last_user_sync_ts, status_msg, currently_active",
+                "presence_stream",
+            ),
+        ),
+        "receipts": (
+            _query(
+                "room_id, receipt_type, user_id, event_id, thread_id, data::json",
+                "receipts_linearized",
+            ),
+        ),
+        "push_rules": (_query("user_id", "push_rules_stream", distinct=True),),
+        "pushers": (
+            _query("user_name, app_id, pushkey, FALSE", "pushers", "id"),
+            _query("user_id, app_id, pushkey, TRUE", "deleted_pushers"),
+        ),
+        "caches": (
+            _query(
+                "cache_func, keys, invalidation_ts",
+                "cache_invalidation_stream_by_instance",
+            ),
+        ),
+        "device_lists": (
+            _query("user_id, FALSE, FALSE", "device_lists_stream", distinct=True),
+            # The same changes, and those that a newer one of the user replaced.
+            _query(
+                "user_id, FALSE, FALSE",
+                "device_lists_changes_in_room",
+                distinct=True,
+            ),
+            _query("from_user_id, TRUE, FALSE", "user_signature_stream"),
+            _query(
+                "user_id, FALSE, TRUE", "device_lists_outbound_pokes", distinct=True
+            ),
+        ),
+        "to_device": (
+            _query("user_id", "device_inbox", distinct=True),
+            _query("destination", "device_federation_outbox", distinct=True),
+        ),
+        "account_data": (
+            _query(
+                "user_id, NULL, account_data_type",
+                "account_data",
+                writer=_OF_ANYBODY,
+            ),
+            _query(
+                "user_id, room_id, account_data_type",
+                "room_account_data",
+                writer=_OF_ANYBODY,
+            ),
+            _query(
+                "user_id, room_id, 'm.tag'",
+                "room_tags_revisions",
+                writer=_OF_ANYBODY,
+            ),
+        ),
+        "profile_updates": (
+            _query("user_id, action, affected_fields", "profile_updates"),
+        ),
+        "sticky_events": (_query("room_id, event_id", "sticky_events"),),
+        "thread_subscriptions": (
+            _query("user_id, room_id, event_id", "thread_subscriptions"),
+        ),
+        "un_partial_stated_room": (_query("room_id", "un_partial_stated_room_stream"),),
+        "un_partial_stated_event": (
+            _query(
+                "event_id, rejection_status_changed", "un_partial_stated_event_stream"
+            ),
+        ),
+        "quarantined_media": (
+            _query("origin, media_id, quarantined", "quarantined_media_changes"),
+        ),
+    }
+)
