@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from synapse_replication.errors import ServerStartError
 
-__all__ = ["PrivateServer", "free_port", "is_binary", "wheel_folder"]
+__all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_folder"]
 
 #: How long a server may take to start, and to stop, in s.
 START_TIMEOUT = 30.0
@@ -57,7 +57,7 @@ def is_binary(path: Path) -> bool:
         return False
 
 
-def _die_with_parent(signal_number: int) -> Callable[[], None] | None:
+def die_with_parent(signal_number: int) -> Callable[[], None] | None:
     """Make what a child calls to be ended with the thread that started it."""
     if not sys.platform.startswith("linux"):
         return None
@@ -148,7 +148,7 @@ class PrivateServer:
                 stderr=log,
                 # Ctrl-C is for the launcher, which stops the server in order.
                 start_new_session=True,
-                preexec_fn=_die_with_parent(self.orphan_signal),
+                preexec_fn=die_with_parent(self.orphan_signal),
                 **self._popen_options(),
             )
         while process.poll() is None:
