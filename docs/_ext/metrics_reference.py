@@ -1,0 +1,41 @@
+"""The directive ``metrics-reference``: a table made of instrumentation/metrics.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+
+from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LABEL
+
+
+class MetricsReference(Directive):
+    """One row for each definition, in their order."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 50 15 35", ""]
+        rows = [("Metric", "Labels", "Meaning")]
+        rows += [
+            (
+                f"``{metric.name}`` ({metric.kind.value})",
+                ", ".join(f"``{label}``" for label in metric.labels) or "--",
+                metric.documentation,
+            )
+            for metric in METRICS
+        ]
+        for row in rows:
+            lines += [f"   * - {row[0]}", *(f"     - {cell}" for cell in row[1:])]
+        lines += ["", f"Each also has the label ``{SERVER_NAME_LABEL}``."]
+        container = nodes.container()
+        source = "instrumentation/metrics.py"
+        self.state.nested_parse(StringList(lines, source=source), 0, container)
+        return container.children
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Let Sphinx know the directive."""
+    app.add_directive("metrics-reference", MetricsReference)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,25 @@
+"""The manual; build it with ``tox -e docs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from synapse_replication import __version__
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "synapse_replication"
+copyright = "the synapse_replication authors"
+version = release = __version__
+extensions = ["sphinx.ext.autodoc", "metrics_reference"]
+exclude_patterns = ["_build"]
+nitpicky = True
+# Names of other projects, and those of type variables, are not looked up: the
+# manual must build without the network.
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!synapse_replication\.).*"),
+]
+autodoc_typehints = "none"
+html_theme = "alabaster"
+html_theme_options = {"page_width": "1040px", "description": "Replication on Twisted"}

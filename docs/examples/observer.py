@@ -1,0 +1,29 @@
+"""Count for Prometheus, log for people, and print what was discarded."""
+
+from prometheus_client import CollectorRegistry
+from twisted.logger import Logger
+
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+
+
+class Discarded(ReplicationObserver):
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        print(f"{count} of {stream_name}: {reason.value}")
+
+
+def make_observer(registry: CollectorRegistry, server_name: str) -> ReplicationObserver:
+    return CompositeObserver(
+        [
+            PrometheusObserver(ReplicationMetrics(registry), server_name),
+            LoggingObserver(Logger("replication")),
+            Discarded(),
+        ]
+    )
