@@ -1,0 +1,257 @@
+"""Tests for :mod:`synapse_replication.streams.memory`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import defer
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import (
+    CatchUpError,
+    LocalProtocolError,
+    StreamConfigurationError,
+)
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard_rows import (
+    FederationStreamRow,
+    TypingStreamRow,
+)
+from synapse_replication.streams.stream import Stream, StreamUpdateResult
+
+if TYPE_CHECKING:
+    _: type[Stream] = MemoryStream
+
+TYPING = STANDARD_STREAMS["typing"].description
+
+
+def typing(room: str, *users: str) -> TypingStreamRow:
+    return TypingStreamRow(room, list(users))
+
+
+class MemoryStreamTests(SynchronousTestCase):
+    """Tests for a stream held in memory, as its writer sees it."""
+
+    def make(self, **options: Any) -> MemoryStream:
+        return MemoryStream(TYPING, instance_name="w", **options)
+
+    def fetch(
+        self,
+        stream: MemoryStream,
+        from_token: int,
+        upto_token: int,
+        instance_name: str = "w",
+    ) -> StreamUpdateResult:
+        result = stream.get_updates_since(instance_name, from_token, upto_token)
+        return self.successResultOf(defer.ensureDeferred(result))
+
+    def fetch_all(self, stream: MemoryStream, upto: int) -> list[tuple[int, Any]]:
+        """Page from 0 to the end; each page must bring us on."""
+        updates: list[tuple[int, Any]] = []
+        at = 0
+        while True:
+            page = self.fetch(stream, at, upto)
+            self.assertGreater(page.upto_token, at)
+            updates += page.updates
+            at = page.upto_token
+            if not page.limited:
+                return updates
+
+    def test_what_was_written_is_fetched(self) -> None:
+        """Rows come back with their tokens, lower bound open, upper bound closed."""
+        stream = self.make()
+        self.assertEqual(stream.write([typing("!a", "@u:x")]), 1)
+        self.assertEqual(stream.write([typing("!b"), typing("!c")]), 2)
+        self.assertEqual(stream.write([typing("!d")]), 3)
+
+        self.assertEqual(
+            self.fetch(stream, 0, 2),
+            StreamUpdateResult(
+                [(1, ["!a", ["@u:x"]]), (2, ["!b", []]), (2, ["!c", []])], 2, False
+            ),
+        )
+        self.assertEqual(self.fetch(stream, 2, 3).updates, [(3, ["!d", []])])
+        self.assertEqual(self.fetch(stream, 3, 3), StreamUpdateResult([], 3, False))
+        self.assertEqual(stream.minimal_local_current_token(), 3)
+        self.assertEqual(stream.current_token("w"), 3)
+
+    def test_has_local_updates(self) -> None:
+        """There is something to send exactly where a token of ours lies."""
+        stream = self.make()
+        self.assertFalse(stream.has_local_updates(0, 5))
+        stream.write([typing("!a")])
+
+        self.assertTrue(stream.has_local_updates(0, 1))
+        self.assertFalse(stream.has_local_updates(1, 1))
+        self.assertFalse(stream.has_local_updates(1, 5))
+
+    def test_pages_never_split_a_token(self) -> None:
+        """C5, C6: pages together give every row once, no token is cut in two."""
+        stream = self.make(page_rows=2)
+        for count in (1, 3, 1, 1, 2, 5):
+            stream.write([typing(f"!{n}") for n in range(count)])
+
+        first = self.fetch(stream, 0, 6)
+        self.assertEqual([token for token, _ in first.updates], [1, 2, 2, 2])
+        self.assertEqual((first.upto_token, first.limited), (2, True))
+        tokens = [token for token, _ in self.fetch_all(stream, 6)]
+        self.assertEqual(tokens, [1, 2, 2, 2, 3, 4, 5, 5, 6, 6, 6, 6, 6])
+
+    def test_log_is_bounded_by_rows(self) -> None:
+        """Old tokens are forgotten; a request for them names what is gone."""
+        stream = self.make(max_rows=3)
+        for n in range(5):
+            stream.write([typing(f"!{n}")])
+
+        self.assertEqual([t for t, _ in self.fetch(stream, 2, 5).updates], [3, 4, 5])
+        error = self.failureResultOf(
+            defer.ensureDeferred(stream.get_updates_since("w", 1, 5)), CatchUpError
+        )
+        self.assertIn("typing in (1, 2]", error.getErrorMessage())
+
+    def test_log_is_bounded_by_bytes(self) -> None:
+        """Long rows push out old ones too; the newest token always stays."""
+        stream = self.make(max_bytes=100)
+        stream.write([typing("!a")])
+        stream.write([typing("!" + "b" * 90)])
+        stream.write([typing("!" + "c" * 200)])
+
+        self.assertEqual([t for t, _ in self.fetch(stream, 0, 3).updates], [3])
+
+    def test_new_reader_gets_what_there_is(self) -> None:
+        """A reader at 0 missed nothing: it gets the rows that are still known."""
+        stream = self.make(max_rows=1)
+        stream.write([typing("!a")])
+        stream.write([typing("!b")])
+
+        self.assertEqual(self.fetch(stream, 0, 2).updates, [(2, ["!b", []])])
+
+    def test_full_resync_by_key(self) -> None:
+        """C47: who asks for forgotten rows gets the newest of each room."""
+        stream = self.make(max_rows=2, key=lambda row: row.room_id)
+        stream.write([typing("!a", "@1:x"), typing("!b", "@2:x")])
+        stream.write([typing("!a")])
+        stream.write([typing("!c", "@3:x")])
+        stream.write([typing("!d", "@4:x")])
+
+        self.assertEqual(
+            self.fetch(stream, 0, 4).updates,
+            [
+                (1, ["!b", ["@2:x"]]),
+                (2, ["!a", []]),
+                (3, ["!c", ["@3:x"]]),
+                (4, ["!d", ["@4:x"]]),
+            ],
+        )
+        self.assertEqual(
+            [t for t, _ in self.fetch(stream, 1, 4).updates],
+            [2, 3, 4],
+        )
+
+    def test_full_resync_is_paged(self) -> None:
+        """C6: forgotten rows of one token stay together in a page as well."""
+        stream = self.make(max_rows=3, page_rows=1, key=lambda row: row.room_id)
+        stream.write([typing("!a"), typing("!b"), typing("!c")])
+        stream.write([typing("!d")])
+
+        first = self.fetch(stream, 0, 2)
+        self.assertEqual([t for t, _ in first.updates], [1, 1, 1])
+        self.assertEqual((first.upto_token, first.limited), (1, True))
+
+    def test_keys_are_bounded(self) -> None:
+        """With more keys than may be kept, the oldest are gone, and it is said."""
+        stream = self.make(max_rows=2, key=lambda row: row.room_id)
+        for n in range(6):
+            stream.write([typing(f"!{n}")])
+
+        self.assertEqual([t for t, _ in self.fetch(stream, 2, 6).updates], [3, 4, 5, 6])
+        self.failureResultOf(
+            defer.ensureDeferred(stream.get_updates_since("w", 1, 6)), CatchUpError
+        )
+
+    def test_nothing_is_written_by_halves(self) -> None:
+        """A row that JSON cannot say is refused, and the token stays free."""
+        stream = MemoryStream(
+            STANDARD_STREAMS["federation"].description, instance_name="w"
+        )
+        self.assertRaises(
+            LocalProtocolError,
+            stream.write,
+            [
+                FederationStreamRow("k", {}),
+                FederationStreamRow("k", {"x": float("nan")}),
+            ],
+        )
+        self.assertRaises(LocalProtocolError, stream.write, [])
+
+        self.assertEqual(stream.minimal_local_current_token(), 0)
+        self.assertEqual(self.fetch(stream, 0, 1).updates, [])
+
+    def test_rows_are_as_they_were_written(self) -> None:
+        """Changing a list after it was written does not change the row."""
+        stream = self.make()
+        row = typing("!a", "@u:x")
+        stream.write([row])
+        row.user_ids.append("@later:x")
+
+        self.assertEqual(self.fetch(stream, 0, 1).updates, [(1, ["!a", ["@u:x"]])])
+
+    def test_writing_wakes_the_streamer(self) -> None:
+        """Each write is told to whoever sends it on, once it can be fetched."""
+        seen: list[int] = []
+        stream: MemoryStream = self.make(
+            on_write=lambda: seen.append(stream.minimal_local_current_token())
+        )
+        stream.write([typing("!a")])
+        stream.write([typing("!b")])
+
+        self.assertEqual(seen, [1, 2])
+
+    def test_bounds_are_checked(self) -> None:
+        """A bound of nothing is refused by name."""
+        for name in ("max_rows", "max_bytes", "page_rows"):
+            error = self.assertRaises(StreamConfigurationError, self.make, **{name: 0})
+            self.assertIn(f"{name} is 0", str(error))
+
+
+class MemoryStreamReaderTests(SynchronousTestCase):
+    """Tests for a stream held in another process's memory."""
+
+    def test_remote_rows_are_asked_of_their_writer(self) -> None:
+        """The rows of another instance are fetched from it."""
+        calls: list[tuple[str, int, int, int]] = []
+        answer = StreamUpdateResult([(5, ["!a", []])], 5, False)
+
+        async def fetch(name: str, after: int, upto: int, limit: int) -> Any:
+            calls.append((name, after, upto, limit))
+            return answer
+
+        stream = MemoryStream(TYPING, instance_name="r", fetch=fetch, page_rows=7)
+        result = stream.get_updates_since("w", 3, 5)
+
+        self.assertIs(self.successResultOf(defer.ensureDeferred(result)), answer)
+        self.assertEqual(calls, [("w", 3, 5, 7)])
+
+    def test_nobody_to_ask(self) -> None:
+        """Without a way to the writer, catch-up fails with the mend."""
+        stream = MemoryStream(TYPING, instance_name="r")
+        result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
+
+        failure = self.failureResultOf(result, CatchUpError)
+        self.assertIn("instance_map", failure.getErrorMessage())
+
+    def test_writer_starts_again(self) -> None:
+        """C46: a reader follows its writer to a lower token."""
+        stream = MemoryStream(TYPING, instance_name="r")
+        self.assertEqual(stream.current_token("w"), 0)
+        stream.advance("w", 649)
+        stream.advance("w", 0)
+
+        self.assertEqual(stream.current_token("w"), 0)
+
+    def test_own_position_moves_by_writing(self) -> None:
+        """Nobody else may move a writer's own position."""
+        stream = MemoryStream(TYPING, instance_name="w")
+
+        self.assertRaises(LocalProtocolError, stream.advance, "w", 5)
