@@ -135,8 +135,10 @@ class ProcessConfig:
     :ivar files: what it was read from.
     :ivar instance_name: ``master`` for the main process.
     :ivar redis: ``None`` if it is not enabled.
-    :ivar tcp_connect: the endpoint description of the main process's direct TCP
-        listener, if this is a worker that uses it.
+    :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to
+        connect to: of the main process, and of each other process whose rows this
+        one follows, since a listener sends what its own process writes. Empty if
+        Redis is used.
     :ivar tcp_listen: endpoint descriptions to serve direct TCP on, besides the
         listeners of that type.
     :ivar listeners: those that have something of ours to serve.
@@ -152,7 +154,7 @@ class ProcessConfig:
     instance_name: str
     database: DatabaseConfig | None
     redis: RedisConfig | None
-    tcp_connect: str | None
+    tcp_connect: tuple[str, ...]
     tcp_listen: tuple[str, ...]
     listeners: tuple[Listener, ...]
     streams: tuple[str | TableStream, ...]
@@ -381,31 +383,32 @@ class _Checks:
             ca_path=section.ca_path,
         )
 
-    def _tcp_connect(self, redis: RedisConfig | None) -> str | None:
-        if redis is not None or self._purpose is Purpose.MAIN:
-            return None
+    def _tcp_connect(self, redis: RedisConfig | None) -> tuple[str, ...]:
+        if redis is not None:
+            return ()
         shared = self._shared
-        description = shared.synapse_replication.direct_tcp.connect
-        if description is not None:
-            return description
+        descriptions = tuple(shared.synapse_replication.direct_tcp.connect)
+        if descriptions or self._purpose is Purpose.MAIN:
+            return descriptions
         if shared.worker_replication_port is not None:
-            host: str = quoteStringArgument(  # type: ignore[no-untyped-call]
-                shared.worker_replication_host or "localhost"
-            )
-            return f"tcp:{host}:{shared.worker_replication_port}"
+            host = _quote(shared.worker_replication_host or "localhost")
+            return (f"tcp:{host}:{shared.worker_replication_port}",)
         failed = any(
             str(problem.key).split(".")[0] in ("redis", OWN_SECTION)
             or problem.key == "worker_replication_port"
             for problem in self._problems
         )
-        if not failed:
+        serves = shared.synapse_replication.direct_tcp.listen or any(
+            listener.type == "replication" for listener in shared.worker_listeners
+        )
+        if not failed and not serves:
             self._problem(
                 ("redis", "enabled"),
                 "there is no way to the other processes",
                 "write `redis: {enabled: true}` with its host and port, or, for "
                 "direct TCP, worker_replication_host and worker_replication_port",
             )
-        return None
+        return ()
 
     def _listeners(self) -> tuple[Listener, ...]:
         if self._purpose is Purpose.FOLLOW:
@@ -417,12 +420,6 @@ class _Checks:
             direct_tcp = section.type == "replication"
             if not direct_tcp and not section.resource_names:
                 continue
-            if direct_tcp and self._is_worker:
-                self._problem(
-                    (key, index, "type"),
-                    "only the main process serves direct TCP",
-                    "write type: http with resources: [{names: [replication]}]",
-                )
             if section.tls:
                 self._problem(
                     (key, index, "tls"),
@@ -535,6 +532,11 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "the same port as in instance_map",
             )
+
+
+def _quote(text: str) -> str:
+    """Make a text fit to stand in an endpoint description."""
+    return str(quoteStringArgument(text))  # type: ignore[no-untyped-call]
 
 
 def _factory(section: FactorySection) -> FactoryConfig:

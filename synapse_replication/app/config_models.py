@@ -212,12 +212,12 @@ class FactorySection(_OwnSection):
 class DirectTcpSection(_OwnSection):
     """Direct TCP by Twisted's endpoint descriptions, for TLS and Unix sockets.
 
-    :ivar connect: for a worker, for instance ``tls:main.example.com:9092``.
-    :ivar listen: for the main process, for instance
-        ``ssl:9092:privateKey=key.pem:certKey=crt.pem``.
+    :ivar connect: one for each process whose rows are followed, for instance
+        ``tls:main.example.com:9092``.
+    :ivar listen: for instance ``ssl:9092:privateKey=key.pem:certKey=crt.pem``.
     """
 
-    connect: str | None = None
+    connect: Names = Field(default_factory=list)
     listen: Names = Field(default_factory=list)
 
 

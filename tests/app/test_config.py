@@ -128,7 +128,7 @@ class LoadConfigTests(FilesMixin):
         self.assertEqual(config.database.max_connections, 7)
         self.assertEqual(config.replication_secret, "knock")
         self.assertTrue(config.stores_user_ips)
-        self.assertIsNone(config.tcp_connect)
+        self.assertEqual(config.tcp_connect, ())
         self.assertEqual(config.streams, tuple(STANDARD_STREAMS))
 
     def test_only_our_listeners(self) -> None:
@@ -206,7 +206,7 @@ class LoadConfigTests(FilesMixin):
             "redis: {enabled: false}\nworker_replication_port: 9092\n",
         )
         self.assertIsNone(config.redis)
-        self.assertEqual(config.tcp_connect, "tcp:localhost:9092")
+        self.assertEqual(config.tcp_connect, ("tcp:localhost:9092",))
 
     def test_direct_tcp_endpoint(self) -> None:
         """A worker may name an endpoint of any kind instead."""
@@ -215,7 +215,25 @@ class LoadConfigTests(FilesMixin):
             WORKER,
             "redis:\nsynapse_replication: {direct_tcp: {connect: 'tls:h:1'}}\n",
         )
-        self.assertEqual(config.tcp_connect, "tls:h:1")
+        self.assertEqual(config.tcp_connect, ("tls:h:1",))
+
+    def test_direct_tcp_to_several(self) -> None:
+        """A reader of several writers connects to each, since none relays rows."""
+        config = self.load(
+            HOMESERVER,
+            WORKER,
+            "redis:\nsynapse_replication: {direct_tcp: {connect: ['tcp:h:1', 'unix:/s']}}\n",
+        )
+        self.assertEqual(config.tcp_connect, ("tcp:h:1", "unix:/s"))
+
+    def test_direct_tcp_served_by_a_worker(self) -> None:
+        """A worker that only writes serves direct TCP and connects to nobody."""
+        config = self.load(
+            HOMESERVER,
+            WORKER,
+            "redis:\nsynapse_replication: {direct_tcp: {listen: 'unix:/s'}}\n",
+        )
+        self.assertEqual((config.tcp_connect, config.tcp_listen), ((), ("unix:/s",)))
 
     def test_direct_tcp_main(self) -> None:
         """A listener of type replication serves the line protocol."""
@@ -441,18 +459,16 @@ listeners:
         )
 
     def test_listeners_that_cannot_be(self) -> None:
-        """TLS on an http listener, and direct TCP in a worker, are refused."""
-        mistakes = self.mistakes(
+        """TLS on an http listener is refused: it would not be spoken."""
+        (mistake,) = self.mistakes(
             HOMESERVER,
             WORKER,
             """\
 worker_listeners:
   - {type: http, port: 1, tls: true, resources: [{names: replication}]}
-  - {type: replication, port: 2}
 """,
         )
-        self.assertIn("worker_listeners[0].tls: this listener cannot", mistakes[0])
-        self.assertIn("worker_listeners[1].type: only the main process", mistakes[1])
+        self.assertIn("worker_listeners[0].tls: this listener cannot", mistake)
 
     def test_instance_with_two_places(self) -> None:
         """An instance that is at a socket and at a port is refused."""
