@@ -60,7 +60,6 @@ from synapse_replication.wire.commands import (
     NameCommand,
     PingCommand,
     ServerCommand,
-    encode_command,
 )
 
 __all__ = [
@@ -215,7 +214,7 @@ class LineConnection:
         for item in items:
             if not self.is_open:
                 return
-            if type(item) is RdataRun:
+            if isinstance(item, RdataRun):
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
             elif isinstance(item, RefusedLine):
@@ -338,10 +337,13 @@ class LineConnection:
 
     # -- time and the end -----------------------------------------------------------
 
-    def tick(self, now: float, now_ms: int) -> float:
-        """Do what is due.
+    def is_ping_due(self, now: float) -> bool:
+        """Tell whether it is time to send a PING, for want of other lines."""
+        return self.is_open and now >= self._ping_due
 
-        :param now_ms: wall-clock time, ms since the epoch, to put into a PING.
+    def tick(self, now: float) -> float:
+        """End what has lasted too long.
+
         :return: after how many s to call again.
         """
         if not self.is_open:
@@ -355,9 +357,6 @@ class LineConnection:
         elif now >= self._silence_ends:
             text = f"ping timeout: nothing arrived for {TIMEOUT:.0f} s"
             self._close(CloseReason.TIMED_OUT, text, now)
-        elif now >= self._ping_due:
-            ping = encode_command(PingCommand(str(now_ms)))
-            self.send_lines(PingCommand.NAME, [ping], now)
         due = (
             min(self._handshake_ends, self._silence_ends, self._ping_due)
             if self.is_open

@@ -1,0 +1,286 @@
+"""The line protocol on a Twisted transport: bytes in, bytes out.
+
+Theory of operation: states, buffers and time limits are those of a
+:class:`~synapse_replication.wire.connection.LineConnection`; the classes here
+give it what arrives, write what it has to send, and call it when its time is due.
+What it received goes to the handler a chunk at a time. The same classes serve
+plain TCP, TLS and Unix sockets.
+
+Spec, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, cast
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    ConnectionHandler,
+    DelayedCall,
+)
+from synapse_replication.handlers.observer import (
+    ConnectionBuffers,
+    ReplicationObserver,
+)
+from synapse_replication.tcp.transport import ReplicationTransport, read_buffers
+from synapse_replication.wire.commands import (
+    Command,
+    NameCommand,
+    PingCommand,
+    ReplicateCommand,
+    ServerCommand,
+    encode_command,
+)
+from synapse_replication.wire.connection import (
+    CloseReason,
+    ConnectionState,
+    LineConnection,
+    Role,
+)
+
+__all__ = [
+    "BaseReplicationStreamProtocol",
+    "ClientReplicationStreamProtocol",
+    "ServerReplicationStreamProtocol",
+]
+
+
+@implementer(IPushProducer)
+class BaseReplicationStreamProtocol(Protocol):
+    """What both ends of a connection have in common.
+
+    :param server_name: the homeserver's name.
+    :param clock: the host's time.
+    :param handler: is told when the link comes up and goes down, and what arrives
+        on it; PING, NAME, SERVER, ERROR and refused lines are dealt with here.
+    :param observer: is told of counts and refusals.
+    :param closed: is called with this object at the very end.
+    :ivar name: what the connection is called in logs and metrics; at a server the
+        peer's NAME, once it gave one.
+    :ivar is_established: the link came up: the handler was told of it.
+    :ivar close_reason: why it was closed, once it was.
+    :ivar close_text: the same for people.
+    """
+
+    role: ClassVar[Role]
+    relays: bool
+
+    def __init__(
+        self,
+        server_name: str,
+        clock: Clock,
+        handler: ConnectionHandler,
+        observer: ReplicationObserver,
+        closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
+    ) -> None:
+        self.name = "unnamed"
+        self.server_name = server_name
+        self.is_established = False
+        self._clock = clock
+        self._handler = handler
+        self._observer = observer
+        self._closed = closed
+        self._connection = LineConnection(self.role, server_name, clock.seconds())
+        self._next_tick: DelayedCall | None = None
+        self._is_reading_paused = False
+        self._is_transport_closing = False
+
+    @property
+    def close_reason(self) -> CloseReason | None:
+        return self._connection.close_reason
+
+    @property
+    def close_text(self) -> str:
+        return self._connection.close_text
+
+    def greeting(self) -> Sequence[Command]:
+        """Give what is sent first."""
+        raise NotImplementedError
+
+    @property
+    def _transport(self) -> ReplicationTransport:
+        return cast(ReplicationTransport, self.transport)
+
+    # -- from the transport ---------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        # A transport knows it as a streaming producer of what it writes.
+        self._transport.registerProducer(self, True)
+        # Lines are gathered here already; waiting for more costs latency.
+        if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
+            set_no_delay(True)
+        for command in self.greeting():
+            self.send_command(command)
+        self._tick()
+
+    def dataReceived(self, data: bytes) -> None:
+        connection = self._connection
+        received = connection.receive_data(data, self._clock.seconds())
+        self.name = connection.peer_name or self.name
+        for command_name, count in received.counts.items():
+            self._observer.commands_received(self.name, command_name, count)
+        for error in received.refused:
+            self._observer.line_refused(self.name, error)
+        if not self.is_established and connection.state is ConnectionState.ESTABLISHED:
+            self._establish()
+        if received.items and self.is_established:
+            self._handler.received(self, received.items)
+        self._flush()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._connection.connection_lost(
+            isinstance(reason.value, ConnectionDone), reason.getErrorMessage()
+        )
+        if self._next_tick is not None and self._next_tick.active():
+            self._next_tick.cancel()
+        if self.is_established:
+            assert self.close_reason is not None
+            self._observer.connection_lost(
+                self.name, self.close_reason, self.close_text
+            )
+            self._handler.lost_connection(self)
+        if self._closed is not None:
+            self._closed(self)
+
+    def pauseProducing(self) -> None:
+        """Send no more for now: the transport's buffer is full."""
+        self._connection.pause_writing()
+
+    def resumeProducing(self) -> None:
+        """Send on: the transport's buffer is empty."""
+        self._connection.resume_writing()
+        self._flush()
+
+    def stopProducing(self) -> None:
+        """The transport goes down: ``connectionLost`` says so as well."""
+
+    # -- from the handler: a ReplicationConnection ------------------------------------
+
+    def send_command(self, command: Command) -> None:
+        self.send_lines(command.NAME, [encode_command(command)])
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        """Send lines; nothing is sent once the connection closes."""
+        if self._connection.send_lines(command_name, lines, self._clock.seconds()):
+            self._observer.commands_sent(self.name, command_name, len(lines))
+        self._flush()
+
+    def close_with_error(self, text: str) -> None:
+        self._connection.close_with_error(text, self._clock.seconds())
+        self._flush()
+
+    def close(self) -> None:
+        """Close in good order: what waits is still sent."""
+        self._connection.close(self._clock.seconds())
+        self._flush()
+
+    def pause_producing(self) -> None:
+        if self._connection.is_open and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._connection.pause_reading()
+            self._transport.pauseProducing()
+
+    def resume_producing(self) -> None:
+        if self._connection.is_open and self._is_reading_paused:
+            self._is_reading_paused = False
+            self._connection.resume_reading(self._clock.seconds())
+            self._transport.resumeProducing()
+
+    # -- for metrics ----------------------------------------------------------------
+
+    def buffers(self) -> ConnectionBuffers:
+        """Look how much waits in the connection's buffers."""
+        transport = read_buffers(self.transport)
+        return ConnectionBuffers(
+            self.name,
+            self._connection.pending_lines,
+            transport.send,
+            transport.kernel_send,
+            transport.kernel_read,
+        )
+
+    # -- inside ---------------------------------------------------------------------
+
+    def _establish(self) -> None:
+        self.is_established = True
+        self._observer.connection_made(self.name)
+        self._handler.new_connection(self)
+
+    def _flush(self) -> None:
+        # write() may call pauseProducing(); then there is nothing more to send.
+        while data := self._connection.data_to_send():
+            self._transport.write(data)
+        if (
+            self._connection.state is ConnectionState.CLOSING
+            and not self._is_transport_closing
+        ):
+            self._is_transport_closing = True
+            # A transport that has a paused producer does not close.
+            self._transport.unregisterProducer()
+            self._transport.loseConnection()
+
+    def _tick(self) -> None:
+        now = self._clock.seconds()
+        if self._connection.is_ping_due(now):
+            self.send_command(PingCommand(str(self._clock.time_msec())))
+        delay = self._connection.tick(now)
+        self._flush()
+        if self._connection.close_hangs:
+            self._transport.abortConnection()
+        else:
+            self._next_tick = self._clock.call_later(delay, self._tick)
+
+
+class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
+    """The end that was connected to. The link is up at once."""
+
+    role = Role.SERVER
+    relays = True
+
+    def greeting(self) -> Sequence[Command]:
+        return [
+            ServerCommand(self.server_name),
+            PingCommand(str(self._clock.time_msec())),
+        ]
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._establish()
+
+
+class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
+    """The end that connected. The link is up once SERVER gave the right name.
+
+    :param client_name: what this process calls itself in NAME; also the name of the
+        connection, since the server gives none.
+    :param server_name: the homeserver that is expected at the other end.
+    """
+
+    role = Role.CLIENT
+    relays = False
+
+    def __init__(
+        self,
+        client_name: str,
+        server_name: str,
+        clock: Clock,
+        handler: ConnectionHandler,
+        observer: ReplicationObserver,
+        closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
+    ) -> None:
+        super().__init__(server_name, clock, handler, observer, closed)
+        self.name = client_name
+
+    def greeting(self) -> Sequence[Command]:
+        return [
+            NameCommand(self.name),
+            PingCommand(str(self._clock.time_msec())),
+            ReplicateCommand(),
+        ]
