@@ -1,0 +1,138 @@
+"""A row sink that writes what it received to a file, and goes on from there.
+
+Each line is a JSON object: the rows of one token, with their stream, writer and
+token::
+
+    {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
+
+A POSITION that moved on without rows is a line with no rows. What was received is
+handed to the operating system before the position moves: a kill of the process
+loses nothing that it had taken note of. A torn last line, of a kill in the middle
+of a write, is cut off at the next start; its rows are fetched again.
+
+A file is of one process. Start a worker with it by::
+
+    synapse_replication:
+      row_sink:
+        module: synapse_replication.app.journal.make_journal
+        config: {path: /var/lib/my_reader.jsonl}
+
+Spec, sections 1 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from synapse_replication.errors import StorageError, StreamConfigurationError
+from synapse_replication.streams.rows import decode_json, encode_json
+
+__all__ = ["JournalSink", "make_journal"]
+
+
+class JournalSink:
+    """Appends received rows to a file; see
+    :class:`~synapse_replication.handlers.interfaces.RowSink`.
+
+    :param path: the file; made if it is missing.
+    :param to_json: ``(stream_name, row) -> JSON value`` of a typed row.
+    :raises StorageError: a line in the middle of the file is no line of a
+        journal.
+    """
+
+    def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
+        self._to_json = to_json
+        self._positions: dict[tuple[str, str], int] = {}
+        # Unbuffered: what write() took, the operating system has.
+        self._file = path.open("ab", buffering=0)
+        with path.open("rb") as lines:
+            self._size = self._resume(path, lines)
+        self._file.truncate(self._size)
+
+    def _resume(self, path: Path, lines: Iterable[bytes]) -> int:
+        good_end = 0
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = decode_json(line)
+                key, token = (entry["stream"], entry["writer"]), entry["token"]
+            except (ValueError, KeyError, TypeError) as error:
+                if not line.endswith(b"\n"):
+                    return good_end
+                raise StorageError(
+                    f"{path}:{number} is no line of a journal ({error}); move the file "
+                    "away to start from nothing"
+                ) from error
+            if not line.endswith(b"\n"):
+                return good_end
+            self._positions[key] = token
+            good_end += len(line)
+        return good_end
+
+    def saved_positions(self) -> Mapping[tuple[str, str], int]:
+        """Tell how far each ``(stream, writer)`` got in the file."""
+        return dict(self._positions)
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        """Write the rows of one token.
+
+        :raises OSError: the file cannot be written, for instance as the disk is
+            full; nothing of the line is left in it then.
+        """
+        self._append(
+            stream_name,
+            instance_name,
+            token,
+            [self._to_json(stream_name, row) for row in rows],
+        )
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Take note of a writer's position, if it moved."""
+        if self._positions.get((stream_name, instance_name)) != token:
+            self._append(stream_name, instance_name, token, [])
+
+    def _append(self, stream: str, writer: str, token: int, rows: list[Any]) -> None:
+        line = (
+            encode_json(
+                {"stream": stream, "writer": writer, "token": token, "rows": rows}
+            )
+            + b"\n"
+        )
+        written = 0
+        try:
+            # One write as a rule; a full disk may take less than all.
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except OSError:
+            self._file.truncate(self._size)
+            raise
+        self._size += len(line)
+        self._positions[stream, writer] = token
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
+    """Make the journal that ``row_sink`` asks for.
+
+    :param config: ``path``: the file.
+    :raises StreamConfigurationError: the path is missing, or cannot be opened.
+    """
+    path = config.get("path")
+    if not isinstance(path, str):
+        raise StreamConfigurationError(
+            "synapse_replication.row_sink.config: path is missing; write the name of "
+            "the journal's file"
+        )
+    try:
+        return JournalSink(Path(path), host.row_to_json)
+    except OSError as error:
+        raise StreamConfigurationError(
+            f"synapse_replication.row_sink.config.path: {path} cannot be opened: "
+            f"{error.strerror}; name a file that this user may write"
+        ) from error

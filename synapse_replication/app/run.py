@@ -1,0 +1,125 @@
+"""Run one service as this process: start, signals, stop, exit status.
+
+The first SIGTERM or SIGINT stops the service cleanly. From then on both have their
+default meaning: a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from twisted.internet.defer import Deferred
+from twisted.logger import (
+    FilteringLogObserver,
+    Logger,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+from twisted.python.failure import Failure
+
+from synapse_replication.errors import ReplicationError
+
+__all__ = ["Runnable", "run_service", "start_logging"]
+
+
+class Runnable(Protocol):
+    """What can be run as a process: a Twisted service that tells how it went.
+
+    :ivar started: fires when the service does its work; fails if it cannot.
+    """
+
+    started: Deferred[None]
+
+    def startService(self) -> object:
+        """Begin to start."""
+        ...
+
+    def stopService(self) -> Any:
+        """End all work; what is returned fires when that is done."""
+        ...
+
+
+def start_logging(stream: TextIO) -> None:
+    """Write what is logged, from ``info`` on, to a stream; a line each."""
+    predicate = LogLevelFilterPredicate(LogLevel.info)
+    observer = FilteringLogObserver(textFileLogObserver(stream), [predicate])
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+
+
+def run_service(
+    reactor: Any, make: Callable[[], Runnable], stderr: TextIO | None = None
+) -> int:
+    """Run a service until a signal comes.
+
+    :param reactor: one that was not run yet.
+    :param make: makes the service; called in the running reactor.
+    :param stderr: where the log and the last words go.
+    :return: the exit status: 1 if the service could not be made or started, or
+        failed to stop.
+    """
+    stderr = stderr or sys.stderr
+    start_logging(stderr)
+    process = _Process(reactor, make, stderr)
+    reactor.callWhenRunning(process.start)
+    reactor.run()
+    return process.status
+
+
+class _Process:
+    log = Logger()
+
+    def __init__(
+        self, reactor: Any, make: Callable[[], Runnable], stderr: TextIO
+    ) -> None:
+        self._reactor = reactor
+        self._make = make
+        self._stderr = stderr
+        self._service: Runnable | None = None
+        self.status = 0
+
+    def start(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._signalled)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
+        try:
+            service = self._service = self._make()
+            service.startService()
+        except Exception:  # noqa: BLE001 -- said on stderr, whatever it is
+            self._failed(Failure())  # type: ignore[no-untyped-call]
+        else:
+            service.started.addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        self.status = 1
+        if failure.check(ReplicationError):
+            print(f"synapse-replication: {failure.value}", file=self._stderr)
+        else:
+            self.log.failure("synapse-replication could not start", failure)
+        self._reactor.callLater(0, self._shut_down)
+
+    def _signalled(self, number: int, frame: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        self._reactor.callFromThread(self._shut_down)
+
+    def _shut_down(self) -> None:
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _stop(self) -> Deferred[None] | None:
+        if self._service is None:
+            return None
+
+        async def stop(service: Runnable) -> None:
+            await service.stopService()
+
+        def failed(failure: Failure) -> None:
+            self.status = 1
+            self.log.failure("synapse-replication did not stop cleanly", failure)
+
+        return Deferred.fromCoroutine(stop(self._service)).addErrback(failed)

@@ -1,0 +1,153 @@
+"""Tests for synapse_replication.app.journal."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.journal import JournalSink, make_journal
+from synapse_replication.errors import StorageError, StreamConfigurationError
+
+
+class FakeHost:
+    """What a journal wants of a host."""
+
+    def row_to_json(self, stream_name: str, row: Any) -> Any:
+        return [stream_name, row]
+
+
+class JournalTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp())
+
+    def open(self) -> JournalSink:
+        journal = JournalSink(self.path, FakeHost().row_to_json)
+        self.addCleanup(journal.close)
+        return journal
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def test_one_line_for_each_token(self) -> None:
+        """The rows of a token are in one line, in their order."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a", "b"])
+        journal.on_rdata("events", "w2", 4, ["c"])
+        self.assertEqual(
+            self.entries(),
+            [
+                {
+                    "stream": "events",
+                    "writer": "w1",
+                    "token": 5,
+                    "rows": [["events", "a"], ["events", "b"]],
+                },
+                {
+                    "stream": "events",
+                    "writer": "w2",
+                    "token": 4,
+                    "rows": [["events", "c"]],
+                },
+            ],
+        )
+
+    def test_resumes(self) -> None:
+        """A new journal on the same file knows the positions and appends."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a"])
+        journal.on_rdata("events", "w1", 7, ["b"])
+        journal.on_position("typing", "w2", 3)
+        again = self.open()
+        self.assertEqual(
+            again.saved_positions(), {("events", "w1"): 7, ("typing", "w2"): 3}
+        )
+        again.on_rdata("events", "w1", 8, ["c"])
+        self.assertEqual([entry["token"] for entry in self.entries()], [5, 7, 3, 8])
+
+    def test_reset_stream_goes_back(self) -> None:
+        """A lower position of a stream that was reset is resumed from."""
+        journal = self.open()
+        journal.on_rdata("typing", "w", 9, ["a"])
+        journal.on_position("typing", "w", 0)
+        self.assertEqual(self.open().saved_positions(), {("typing", "w"): 0})
+
+    def test_position_that_did_not_move(self) -> None:
+        """A position that is repeated is not written again."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a"])
+        journal.on_position("events", "w1", 5)
+        journal.on_position("events", "w1", 6)
+        journal.on_position("events", "w1", 6)
+        self.assertEqual([entry["token"] for entry in self.entries()], [5, 6])
+
+    def test_torn_last_line_is_cut_off(self) -> None:
+        """Wherever a kill tore the last line, what is before it stays usable."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a"])
+        first = self.path.stat().st_size
+        journal.on_rdata("events", "w1", 6, ["b"])
+        whole = self.path.read_bytes()
+        for end in range(first, len(whole)):
+            self.path.write_bytes(whole[:end])
+            again = self.open()
+            self.assertEqual(again.saved_positions(), {("events", "w1"): 5})
+            again.on_rdata("events", "w1", 6, ["b"])
+            self.assertEqual(self.path.read_bytes(), whole)
+
+    def test_other_damage_is_refused(self) -> None:
+        """Damage in the middle is no torn line: it is refused with its place."""
+        self.path.write_text('{"stream":"s","writer":"w","token":1,"rows":[]}\nx\n{}\n')
+        with self.assertRaises(StorageError) as caught:
+            self.open()
+        self.assertIn(f"{self.path}:2 is no line of a journal", str(caught.exception))
+
+    def test_full_disk_leaves_no_half_line(self) -> None:
+        """A line that does not fit raises, and leaves the file as it was."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a"])
+        before = self.path.read_bytes()
+
+        class FullDisk:
+            def __init__(self, file: Any) -> None:
+                self.file = file
+                self.writes = 0
+
+            def write(self, data: bytes) -> int:
+                self.writes += 1
+                if self.writes == 1:
+                    return int(self.file.write(data[:10]))
+                raise OSError(28, os.strerror(28))
+
+            def truncate(self, size: int) -> None:
+                self.file.truncate(size)
+
+            def close(self) -> None:
+                self.file.close()
+
+        journal._file = FullDisk(journal._file)  # type: ignore[assignment]
+        self.assertRaises(OSError, journal.on_rdata, "events", "w1", 6, ["b"])
+        self.assertEqual(self.path.read_bytes(), before)
+        self.assertEqual(journal.saved_positions(), {("events", "w1"): 5})
+
+
+class MakeJournalTests(SynchronousTestCase):
+    def test_path(self) -> None:
+        """The file is named in the configuration."""
+        path = self.mktemp()
+        journal = make_journal(FakeHost(), {"path": path})
+        journal.on_position("s", "w", 1)
+        journal.close()
+        self.assertTrue(Path(path).exists())
+
+    def test_mistakes(self) -> None:
+        """A missing path, and one that cannot be opened, are named."""
+        with self.assertRaises(StreamConfigurationError) as caught:
+            make_journal(FakeHost(), {})
+        self.assertIn("path is missing", str(caught.exception))
+        with self.assertRaises(StreamConfigurationError) as caught:
+            make_journal(FakeHost(), {"path": "/nowhere/at/all"})
+        self.assertIn("/nowhere/at/all cannot be opened", str(caught.exception))
