@@ -67,7 +67,9 @@ def _to_columns(value: Any) -> tuple[tuple[str, Any], ...]:
             f"columns is {excerpt(repr(value))}; write a list of column names, or a "
             "mapping from column name to type"
         )
-    return tuple((str(name), Any) for name in value)
+    return tuple(
+        column if isinstance(column, tuple) else (str(column), Any) for column in value
+    )
 
 
 def _to_type(column: Any, type_: Any) -> Any:
@@ -101,8 +103,8 @@ class TableStream:
     :ivar writer_column: the column with the name of the instance that wrote the
         row; ``None`` if there is none, and then there is but one writer.
     :ivar columns: name and type of each column of a row, in the order of the wire.
-        Made of a list of names, or of a mapping to types or names of
-        :data:`COLUMN_TYPES`.
+        Made of a list of names or of such pairs, or of a mapping to types or names
+        of :data:`COLUMN_TYPES`.
     :ivar sequence: the sequence that ids come from.
     :ivar writers: the instances that may write.
     :ivar positions_name: the stream's name in ``stream_positions``; its name on
