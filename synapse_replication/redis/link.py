@@ -1,0 +1,109 @@
+"""A process's link to the others over Redis: both connections, wired together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import TimeoutError
+
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.external_cache import ExternalCache
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import ReaderFactory, new_reader
+from synapse_replication.redis.sender import RedisSender, SenderFactory
+from synapse_replication.redis.subscriber import ConnectionHandler, SubscriberFactory
+
+__all__ = ["RedisReplicationLink"]
+
+#: How long stopping waits for acknowledgements, and then for the close, in s.
+STOP_TIMEOUT = 3.0
+#: How long a connection may take to be made, in s.
+CONNECT_TIMEOUT = 10.0
+
+
+class RedisReplicationLink:
+    """Keeps the two connections of a process to Redis up, from start to stop.
+
+    :param reactor: opens the connections, and is the clock.
+    :param options: the same for both connections.
+    :param server_name: the homeserver's name: the channel.
+    :param command_handler: hears of the subscription and of what arrives on it.
+    :param on_lost: see :class:`~synapse_replication.redis.sender.RedisSender`:
+        publishes our positions, since rows of ours may not have arrived.
+    :param channels: more channels to subscribe to, for instance ``USER_IP``.
+    :ivar sender: publishes; told apart from the subscription in the observer as
+        ``redis_out`` and ``redis``.
+    :ivar cache: shares the sending connection.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        command_handler: ConnectionHandler,
+        observer: ReplicationObserver,
+        on_lost: Callable[[int], None],
+        channels: Sequence[str] = (),
+        *,
+        ping_interval: float = 30.0,
+        reply_timeout: float = 30.0,
+        reader_factory: ReaderFactory = new_reader,
+    ) -> None:
+        self._reactor = reactor
+        self._options = options
+        common: dict[str, Any] = {
+            "uuid": options.address,
+            "dbid": options.dbid,
+            "poolsize": 1,
+            # Values come and go as bytes, numbers included.
+            "charset": None,
+            "convertNumbers": False,
+            "password": options.password,
+            "username": options.username,
+            "replyTimeout": reply_timeout,
+            "clock": reactor,
+            "observer": observer,
+            "ping_interval": ping_interval,
+            "reader_factory": reader_factory,
+        }
+        self.sender = RedisSender(reactor, observer, "redis_out", on_lost)
+        self._outbound = SenderFactory(**common, name="redis_out", sender=self.sender)
+        self._inbound = SubscriberFactory(
+            **common,
+            name="redis",
+            server_name=server_name,
+            channels=channels,
+            command_handler=command_handler,
+            sender=self.sender,
+        )
+        self.cache = ExternalCache(self._outbound, reactor, observer)
+
+    def start(self) -> None:
+        """Open both connections, and open them again whenever they are lost.
+
+        :raises OSError: a file of the TLS options cannot be read.
+        :raises ValueError: a file of the TLS options holds no certificate.
+        """
+        for factory in (self._outbound, self._inbound):
+            self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
+
+    async def stop(self) -> None:
+        """Have what was published acknowledged, then close both connections.
+
+        Returns when they are closed, after a few seconds at the most.
+        """
+        drained = self.sender.drained()
+        drained.addTimeout(STOP_TIMEOUT, self._reactor)
+        # A connection that is closed with answers unread is reset, and Redis
+        # might not read what came before.
+        with contextlib.suppress(TimeoutError):
+            await drained
+        # Both at once.
+        closing = [
+            factory.close(STOP_TIMEOUT) for factory in (self._inbound, self._outbound)
+        ]
+        for closed in closing:
+            await closed

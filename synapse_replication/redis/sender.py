@@ -1,0 +1,319 @@
+"""Publishing: pipelined, in order, and knowing what was not acknowledged.
+
+Theory of operation. :class:`RedisSender` outlives its connections. What is
+published in one turn of the reactor is gathered and written at once at its end;
+a PUBLISH has no Deferred: Redis answers in order, so that counting the answers
+tells how many are outstanding.
+
+Rows hide a loss: a reader that gets row 7 takes itself to be past row 6, lost or
+not. So the rule is that after publishes were lost (not acknowledged when the
+connection ended, or not accepted since), the *first* thing on the next
+connection is what ``on_lost`` sends: our positions, from which readers see what
+they miss and fetch it. Therefore rows and positions are not kept while there is
+no connection; that announcement covers them. Other commands are kept, up to a
+bound.
+
+Rejected: sending again what was not acknowledged. It may have arrived, and
+would be out of order behind what other processes sent since.
+
+Spec, section 4; cases C2, C14 and the first of "the four that matter most".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
+from synapse_replication.redis.resp import encode_publishes
+
+__all__ = ["RedisSender", "RedisSenderProtocol", "SenderFactory"]
+
+#: What the announcement of our positions makes good, and so need not be kept.
+_RECOVERABLE = frozenset({"RDATA", "POSITION"})
+#: How much may wait for Redis to read, in bytes of lines, before it is given up.
+MAX_PENDING_BYTES = 32 * 1024 * 1024
+#: How many commands other than rows and positions wait for a connection.
+MAX_KEPT = 10_000
+
+_Pending = tuple[str, bytes, Sequence[bytes]]
+
+
+class RedisSender:
+    """Publishes lines on channels, over whatever connection there is.
+
+    :param clock: the reactor.
+    :param name: for the observer.
+    :param on_lost: called with how many publishes were or may have been lost, on
+        the next connection, before anything else is published. It publishes our
+        positions, before it returns.
+    :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`; past it the
+        connection is cut, since Redis does not read.
+    :ivar connected: whether there is a connection to publish on.
+    :ivar receivers: how many processes got the newest message that was
+        acknowledged, this one included; 1 may mean a wrong server name or Redis.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        observer: ReplicationObserver,
+        name: str,
+        on_lost: Callable[[int], None],
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        self._clock = clock
+        self._observer = observer
+        self._name = name
+        self._on_lost = on_lost
+        self._max_pending_bytes = max_pending_bytes
+        self._protocol: RedisSenderProtocol | None = None
+        self._pending: list[_Pending] = []
+        self._pending_bytes = 0
+        self._flush_call: IDelayedCall | None = None
+        self._paused = False
+        self._kept: deque[tuple[str, bytes, bytes]] = deque()
+        self._lost = 0
+        self._waiters: list[Deferred[None]] = []
+        self.receivers: int | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._protocol is not None
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many publishes were written and not answered yet."""
+        return 0 if self._protocol is None else self._protocol.unacknowledged
+
+    @property
+    def lost(self) -> int:
+        """How many publishes were lost since the last announcement."""
+        return self._lost
+
+    def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
+        """Publish lines of one command, in order, one message each.
+
+        They are written at the end of this turn of the reactor. Never raises.
+        """
+        if not lines:
+            return
+        if self._protocol is None:
+            self._keep(command_name, channel.encode(), lines)
+            return
+        self._pending.append((command_name, channel.encode(), lines))
+        self._pending_bytes += sum(map(len, lines))
+        if self._pending_bytes > self._max_pending_bytes:
+            self._protocol.cut(
+                f"Redis does not read: {self._pending_bytes} bytes wait for it"
+            )
+            self._drop_protocol(self._protocol.unacknowledged)
+        elif self._flush_call is None and not self._paused:
+            self._flush_call = self._clock.callLater(0, self._flush_later)
+
+    def flush(self) -> None:
+        """Write what waits, unless the transport asked for a pause."""
+        protocol = self._protocol
+        if protocol is None or self._paused or not self._pending:
+            return
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        data: list[bytes] = []
+        counts: dict[str, int] = {}
+        for command_name, channel, lines in pending:
+            data += encode_publishes(channel, lines)
+            counts[command_name] = counts.get(command_name, 0) + len(lines)
+        protocol.write_publishes(data)
+        for command_name, count in counts.items():
+            self._observer.commands_sent(self._name, command_name, count)
+
+    def _flush_later(self) -> None:
+        self._flush_call = None
+        self.flush()
+
+    def _keep(self, command_name: str, channel: bytes, lines: Sequence[bytes]) -> None:
+        """Set aside what can be sent later; count the rest as lost."""
+        if command_name in _RECOVERABLE:
+            self._lost += len(lines)
+            return
+        room = MAX_KEPT - len(self._kept)
+        self._kept.extend((command_name, channel, line) for line in lines[:room])
+        if len(lines) > room:
+            self._lost += len(lines) - room
+
+    def drained(self) -> Deferred[None]:
+        """Fire when all that was published was acknowledged, or is lost."""
+        waiter: Deferred[None] = Deferred()
+        self._waiters.append(waiter)
+        self.flush()
+        self.wake_drained()
+        return waiter
+
+    def wake_drained(self) -> None:
+        """Look whether :meth:`drained` is true now."""
+        if self._waiters and not self._pending and not self.unacknowledged:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.callback(None)
+
+    # -- what the connection tells --------------------------------------------------
+
+    def connection_up(self, protocol: RedisSenderProtocol) -> None:
+        """Publish on this connection from now on."""
+        self._protocol = protocol
+        self._paused = False
+        if self._lost:
+            try:
+                self._on_lost(self._lost)
+            except Exception as error:  # noqa: BLE001 -- told, and tried again
+                self._observer.failure("announcing positions again", error)
+                protocol.cut("our positions could not be announced")
+                self._drop_protocol(0)
+                return
+            self._lost = 0
+        kept, self._kept = self._kept, deque()
+        for command_name, channel, line in kept:
+            self.publish(command_name, channel.decode(), [line])
+
+    def connection_down(self, protocol: RedisSenderProtocol, count: int) -> None:
+        """Take note that a connection ended with ``count`` unanswered publishes."""
+        if protocol is self._protocol:
+            self._drop_protocol(count)
+
+    def _drop_protocol(self, unacknowledged: int) -> None:
+        self._protocol = None
+        if self._flush_call is not None:
+            self._flush_call.cancel()
+            self._flush_call = None
+        self._lost += unacknowledged
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        for command_name, channel, lines in pending:
+            self._keep(command_name, channel, lines)
+        self.wake_drained()
+
+    def pause(self) -> None:
+        """Write no more for now: the transport's buffer is full."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Write on."""
+        self._paused = False
+        self.flush()
+
+
+@implementer(IPushProducer)
+class _SenderProducer:
+    """What the transport pauses. The protocol's own methods pause its reading."""
+
+    def __init__(self, sender: RedisSender) -> None:
+        self._sender = sender
+
+    def pauseProducing(self) -> None:
+        self._sender.pause()
+
+    def resumeProducing(self) -> None:
+        self._sender.resume()
+
+    def stopProducing(self) -> None:
+        """Do nothing; ``connectionLost`` follows."""
+
+
+class RedisSenderProtocol(RedisProtocol):
+    """One connection for publishing, and for txredisapi's commands beside.
+
+    :ivar unacknowledged: publishes that were written and not answered yet.
+    """
+
+    factory: SenderFactory
+
+    def connectionMade(self) -> Any:
+        #: What the next replies answer, in order: a run of so many publishes, or,
+        #: for 0, one of txredisapi's commands.
+        self._awaited: deque[int] = deque()
+        self.unacknowledged = 0
+        self._proved = False
+        return super().connectionMade()
+
+    def connectionLost(self, why: Failure) -> None:
+        self._awaited.clear()
+        count, self.unacknowledged = self.unacknowledged, 0
+        self.factory.sender.connection_down(self, count)
+        super().connectionLost(why)
+
+    def link_established(self) -> None:
+        super().link_established()
+        self.transport.registerProducer(_SenderProducer(self.factory.sender), True)
+        self.factory.sender.connection_up(self)
+
+    def close(self) -> None:
+        # A TLS transport with a producer waits for it before it closes.
+        self.transport.unregisterProducer()
+        super().close()
+
+    def write_publishes(self, data: list[bytes]) -> None:
+        """Write PUBLISH commands that were encoded already, at once."""
+        self.unacknowledged += len(data)
+        if self._awaited and self._awaited[-1]:
+            self._awaited[-1] += len(data)
+        else:
+            self._awaited.append(len(data))
+        self.transport.write(b"".join(data))
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        self._awaited.append(0)
+        try:
+            return super().execute_command(*args, **kwargs)
+        except BaseException:
+            # Nothing was written, so nothing will be answered.
+            self._awaited.pop()
+            raise
+
+    def read_replies(self) -> bool:
+        gets = self._reader.gets
+        awaited = self._awaited
+        reply = gets()
+        if reply is False:
+            return False
+        acknowledged = 0
+        refusal = None
+        while reply is not False:
+            if awaited and awaited[0]:
+                if not isinstance(reply, int):
+                    refusal = reply
+                    break
+                acknowledged += 1
+                self.factory.sender.receivers = reply
+                if awaited[0] == 1:
+                    awaited.popleft()
+                else:
+                    awaited[0] -= 1
+            else:
+                if awaited:
+                    awaited.popleft()
+                self.replyReceived(self.tryConvertData(reply))
+            reply = gets()
+        self.unacknowledged -= acknowledged
+        if refusal is not None:
+            # Counted as lost with all behind it; our positions go out again.
+            self.cut(f"Redis refuses to publish: {refusal}")
+        elif acknowledged and not self._proved:
+            self._proved = True
+            self.link_proved()
+        self.factory.sender.wake_drained()
+        return True
+
+
+class SenderFactory(SynapseRedisFactory):
+    """Keeps the connection of one :class:`RedisSender`."""
+
+    protocol = RedisSenderProtocol
+
+    def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sender = sender

@@ -1,0 +1,216 @@
+"""Receiving: the subscription, as a connection of the handler.
+
+Theory of operation: SUBSCRIBE goes out when Redis let us in; when all channels
+are confirmed, and not before, the handler hears of the connection and asks
+everybody for positions, so that no answer can be missed. From then on the
+messages that arrived together go to the handler together.
+
+What the handler sends on this connection is published by the process's
+:class:`~synapse_replication.redis.sender.RedisSender`: a connection that
+subscribed can say nothing else.
+
+Spec, section 4; cases C1, C14, C16, C22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import txredisapi
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+
+from synapse_replication.errors import LineTooLongError, RemoteProtocolError
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.observer import CloseReason
+from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
+from synapse_replication.redis.resp import encode
+from synapse_replication.redis.sender import RedisSender
+from synapse_replication.wire.batching import ReceivedItem, read_lines
+from synapse_replication.wire.commands import Command, encode_command
+
+__all__ = [
+    "MAX_LINE_LENGTH",
+    "ConnectionHandler",
+    "RedisSubscriber",
+    "SubscriberFactory",
+]
+
+#: The longest line that is published, in bytes. Redis would take 512 MiB.
+MAX_LINE_LENGTH = 1024 * 1024
+#: Commands that are published on a channel of their own, and its suffix.
+_OWN_CHANNEL = {"USER_IP": "/USER_IP"}
+
+
+class ConnectionHandler(Protocol):
+    """What is asked of the command handler."""
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """Take note of a connection that can send and receive."""
+        ...
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """Forget a connection."""
+        ...
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Take what arrived together, in order."""
+        ...
+
+
+class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
+    """One subscribed connection; a ``ReplicationConnection``."""
+
+    factory: SubscriberFactory
+    relays = False
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return self.factory.name
+
+    def connectionMade(self) -> Any:
+        self._unconfirmed: set[bytes] = set()
+        self._reading_paused = False
+        self._pong_timer: IDelayedCall | None = None
+        return super().connectionMade()
+
+    def authenticated(self) -> None:
+        channels = [channel.encode() for channel in self.factory.channels]
+        self._unconfirmed = set(channels)
+        self.transport.write(encode(b"SUBSCRIBE", *channels))
+
+    def connectionLost(self, why: Failure) -> None:
+        self._stop_pong_timer()
+        established = self.established
+        super().connectionLost(why)
+        if established:
+            self.factory.command_handler.lost_connection(self)
+
+    def read_replies(self) -> bool:
+        gets = self._reader.gets
+        reply = gets()
+        if reply is False:
+            return False
+        self._stop_pong_timer()
+        lines: list[bytes] = []
+        while reply is not False:
+            if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
+                lines.append(reply[2])
+            else:
+                self._other_reply(reply)
+            reply = gets()
+        # What came before the confirmation is nobody's: REPLICATE will be asked.
+        if lines and self.established:
+            self.factory.command_handler.received(self, read_lines(lines))
+        return True
+
+    def _other_reply(self, reply: Any) -> None:
+        if isinstance(reply, list) and reply and reply[0] == b"subscribe":
+            self._unconfirmed.discard(reply[1])
+            if not self._unconfirmed and not self.established:
+                self._subscribed()
+        elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
+            self.cut(f"Redis refuses SUBSCRIBE: {reply}")
+        elif isinstance(reply, list):
+            pass  # The answer to our PING.
+        else:
+            # To AUTH and SELECT.
+            self.replyQueue.put(self.tryConvertData(reply))
+
+    def _subscribed(self) -> None:
+        self.link_established()
+        self.link_proved()
+        self.factory.command_handler.new_connection(self)
+
+    # -- keep-alive -----------------------------------------------------------------
+
+    def keep_alive(self) -> None:
+        # While we do not read, no answer can be seen.
+        if self._reading_paused or self._pong_timer is not None:
+            return
+        self.transport.write(encode(b"PING"))
+        self._pong_timer = self.factory.reactor_clock.callLater(
+            self.factory.replyTimeout, self._silent
+        )
+
+    def _silent(self) -> None:
+        self._pong_timer = None
+        self.cut(
+            f"nothing came within {self.factory.replyTimeout:g} s of a PING",
+            CloseReason.TIMED_OUT,
+        )
+
+    def _stop_pong_timer(self) -> None:
+        timer, self._pong_timer = self._pong_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    # -- ReplicationConnection ------------------------------------------------------
+
+    def send_command(self, command: Command) -> None:
+        """Publish one command.
+
+        :raises LineTooLongError: its line is too long; nothing was published.
+        :raises LocalProtocolError: a field holds what a line cannot say.
+        """
+        self.send_lines(command.NAME, [encode_command(command)])
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        """Publish lines of one command, in order.
+
+        :raises LineTooLongError: one is too long; none was published.
+        """
+        longest = max(map(len, lines), default=0)
+        if longest > MAX_LINE_LENGTH:
+            raise LineTooLongError(command_name, longest, MAX_LINE_LENGTH)
+        channel = self.factory.server_name + _OWN_CHANNEL.get(command_name, "")
+        self.factory.sender.publish(command_name, channel, lines)
+
+    def close_with_error(self, text: str) -> None:
+        """Tell the observer; those behind Redis are many, and the link stays."""
+        self.factory.observer.line_refused(self.name, RemoteProtocolError(text))
+
+    def pause_producing(self) -> None:
+        """Read no more for now. Redis will cut us off if that takes long."""
+        if not self._reading_paused and not self._lost:
+            self._reading_paused = True
+            self._stop_pong_timer()
+            self.transport.pauseProducing()
+
+    def resume_producing(self) -> None:
+        """Read on."""
+        if self._reading_paused and not self._lost:
+            self._reading_paused = False
+            self.transport.resumeProducing()
+
+
+class SubscriberFactory(SynapseRedisFactory):
+    """Keeps a subscription up for ever.
+
+    :param server_name: the channel of all commands.
+    :param channels: more channels, by what follows ``<server_name>/``.
+    :param command_handler: hears of each connection and of what arrives.
+    :param sender: publishes what is sent on the connections.
+    """
+
+    protocol = RedisSubscriber
+
+    def __init__(
+        self,
+        *args: Any,
+        server_name: str,
+        channels: Sequence[str],
+        command_handler: ConnectionHandler,
+        sender: RedisSender,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.server_name = server_name
+        self.channels = [server_name, *(f"{server_name}/{name}" for name in channels)]
+        # txredisapi has a handler of its own.
+        self.command_handler = command_handler
+        self.sender = sender
