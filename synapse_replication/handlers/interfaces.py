@@ -29,8 +29,8 @@ __all__ = [
     "ReplicationConnection",
     "ReplicationHost",
     "RowSink",
-    "SyncingUser",
     "StreamDirectory",
+    "SyncingUser",
 ]
 
 

@@ -45,10 +45,7 @@ class DiscardReason(enum.Enum):
 
 @attrs.frozen
 class CatchUp:
-    """One catch-up: a writer's rows in ``(from_token, upto_token]`` are fetched.
-
-
-    """
+    """One catch-up: a writer's rows in ``(from_token, upto_token]`` are fetched."""
 
     stream_name: str
     instance_name: str

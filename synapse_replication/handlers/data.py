@@ -1,0 +1,180 @@
+"""The end of the road: rows go to the host, then its streams move on.
+
+Theory of operation: :class:`ReplicationDataHandler` stands between the command
+handler and the host's own sink. The host gets the rows *first*, so that it can
+drop what it has cached; only then the stream's position moves, and only then those
+who wait for that position go on. So nobody who saw a position reads older data.
+
+Waiters are kept by (stream, writer), in order of position; each wakes on its writer
+alone. One that times out or is cancelled leaves nothing behind.
+
+Spec, section 5; cases C41, C43, C44.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Awaitable, Callable, Mapping
+from operator import attrgetter
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from synapse_replication.errors import WaitTimeoutError
+from synapse_replication.handlers.interfaces import Clock, DelayedCall, RowSink
+from synapse_replication.streams.stream import Stream
+
+__all__ = ["AdvancingStream", "LargestToken", "ReplicationDataHandler"]
+
+
+class AdvancingStream(Stream, Protocol):
+    """A stream that is told where its writers stand."""
+
+    def advance(self, instance_name: str, token: int) -> None:
+        """Take note that a writer's rows up to ``token`` were handled here."""
+        ...
+
+
+class LargestToken(Protocol):
+    """Tells the largest token of a stream that any writer may have allocated."""
+
+    def __call__(self, stream_name: str) -> Awaitable[int | None]:
+        """Give the token; ``None`` if it cannot be told."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    position: int
+    reached: Deferred[None]
+    time_out: DelayedCall | None = None
+
+
+_by_position: Callable[[_Waiter], int] = attrgetter("position")
+
+
+class ReplicationDataHandler:
+    """A row sink that hands on, then advances the streams, then wakes who waits.
+
+    Used in the reactor's thread only.
+
+    :param streams: by name.
+    :param sink: the host's own.
+    :param largest_token: what the positions that are waited for are capped to. A
+        token that nobody allocated (of a database that was restored, say) would
+        be waited for in vain.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, AdvancingStream],
+        sink: RowSink,
+        clock: Clock,
+        *,
+        largest_token: LargestToken | None = None,
+    ) -> None:
+        self._streams = streams
+        self._sink = sink
+        self._clock = clock
+        self._largest_token = largest_token
+        self._waiters: dict[tuple[str, str], list[_Waiter]] = {}
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Hand rows on, then advance. A late token moves nothing."""
+        waiting = self._sink.on_rdata(stream_name, instance_name, token, rows)
+        if waiting is not None:
+            return self._advance_after(
+                waiting, self._advance, stream_name, instance_name, token
+            )
+        self._advance(stream_name, instance_name, token)
+        return None
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None] | None:
+        """Hand a position on, then take it, also if it is an earlier one."""
+        waiting = self._sink.on_position(stream_name, instance_name, token)
+        if waiting is not None:
+            return self._advance_after(
+                waiting, self._move, stream_name, instance_name, token
+            )
+        self._move(stream_name, instance_name, token)
+        return None
+
+    async def _advance_after(
+        self,
+        waiting: Awaitable[None],
+        advance: Callable[[str, str, int], None],
+        stream_name: str,
+        instance_name: str,
+        token: int,
+    ) -> None:
+        await waiting
+        advance(stream_name, instance_name, token)
+
+    def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
+        if token > self._streams[stream_name].current_token(instance_name):
+            self._move(stream_name, instance_name, token)
+
+    def _move(self, stream_name: str, instance_name: str, token: int) -> None:
+        self._streams[stream_name].advance(instance_name, token)
+        waiters = self._waiters.get((stream_name, instance_name))
+        if waiters is None:
+            return
+        reached = []
+        while waiters and waiters[0].position <= token:
+            reached.append(waiters.pop(0))
+        if not waiters:
+            del self._waiters[stream_name, instance_name]
+        # The list is in order before anybody acts on it.
+        for waiter in reached:
+            if waiter.time_out is not None:
+                waiter.time_out.cancel()
+            waiter.reached.callback(None)
+
+    async def wait_for_stream_position(
+        self,
+        instance_name: str,
+        stream_name: str,
+        position: int,
+        timeout: float = 10.0,
+    ) -> None:
+        """Wait until a writer's rows up to ``position`` were handled here.
+
+        :param timeout: s at most.
+        :raises WaitTimeoutError: they were not, in time.
+        """
+        stream = self._streams[stream_name]
+        if position <= stream.current_token(instance_name):
+            return
+        if self._largest_token is not None:
+            largest = await self._largest_token(stream_name)
+            if largest is not None:
+                position = min(position, largest)
+            if position <= stream.current_token(instance_name):
+                return
+        key = stream_name, instance_name
+        waiter = _Waiter(position, Deferred(lambda _: self._forget(key, waiter)))
+        waiter.time_out = self._clock.call_later(timeout, self._give_up, key, waiter)
+        insort(self._waiters.setdefault(key, []), waiter, key=_by_position)
+        await waiter.reached
+
+    def _give_up(self, key: tuple[str, str], waiter: _Waiter) -> None:
+        waiter.time_out = None
+        self._forget(key, waiter)
+        stream_name, instance_name = key
+        current = self._streams[stream_name].current_token(instance_name)
+        waiter.reached.errback(
+            WaitTimeoutError(stream_name, instance_name, waiter.position, current)
+        )
+
+    def _forget(self, key: tuple[str, str], waiter: _Waiter) -> None:
+        if waiter.time_out is not None:
+            waiter.time_out.cancel()
+        waiters = self._waiters[key]
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiters[key]

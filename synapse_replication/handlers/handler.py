@@ -1,0 +1,388 @@
+"""The command handler: the middle of replication in a process.
+
+Theory of operation: connections, of whatever kind, give it what they receive and
+are given what it sends. Rows and positions go to the
+:class:`~synapse_replication.handlers.receiver.StreamReceiver` of their stream;
+every other command goes straight to the host. What this process sends goes to all
+its connections.
+
+``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the
+host has something to wait for, and only then a background process is started.
+
+Counting commands and refused lines is the connections' affair.
+
+Spec, sections 5 and 6; cases C1, C2, C11, C17 to C20, C51, C54.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.errors import (
+    LocalProtocolError,
+    StreamConfigurationError,
+    UnknownCommandError,
+)
+from synapse_replication.handlers.interfaces import (
+    ReplicationConnection,
+    ReplicationHost,
+)
+from synapse_replication.handlers.links import Link
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
+from synapse_replication.handlers.sender import CommandSender
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
+from synapse_replication.wire.commands import (
+    CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
+    FederationAckCommand,
+    InvalidateCacheCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    PositionCommand,
+    RdataCommand,
+    RemoteServerUpCommand,
+    RemovePusherCommand,
+    ReplicateCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
+
+__all__ = ["HandlerOptions", "ReplicationCommandHandler"]
+
+_Waiting: TypeAlias = Awaitable[None] | None
+
+
+@attrs.frozen
+class HandlerOptions:
+    """How a command handler behaves.
+
+    :ivar passive: send nothing at all, REPLICATE included.
+    :ivar receiver: the bounds of each received stream.
+    """
+
+    passive: bool = False
+    receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
+
+
+class ReplicationCommandHandler(CommandSender):
+    """Takes commands from all connections and sends to all of them.
+
+    Used in the reactor's thread only. After :meth:`start_replication` no channel
+    can be added.
+
+    :raises StreamConfigurationError: the host writes a stream that it does not
+        know.
+    """
+
+    def __init__(
+        self,
+        host: ReplicationHost,
+        observer: ReplicationObserver,
+        *,
+        options: HandlerOptions | None = None,
+    ) -> None:
+        options = options or HandlerOptions()
+        super().__init__(host, observer, passive=options.passive)
+        self._is_started = False
+        self._channels: list[str] = []
+        if host.stores_user_ips:
+            self.subscribe_to_channel(UserIpCommand.NAME)
+        self._receivers = {
+            name: StreamReceiver(
+                stream,
+                host.rows,
+                host.clock,
+                host.run_as_background_process,
+                observer,
+                options.receiver,
+            )
+            for name, stream in host.streams.get_streams().items()
+        }
+        for stream in self.get_streams_to_replicate():
+            if stream.description.name not in self._receivers:
+                raise StreamConfigurationError(
+                    f"{self._instance_name} writes {stream.description.name}, which "
+                    "is not among its streams; add it there"
+                )
+        self._handlers: dict[type[Command], Callable[..., _Waiting]] = {
+            ReplicateCommand: self.on_REPLICATE,
+            PositionCommand: self.on_POSITION,
+            RdataCommand: self.on_RDATA,
+            UserSyncCommand: self.on_USER_SYNC,
+            ClearUserSyncsCommand: self.on_CLEAR_USER_SYNC,
+            FederationAckCommand: self.on_FEDERATION_ACK,
+            UserIpCommand: self.on_USER_IP,
+            RemoteServerUpCommand: self.on_REMOTE_SERVER_UP,
+            LockReleasedCommand: self.on_LOCK_RELEASED,
+            NewActiveTaskCommand: self.on_NEW_ACTIVE_TASK,
+            CancelTaskCommand: self.on_CANCEL_TASK,
+            RemovePusherCommand: self.on_REMOVE_PUSHER,
+            InvalidateCacheCommand: self.on_INVALIDATE_CACHE,
+        }
+
+    # -- start and end ----------------------------------------------------------------
+
+    def subscribe_to_channel(self, channel_name: str) -> None:
+        """Hear a Redis channel besides the main one.
+
+        :param channel_name: what follows ``<server_name>/``.
+        :raises LocalProtocolError: replication was started already.
+        """
+        if self._is_started:
+            raise LocalProtocolError(
+                f"cannot subscribe to {channel_name} any more: replication was "
+                "started; do it before start_replication"
+            )
+        if channel_name not in self._channels:
+            self._channels.append(channel_name)
+
+    def start_replication(self) -> tuple[str, ...]:
+        """Say which channels to subscribe to besides the main one, once and for all."""
+        self._is_started = True
+        return tuple(self._channels)
+
+    async def wait_until_idle(self) -> None:
+        """Wait until all rows and positions that arrived were handled."""
+        for receiver in self._receivers.values():
+            await receiver.wait_until_empty()
+
+    # -- connections --------------------------------------------------------------------
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """Begin with a connection that is established.
+
+        A peer that connected to us asks with REPLICATE when it is ready. Where we
+        connected, we ask, and tell our positions unasked: over Redis nobody else
+        knows that we came.
+        """
+        self._links[connection] = Link(connection)
+        self._observer.connections_changed(len(self._links))
+        if not connection.relays:
+            self._send_to(connection, ReplicateCommand())
+            self.announce_positions(connection)
+        identity = self._host.identity
+        for user in self._host.commands.get_currently_syncing_users():
+            self._send_to(
+                connection,
+                UserSyncCommand(
+                    identity.instance_id,
+                    user.user_id,
+                    user.device_id,
+                    True,
+                    user.last_sync_ms,
+                ),
+            )
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """End with a connection: what depended on it is forgotten."""
+        link = self._links.pop(connection, None)
+        if link is not None:
+            link.lose()
+            self._observer.connections_changed(len(self._links))
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Take what arrived on a connection, in order."""
+        link = self._links.get(connection)
+        if link is None:
+            # Closed, and the rest of what was read with it.
+            return
+        for item in items:
+            if isinstance(item, RdataRun):
+                self._take_rows(link, item)
+            elif isinstance(item, RefusedLine):
+                self._take_refusal(link, item)
+            else:
+                self._take_command(connection, item)
+
+    def _take_rows(self, link: Link, run: RdataRun) -> None:
+        receiver = self._receivers.get(run.stream_name)
+        if run.instance_name == self._instance_name:
+            reason = DiscardReason.OWN_ECHO
+        elif receiver is None:
+            reason = DiscardReason.UNKNOWN_STREAM
+        else:
+            receiver.put_rows(link, run)
+            return
+        self._observer.discarded(
+            run.stream_name, run.instance_name, reason, len(run.rows)
+        )
+
+    def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
+        if refused.stream_name is not None and refused.instance_name is not None:
+            receiver = self._receivers.get(refused.stream_name)
+            if receiver is not None and refused.instance_name != self._instance_name:
+                receiver.put_lost_row(link, refused.instance_name)
+        # A newer peer's command is no reason to part.
+        if not isinstance(refused.error, UnknownCommandError):
+            link.connection.close_with_error(str(refused.error))
+
+    def _take_command(
+        self, connection: ReplicationConnection, command: Command
+    ) -> None:
+        handle = self._handlers.get(type(command))
+        if handle is None:
+            return
+        name = command.NAME
+        try:
+            waiting = handle(connection, command)
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._observer.failure(f"handling {name}", error)
+            return
+        if waiting is not None:
+            description = f"replication_{name}"
+            self._host.run_as_background_process(
+                description, lambda: self._wait(description, waiting)
+            )
+
+    async def _wait(self, description: str, waiting: Awaitable[None]) -> None:
+        with self._observer.background_process(description):
+            try:
+                await waiting
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                self._observer.failure(description, error)
+
+    # -- commands, by name ---------------------------------------------------------------
+
+    def on_REPLICATE(
+        self, connection: ReplicationConnection, command: ReplicateCommand
+    ) -> _Waiting:
+        """Tell our positions to who asks."""
+        self.announce_positions(connection)
+        return None
+
+    def on_POSITION(
+        self, connection: ReplicationConnection, command: PositionCommand
+    ) -> _Waiting:
+        """Compare a writer's position with ours, after the rows before it."""
+        link = self._links.get(connection)
+        receiver = self._receivers.get(command.stream_name)
+        if command.instance_name == self._instance_name:
+            reason = DiscardReason.OWN_ECHO
+        elif receiver is None:
+            reason = DiscardReason.UNKNOWN_STREAM
+        else:
+            if link is not None:
+                receiver.put_position(link, command)
+            return None
+        self._observer.discarded(command.stream_name, command.instance_name, reason, 1)
+        return None
+
+    def on_RDATA(
+        self, connection: ReplicationConnection, command: RdataCommand
+    ) -> _Waiting:
+        """Take one row that was parsed already."""
+        link = self._links.get(connection)
+        if link is not None:
+            self._take_rows(
+                link,
+                RdataRun(
+                    command.stream_name,
+                    command.instance_name,
+                    [command.token],
+                    [encode_json(command.row)],
+                ),
+            )
+        return None
+
+    def on_USER_SYNC(
+        self, connection: ReplicationConnection, command: UserSyncCommand
+    ) -> _Waiting:
+        """Tell the host that a user began or ceased to sync elsewhere."""
+        if command.instance_id == self._host.identity.instance_id:
+            return None
+        return self._host.commands.on_user_sync(
+            command.instance_id,
+            command.user_id,
+            command.device_id,
+            command.is_syncing,
+            command.last_sync_ms,
+        )
+
+    def on_CLEAR_USER_SYNC(
+        self, connection: ReplicationConnection, command: ClearUserSyncsCommand
+    ) -> _Waiting:
+        """Tell the host that nobody syncs with a process any more."""
+        if command.instance_id == self._host.identity.instance_id:
+            return None
+        return self._host.commands.on_clear_user_sync(command.instance_id)
+
+    def on_FEDERATION_ACK(
+        self, connection: ReplicationConnection, command: FederationAckCommand
+    ) -> _Waiting:
+        """Tell the host how far a federation sender has got."""
+        return self._host.commands.on_federation_ack(
+            command.instance_name, command.token
+        )
+
+    def on_USER_IP(
+        self, connection: ReplicationConnection, command: UserIpCommand
+    ) -> _Waiting:
+        """Tell the host that a client was seen, if the host stores that."""
+        if not self._host.stores_user_ips:
+            return None
+        return self._host.commands.on_user_ip(
+            command.user_id,
+            command.access_token,
+            command.ip,
+            command.user_agent,
+            command.device_id,
+            command.last_seen,
+        )
+
+    def on_REMOTE_SERVER_UP(
+        self, connection: ReplicationConnection, command: RemoteServerUpCommand
+    ) -> _Waiting:
+        """Tell the host that a remote server is reachable, and relay it."""
+        self._relay(connection, command)
+        return self._host.commands.on_remote_server_up(command.data)
+
+    def on_LOCK_RELEASED(
+        self, connection: ReplicationConnection, command: LockReleasedCommand
+    ) -> _Waiting:
+        """Tell the host that a lock may be had, and relay it."""
+        if command.instance_name == self._instance_name:
+            return None
+        self._relay(connection, command)
+        return self._host.commands.on_lock_released(
+            command.instance_name, command.lock_name, command.lock_key
+        )
+
+    def on_NEW_ACTIVE_TASK(
+        self, connection: ReplicationConnection, command: NewActiveTaskCommand
+    ) -> _Waiting:
+        """Tell the host that a task waits to be run."""
+        return self._host.commands.on_new_active_task(command.data)
+
+    def on_CANCEL_TASK(
+        self, connection: ReplicationConnection, command: CancelTaskCommand
+    ) -> _Waiting:
+        """Tell the host that a task is to be cancelled."""
+        return self._host.commands.on_cancel_task(command.data)
+
+    def on_REMOVE_PUSHER(
+        self, connection: ReplicationConnection, command: RemovePusherCommand
+    ) -> _Waiting:
+        """Tell the host what an older peer asks: to remove a pusher."""
+        return self._host.commands.on_remove_pusher(
+            command.app_id, command.push_key, command.user_id
+        )
+
+    def on_INVALIDATE_CACHE(
+        self, connection: ReplicationConnection, command: InvalidateCacheCommand
+    ) -> _Waiting:
+        """Tell the host what an older peer asks: to drop a cached answer."""
+        return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
+
+    def _relay(self, connection: ReplicationConnection, command: Command) -> None:
+        if connection.relays:
+            for other in list(self._links):
+                if other is not connection:
+                    self._send_to(other, command)

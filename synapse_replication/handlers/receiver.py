@@ -1,0 +1,593 @@
+"""One received stream: from queued rows and positions to the host's row sink.
+
+Theory of operation: everything about a stream that arrives, on any connection,
+goes through one queue, one item at a time. Rows are still JSON text there; they
+are decoded here, as many together as came together.
+
+A writer that is *live* on a link has its rows handed on as they come. All that may
+go wrong has one answer, a *catch-up* of that writer: a gap before a POSITION, a row
+that cannot be decoded, a batch of which a row was lost, a host that failed, a queue
+that was full. While a writer catches up, its rows are not handed on; they only
+raise the target. The catch-up goes a page at a time and gives way to whatever else
+waits in the queue, so other writers of the stream go on. It ends when the rows up
+to the target are handed on; then the writer is live again. A failed attempt is made
+again later, with back-off, from the last token that was handed on. It ends with its
+connection: the next POSITION, on another one, finds the gap by itself.
+
+Invariant: a writer's position passes a token only when all of its rows up to there
+were handed on, or its POSITION said that there are none.
+
+Spec, section 5; cases C3, C4, C7 to C10, C46, C53, C57, C59.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import lt
+from typing import Any, TypeAlias
+
+import attrs
+
+from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
+from synapse_replication.handlers.links import (
+    CatchUpRun,
+    CatchUpStep,
+    Collapsed,
+    Link,
+    LostRow,
+    WriterState,
+)
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    DiscardReason,
+    ReplicationObserver,
+)
+from synapse_replication.handlers.queues import DrainedQueue, Pacer, Queued
+from synapse_replication.streams.catchup import (
+    Backoff,
+    Gap,
+    Redundant,
+    Reset,
+    check_page,
+    plan_catch_up,
+    plan_reset,
+)
+from synapse_replication.streams.stream import JsonValue, Stream
+from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.commands import PositionCommand
+
+__all__ = ["ReceiverOptions", "StreamReceiver"]
+
+_Item: TypeAlias = RdataRun | PositionCommand | LostRow | Collapsed | CatchUpStep
+
+#: What a row costs in memory besides its text, bytes, about.
+_ROW_OVERHEAD = 80
+#: Rows that are decoded and handed on without a look at the clock.
+_SLICE = 100
+
+
+@attrs.frozen
+class ReceiverOptions:
+    """The bounds of a received stream.
+
+    :ivar max_queue_size: bytes that wait in its queue; beyond, rows are fetched
+        again instead.
+    :ivar max_batch_rows: rows of an unfinished batch; beyond, they are fetched
+        when the batch is finished.
+    :ivar break_after_rows: rows handled before the reactor gets its turn.
+    :ivar break_after_seconds: s of handling before the reactor gets its turn.
+    :ivar backoff: between attempts to catch up.
+    """
+
+    max_queue_size: int = 8 * 1024 * 1024
+    max_batch_rows: int = 10_000
+    break_after_rows: int = 2_000
+    break_after_seconds: float = 0.01
+    backoff: Backoff = attrs.field(factory=Backoff)
+
+
+class StreamReceiver:
+    """Receives one stream, of all its writers, on all links.
+
+    Used in the reactor's thread only.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        sink: RowSink,
+        clock: Clock,
+        run_as_background_process: BackgroundRunner,
+        observer: ReplicationObserver,
+        options: ReceiverOptions,
+    ) -> None:
+        self._stream = stream
+        self._description = stream.description
+        self._name = stream.description.name
+        self._sink = sink
+        self._clock = clock
+        self._observer = observer
+        self._options = options
+        self._pacer = Pacer(
+            clock, options.break_after_rows, options.break_after_seconds
+        )
+        self._queue: DrainedQueue[tuple[Link, _Item]] = DrainedQueue(
+            self._name,
+            self._consume,
+            self._collapse,
+            run_as_background_process,
+            observer,
+            self._pacer,
+            options.max_queue_size,
+        )
+
+    # -- from the handler ---------------------------------------------------------
+
+    def put_rows(self, link: Link, run: RdataRun) -> None:
+        """Take rows of one writer, in their order of arrival."""
+        count = len(run.rows)
+        self._observer.rows_received(self._name, count)
+        size = sum(map(len, run.rows)) + count * _ROW_OVERHEAD
+        self._queue.put((link, run), count, size)
+
+    def put_lost_row(self, link: Link, instance_name: str) -> None:
+        """Take note, in its place, of a row that could not be read."""
+        self._queue.put((link, LostRow(instance_name)), 1, _ROW_OVERHEAD)
+
+    def put_position(self, link: Link, position: PositionCommand) -> None:
+        """Take a writer's announcement; drop it at once if it says nothing new."""
+        instance_name = position.instance_name
+        state = link.writers.get((self._name, instance_name))
+        if (
+            state is not None
+            and state.is_live
+            and not self._description.resettable
+            and position.new_token <= self._stream.current_token(instance_name)
+        ):
+            self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+            return
+        self._queue.put((link, position), 1, _ROW_OVERHEAD)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until everything that arrived was handled."""
+        await self._queue.wait_until_empty()
+
+    # -- the queue ------------------------------------------------------------------
+
+    async def _consume(self, queued: tuple[Link, _Item]) -> None:
+        link, item = queued
+        if isinstance(item, RdataRun):
+            await self._take_rows(link, item)
+        elif isinstance(item, PositionCommand):
+            await self._take_position(link, item)
+        elif isinstance(item, CatchUpStep):
+            item.catch_up.is_queued = False
+            if item.state.catch_up is item.catch_up:
+                await self._catch_up(
+                    link, item.instance_name, item.state, item.catch_up
+                )
+        elif isinstance(item, Collapsed):
+            await self._take_collapsed(link, item)
+        else:
+            state = link.writers.get((self._name, item.instance_name))
+            if state is not None:
+                state.pending = []
+                state.has_lost_rows = True
+
+    def _collapse(
+        self, waiting: Iterable[Queued[tuple[Link, _Item]]]
+    ) -> list[Queued[tuple[Link, _Item]]]:
+        kept: list[Queued[tuple[Link, _Item]]] = []
+        collapsed: dict[tuple[Link, str], Collapsed] = {}
+        for queued in waiting:
+            link, item = queued.item
+            if isinstance(item, CatchUpStep):
+                kept.append(queued)
+                continue
+            key = link, item.instance_name
+            if key not in collapsed:
+                collapsed[key] = Collapsed(
+                    item.instance_name, self._description.resettable
+                )
+            collapsed[key].add(item)
+        for (link, instance_name), item in collapsed.items():
+            self._discard(instance_name, DiscardReason.CATCHING_UP, item.rows)
+            item.rows = 0
+            kept.append(Queued((link, item), 1, _ROW_OVERHEAD))
+        return kept
+
+    # -- rows -----------------------------------------------------------------------
+
+    async def _take_rows(self, link: Link, run: RdataRun) -> None:
+        instance_name = run.instance_name
+        state = link.writers.get((self._name, instance_name))
+        if state is None:
+            self._discard(instance_name, DiscardReason.NOT_CONNECTED, len(run.rows))
+            return
+        for start in range(0, len(run.rows), _SLICE):
+            tokens = run.tokens[start : start + _SLICE]
+            rows = run.rows[start : start + _SLICE]
+            await self._take_slice(link, instance_name, state, tokens, rows)
+            if self._pacer.is_due(len(rows)):
+                await self._pacer.take_break()
+
+    async def _take_slice(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        tokens: list[Any],
+        rows: list[bytes],
+    ) -> None:
+        position = self._stream.current_token(instance_name)
+        if (
+            # The usual case: single rows of a live writer, ascending.
+            state.is_live
+            and None not in tokens
+            and tokens[0] > position
+            and all(map(lt, tokens, tokens[1:]))
+            and (typed := self._decode(rows)) is not None
+        ):
+            batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
+            await self._hand_on(
+                link, instance_name, state, batches, position, tokens[-1]
+            )
+            return
+        whole = self._gather(instance_name, state, tokens, rows)
+        if whole:
+            await self._take_batches(link, instance_name, state, position, whole)
+
+    def _gather(
+        self,
+        instance_name: str,
+        state: WriterState,
+        tokens: Sequence[int | None],
+        rows: Sequence[bytes],
+    ) -> list[tuple[int, list[bytes]]]:
+        """Take out the batches that these rows finish; keep what is unfinished."""
+        whole = []
+        pending = state.pending
+        for token, row in zip(tokens, rows, strict=True):
+            pending.append(row)
+            if token is not None:
+                whole.append((token, pending))
+                pending = []
+        if len(pending) > self._options.max_batch_rows:
+            self._discard(instance_name, DiscardReason.CATCHING_UP, len(pending))
+            pending = []
+            state.has_lost_rows = True
+        state.pending = pending
+        return whole
+
+    async def _take_batches(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        position: int,
+        whole: list[tuple[int, list[bytes]]],
+    ) -> None:
+        """Hand on what may be handed on; have the rest fetched.
+
+        Late rows of an idempotent stream are handed on even in a catch-up that
+        has passed them; nothing above what a catch-up has reached is.
+        """
+        highest = max(token for token, _ in whole)
+        start = position
+        batches: list[tuple[int, list[Any]]] = []
+        # The token before the first that must be fetched.
+        fetch_from: int | None = None
+        if state.catch_up is not None:
+            fetch_from = position = max(position, state.catch_up.cursor)
+        for token, texts in whole:
+            is_late = token <= position
+            if is_late and not self._description.idempotent:
+                self._discard(instance_name, DiscardReason.OLD_TOKEN, len(texts))
+            elif state.has_lost_rows:
+                # None of the later ones may overtake it, or it would be passed.
+                fetch_from = _least(fetch_from, token - 1 if is_late else position)
+                self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
+            elif fetch_from is not None and not is_late:
+                self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
+            elif (rows := self._decode(texts)) is None:
+                fetch_from = _least(fetch_from, token - 1 if is_late else position)
+                self._discard(instance_name, DiscardReason.UNDECODABLE, len(texts))
+            else:
+                batches.append((token, rows))
+                position = max(position, token)
+            state.has_lost_rows = False
+        if not await self._hand_on(link, instance_name, state, batches, start, highest):
+            return
+        if fetch_from is not None:
+            self._catch_up_later(link, instance_name, state, fetch_from, highest)
+
+    async def _hand_on(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        batches: Iterable[tuple[int, list[Any]]],
+        position: int,
+        highest: int,
+    ) -> bool:
+        """Give rows to the host.
+
+        :param highest: if the host fails, fetch again up to here.
+        :return: whether the host took them all.
+        """
+        name = self._name
+        on_rdata = self._sink.on_rdata
+        remaining = iter(batches)
+        token = position
+        rows: list[Any] = []
+        try:
+            for token, rows in remaining:
+                waiting = on_rdata(name, instance_name, token, rows)
+                if waiting is not None:
+                    await waiting
+                position = token
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            lost = len(rows) + sum(len(rows) for _, rows in remaining)
+            self._discard(instance_name, DiscardReason.HANDLER_FAILED, lost)
+            self._catch_up_later(
+                link, instance_name, state, min(position, token - 1), highest, error
+            )
+            return False
+        self._position_changed(instance_name)
+        return True
+
+    def _decode(self, texts: Sequence[bytes]) -> list[Any] | None:
+        """Make typed rows of texts; ``None`` if one of them is no row."""
+        try:
+            decoded = self._description.codec.decode(texts)
+        except RowDecodeError as error:
+            self._observer.failure(f"decoding rows of {self._name}", error)
+            return None
+        if decoded.with_extra_fields:
+            self._observer.extra_fields(self._name, decoded.with_extra_fields)
+        return decoded.rows
+
+    # -- positions --------------------------------------------------------------------
+
+    async def _take_position(self, link: Link, position: PositionCommand) -> None:
+        if link.is_lost:
+            return
+        instance_name = position.instance_name
+        state = link.writers.setdefault((self._name, instance_name), WriterState())
+        if state.pending:
+            self._discard(
+                instance_name, DiscardReason.SUPERSEDED_BY_POSITION, len(state.pending)
+            )
+            state.pending = []
+            state.has_lost_rows = True
+        description, new_token = self._description, position.new_token
+        run = state.catch_up
+        if run is None:
+            plan = plan_catch_up(
+                self._stream.current_token(instance_name),
+                position.prev_token,
+                new_token,
+                resettable=description.resettable,
+                held_in_memory=description.held_in_memory,
+            )
+            if isinstance(plan, Redundant):
+                self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+                self._connected(link, instance_name, state)
+                return
+            if isinstance(plan, Reset):
+                run = _reset(plan)
+            elif isinstance(plan, Gap):
+                run = CatchUpRun(plan.from_token, plan.upto_token)
+            else:
+                run = CatchUpRun(plan.upto_token, plan.upto_token)
+        elif description.resettable and new_token < run.target:
+            run.cancel_retry()
+            run = _reset(plan_reset(new_token, description.held_in_memory))
+        else:
+            run.target = max(run.target, new_token)
+        state.catch_up = run
+        await self._catch_up(link, instance_name, state, run)
+
+    async def _take_collapsed(self, link: Link, item: Collapsed) -> None:
+        """Catch up with what was dropped when the queue was full."""
+        instance_name = item.instance_name
+        key = self._name, instance_name
+        if link.is_lost:
+            link.writers.pop(key, None)
+        if key not in link.writers and (link.is_lost or not item.has_position):
+            return
+        state = link.writers.setdefault(key, WriterState())
+        state.pending = []
+        state.has_lost_rows = item.ends_in_batch
+        if item.upto is None:
+            return
+        description, run = self._description, state.catch_up
+        current = self._stream.current_token(instance_name)
+        if run is not None:
+            current = run.cursor
+        if item.was_reset or (
+            description.resettable and item.has_position and item.upto < current
+        ):
+            if run is not None:
+                run.cancel_retry()
+            run = _reset(plan_reset(item.upto, description.held_in_memory))
+        else:
+            if description.idempotent and item.lowest is not None:
+                current = min(current, item.lowest - 1)
+            run = run or CatchUpRun(min(current, item.upto), item.upto)
+            run.cursor = min(run.cursor, current)
+            run.target = max(run.target, item.upto)
+        state.catch_up = run
+        await self._catch_up(link, instance_name, state, run)
+
+    # -- catch-up -----------------------------------------------------------------------
+
+    def _catch_up_later(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        from_token: int,
+        upto_token: int,
+        error: Exception | None = None,
+    ) -> None:
+        """Have ``(from_token, upto_token]`` fetched.
+
+        :param error: why, if the host failed: then not at once.
+        """
+        run = state.catch_up
+        if run is not None:
+            # Its next step is on its way.
+            run.cursor = min(run.cursor, from_token)
+            run.target = max(run.target, upto_token)
+            if error is not None:
+                self._observer.failure(f"handling rows of {self._name}", error)
+            return
+        run = state.catch_up = CatchUpRun(from_token, upto_token)
+        if error is not None:
+            self._try_again(link, instance_name, state, run, error)
+        elif link.is_lost:
+            self._abandon(link, instance_name)
+        else:
+            self._put_step(link, instance_name, state, run)
+
+    def _put_step(
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+    ) -> None:
+        if not run.is_queued:
+            run.is_queued = True
+            step = CatchUpStep(instance_name, state, run)
+            self._queue.put((link, step), 1, _ROW_OVERHEAD)
+
+    def _abandon(self, link: Link, instance_name: str) -> None:
+        # What still waits of the writer's rows must not pass the gap.
+        link.writers.pop((self._name, instance_name), None)
+
+    async def _catch_up(
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+    ) -> None:
+        """Bring a catch-up forward as far as it goes without holding up others."""
+        run.cancel_retry()
+        try:
+            if run.restart_token is not None:
+                await self._go_back(instance_name, run, run.restart_token)
+            if run.cursor < run.target:
+                event = CatchUp(self._name, instance_name, run.cursor, run.target)
+                with self._observer.catch_up(event):
+                    while run.cursor < run.target:
+                        if link.is_lost:
+                            self._abandon(link, instance_name)
+                            return
+                        await self._fetch_page(instance_name, run, event)
+                        if self._queue and run.cursor < run.target:
+                            self._put_step(link, instance_name, state, run)
+                            return
+            current = self._stream.current_token(instance_name)
+            if run.target > current or (
+                run.target == current and not state.is_connected
+            ):
+                waiting = self._sink.on_position(self._name, instance_name, run.target)
+                if waiting is not None:
+                    await waiting
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._try_again(link, instance_name, state, run, error)
+            return
+        state.catch_up = None
+        self._position_changed(instance_name)
+        self._connected(link, instance_name, state)
+
+    async def _go_back(
+        self, instance_name: str, run: CatchUpRun, restart_token: int
+    ) -> None:
+        current = self._stream.current_token(instance_name)
+        waiting = self._sink.on_position(self._name, instance_name, restart_token)
+        if waiting is not None:
+            await waiting
+        run.restart_token = None
+        self._observer.stream_reset(self._name, instance_name, current, restart_token)
+
+    async def _fetch_page(
+        self, instance_name: str, run: CatchUpRun, event: CatchUp
+    ) -> None:
+        result = await self._stream.get_updates_since(
+            instance_name, run.cursor, run.target
+        )
+        page = check_page(result, run.cursor, run.target)
+        for token, values in page.batches:
+            rows = self._typed(instance_name, values)
+            waiting = (
+                self._sink.on_rdata(self._name, instance_name, token, rows)
+                if rows
+                else None
+            )
+            if waiting is not None:
+                await waiting
+            run.cursor = token
+            run.attempts = 0
+        run.cursor = page.upto_token
+        run.attempts = 0
+        self._observer.catch_up_page(event, page.rows, page.upto_token)
+        self._position_changed(instance_name)
+        if self._pacer.is_due(page.rows):
+            await self._pacer.take_break()
+
+    def _typed(self, instance_name: str, values: Iterable[JsonValue]) -> list[Any]:
+        """Make typed rows of fetched values.
+
+        One that is no row even here, of a peer of another version, is passed
+        over and reported: waiting for it would stop the stream for good.
+        """
+        rows = []
+        for value in values:
+            try:
+                rows.append(self._description.codec.from_json(value))
+            except RowDecodeError as error:
+                self._discard(instance_name, DiscardReason.UNDECODABLE, 1)
+                self._observer.failure(f"decoding a row of {self._name}", error)
+        return rows
+
+    def _try_again(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        run: CatchUpRun,
+        error: Exception,
+    ) -> None:
+        run.attempts += 1
+        delay = self._options.backoff.delay(run.attempts)
+        event = CatchUp(self._name, instance_name, run.cursor, run.target)
+        self._observer.catch_up_failed(event, error, run.attempts, delay)
+        if link.is_lost:
+            self._abandon(link, instance_name)
+        else:
+            run.retry = self._clock.call_later(
+                delay, self._put_step, link, instance_name, state, run
+            )
+
+    # -- telling ----------------------------------------------------------------------
+
+    def _connected(self, link: Link, instance_name: str, state: WriterState) -> None:
+        if not state.is_connected:
+            state.is_connected = True
+            self._observer.stream_connected(
+                link.connection.name, self._name, instance_name
+            )
+
+    def _position_changed(self, instance_name: str) -> None:
+        self._observer.position_changed(
+            self._name, instance_name, self._stream.current_token(instance_name)
+        )
+
+    def _discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
+        if count:
+            self._observer.discarded(self._name, instance_name, reason, count)
+
+
+def _least(known: int | None, token: int) -> int:
+    return token if known is None else min(known, token)
+
+
+def _reset(plan: Reset) -> CatchUpRun:
+    return CatchUpRun(plan.restart_token, plan.upto_token, plan.restart_token)

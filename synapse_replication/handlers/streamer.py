@@ -1,0 +1,202 @@
+"""From "something was written" to RDATA and POSITION on the wire.
+
+Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
+makes it run again. The loop goes round the streams that this process writes, one
+page of rows each, until none has more: a stream with many rows waiting delays
+nobody by more than its page.
+
+What is announced comes from one reading of the stream's own token, taken *before*
+the rows are fetched: every row of ours at or below it is committed and in the
+answer, so a POSITION never covers a row that was not sent. Comparing what others
+say, or tokens read at different moments, is what lost rows elsewhere (C11).
+
+A clock pokes too, each second: an idle writer's token moves with those of others,
+and what failed is tried again.
+
+Spec, section 6; cases C5, C6, C11, C20, C29, C52.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import attrs
+
+from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.sender import CommandSender
+from synapse_replication.streams.catchup import Page, check_page
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.stream import Stream
+
+__all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
+
+_DESCRIPTION = "replication_streamer"
+
+
+class RandomSource(Protocol):
+    """What :class:`random.Random` offers and we use."""
+
+    def random(self) -> float: ...
+
+    def shuffle(self, x: list[Any]) -> None: ...
+
+
+@attrs.frozen
+class StreamerOptions:
+    """How a streamer behaves.
+
+    :ivar announce_interval: s between two looks at idle streams.
+    :ivar max_rows: rows of a stream in one round. A token with more is sent whole.
+    :ivar torture_level: ms at most by which each stream is delayed, in random
+        order; 0 for neither. For tests.
+    """
+
+    announce_interval: float = 1.0
+    max_rows: int = 500
+    torture_level: int = 0
+
+
+class ReplicationStreamer:
+    """Sends what this process writes.
+
+    Used in the reactor's thread only. Nothing happens by itself before
+    :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        host: ReplicationHost,
+        command_handler: CommandSender,
+        observer: ReplicationObserver,
+        *,
+        options: StreamerOptions | None = None,
+        random_source: RandomSource | None = None,
+    ) -> None:
+        self._host = host
+        self._handler = command_handler
+        self._observer = observer
+        self._options = options or StreamerOptions()
+        self._random = random_source or random.Random()
+        self._streams = command_handler.get_streams_to_replicate()
+        self._poked = False
+        self._running = False
+        self._process: Awaitable[object] | None = None
+        self._tick: DelayedCall | None = None
+
+    def start(self) -> None:
+        """Listen to the notifier, and look at idle streams from now on."""
+        self._host.notifier.add_replication_callback(self.on_notifier_poke)
+        self._keep_looking()
+
+    async def stop(self) -> None:
+        """Send what was written so far, then do nothing by itself any more."""
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self.on_notifier_poke()
+        while self._running:
+            assert self._process is not None
+            await self._process
+
+    def _keep_looking(self) -> None:
+        self.on_notifier_poke()
+        self._tick = self._host.clock.call_later(
+            self._options.announce_interval, self._keep_looking
+        )
+
+    def on_notifier_poke(self) -> None:
+        """Have what was written sent; cheap, at any rate."""
+        if self._running:
+            self._poked = True
+        elif not self._handler.connected():
+            for stream in self._streams:
+                self._handler.set_last_sent_token(
+                    stream.description.name, stream.minimal_local_current_token()
+                )
+        elif any(map(self._has_moved, self._streams)):
+            self._poked = self._running = True
+            self._process = self._host.run_as_background_process(
+                _DESCRIPTION, self._run
+            )
+
+    def _has_moved(self, stream: Stream) -> bool:
+        last_sent = self._handler.last_sent_token(stream)
+        return stream.minimal_local_current_token() > last_sent
+
+    async def _run(self) -> None:
+        try:
+            with self._observer.background_process(_DESCRIPTION):
+                unfinished: list[Stream] = []
+                while self._poked or unfinished:
+                    streams = list(self._streams) if self._poked else unfinished
+                    self._poked = False
+                    unfinished = await self._send_round(streams)
+                    if unfinished:
+                        await self._host.clock.sleep(0)
+        finally:
+            self._running = False
+
+    async def _send_round(self, streams: list[Stream]) -> list[Stream]:
+        """Send a page of each stream; give those that have more."""
+        torture = self._options.torture_level
+        if torture:
+            self._random.shuffle(streams)
+        unfinished = []
+        for stream in streams:
+            if torture:
+                await self._host.clock.sleep(self._random.random() * torture / 1000)
+            try:
+                if await self._send_page(stream):
+                    unfinished.append(stream)
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                self._observer.sending_failed(stream.description.name, error)
+        return unfinished
+
+    async def _send_page(self, stream: Stream) -> bool:
+        """Send what a stream has, one page at most; tell whether there is more."""
+        # Read once, before the rows are fetched: see above.
+        upto_token = stream.minimal_local_current_token()
+        last_sent = self._handler.last_sent_token(stream)
+        if upto_token <= last_sent:
+            return False
+        if not stream.has_local_updates(last_sent, upto_token):
+            self._announce(stream, last_sent, upto_token)
+            return False
+        result = await stream.get_updates_since(
+            self._host.identity.instance_name, last_sent, upto_token
+        )
+        page = check_page(result, last_sent, upto_token)
+        reached = self._send_batches(stream.description.name, page)
+        self._announce(stream, self._handler.last_sent_token(stream), reached)
+        return reached < upto_token
+
+    def _send_batches(self, stream_name: str, page: Page) -> int:
+        """Send the rows of a page; give the token that they reach."""
+        encoded: list[tuple[int, list[bytes]]] = []
+        count = 0
+        for token, rows in page.batches:
+            if count >= self._options.max_rows:
+                self._handler.send_rows(stream_name, encoded)
+                return encoded[-1][0]
+            count += len(rows)
+            try:
+                encoded.append((token, [encode_json(row) for row in rows]))
+            except ValueError as error:
+                # Readers see the gap and say what they make of it.
+                self._observer.sending_failed(stream_name, error)
+                self._handler.send_rows(stream_name, encoded)
+                encoded = []
+                self._handler.send_position(stream_name, token, token)
+        self._handler.send_rows(stream_name, encoded)
+        return page.upto_token
+
+    def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
+        description = stream.description
+        if upto_token > last_sent:
+            if description.announce_own_moves_only:
+                self._handler.set_last_sent_token(description.name, upto_token)
+            else:
+                self._handler.send_position(description.name, last_sent, upto_token)

@@ -1,0 +1,157 @@
+"""What a POSITION means for a reader: a decision, without its effects.
+
+Theory of operation: a writer that announces ``POSITION stream writer prev new``
+promises that it wrote nothing in ``(prev, new]``. A reader that stands anywhere
+from ``prev`` to ``new`` has missed nothing. One that stands below ``prev`` may
+have. One that stands *above* ``new`` has either asked somebody who knows more
+(its database), or reads a stream that began again from an earlier token.
+
+Spec, section 5; cases C4, C9, C46, C53.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
+
+__all__ = [
+    "Backoff",
+    "Gap",
+    "InSync",
+    "Page",
+    "PositionPlan",
+    "Redundant",
+    "Reset",
+    "check_page",
+    "plan_catch_up",
+    "plan_reset",
+]
+
+
+@attrs.frozen
+class InSync:
+    """Nothing was missed: take the new position, ask nobody."""
+
+    upto_token: int
+
+
+@attrs.frozen
+class Gap:
+    """The rows in ``(from_token, upto_token]`` may have been missed: fetch them."""
+
+    from_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class Reset:
+    """The stream began again: go back to ``restart_token``, then fetch.
+
+    :ivar restart_token: where to go back to. The rows in
+        ``(restart_token, upto_token]`` are fetched; none if they are equal.
+    """
+
+    restart_token: int
+    upto_token: int
+
+
+@attrs.frozen
+class Redundant:
+    """We know of more than was announced: nothing to do."""
+
+
+PositionPlan: TypeAlias = InSync | Gap | Reset | Redundant
+
+
+def plan_catch_up(
+    current: int,
+    prev_token: int,
+    new_token: int,
+    *,
+    resettable: bool = False,
+    held_in_memory: bool = False,
+) -> PositionPlan:
+    """Compare a reader's position with what a writer announced.
+
+    :param current: where the reader stands with this writer.
+    :param resettable: the stream may begin again at an earlier token.
+    :param held_in_memory: the writer's rows were lost with its process, so what
+        it has now is all that there is, and little; it is fetched from zero.
+        Rows of other streams are still where they were: only the position moves.
+    """
+    if current == new_token or prev_token <= current <= new_token:
+        return InSync(new_token)
+    if current < new_token:
+        return Gap(current, new_token)
+    return plan_reset(new_token, held_in_memory) if resettable else Redundant()
+
+
+def plan_reset(new_token: int, held_in_memory: bool) -> Reset:
+    """Say what to do when a writer is known to have begun again."""
+    return Reset(min(0, new_token) if held_in_memory else new_token, new_token)
+
+
+@attrs.frozen
+class Page:
+    """Fetched rows, checked and gathered.
+
+    :ivar batches: a token and its rows, tokens ascending.
+    :ivar rows: how many rows that is.
+    :ivar upto_token: all rows up to and including this token are here.
+    """
+
+    batches: list[tuple[int, list[JsonValue]]]
+    rows: int
+    upto_token: int
+
+
+def check_page(result: StreamUpdateResult, from_token: int, upto_token: int) -> Page:
+    """Take from a source's answer what was asked for: ``(from_token, upto_token]``.
+
+    A source may answer more than that; what is beyond is left out, since rows
+    before it may still be on their way.
+
+    :raises CatchUpError: the answer does not bring us on.
+    """
+    reached = min(result.upto_token, upto_token)
+    if reached <= from_token:
+        raise CatchUpError(
+            f"the source answered up to {result.upto_token} when asked for the rows "
+            f"in ({from_token}, {upto_token}]: it does not have them yet"
+        )
+    wanted = [update for update in result.updates if from_token < update[0] <= reached]
+    wanted.sort(key=itemgetter(0))
+    batches = [
+        (token, [row for _, row in updates])
+        for token, updates in groupby(wanted, itemgetter(0))
+    ]
+    return Page(batches, len(wanted), reached)
+
+
+@attrs.frozen
+class Backoff:
+    """How long to wait after a failure: doubling, capped, with jitter.
+
+    :ivar initial: s after the first failure.
+    :ivar maximum: s at most.
+    :ivar random: gives a number in [0, 1); the wait is between half and all of
+        what the doubling says.
+    """
+
+    initial: float = 0.5
+    maximum: float = 30.0
+    random: Callable[[], float] = random.random
+
+    def delay(self, attempt: int) -> float:
+        """Give the wait in s after the ``attempt``-th failure, from 1."""
+        # 2**60 s is beyond any maximum; more would overflow.
+        full = min(self.maximum, self.initial * 2.0 ** min(attempt - 1, 60))
+        return full * (0.5 + self.random() / 2)
