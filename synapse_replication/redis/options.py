@@ -27,8 +27,8 @@ _PEM_CERTIFICATE = re.compile(
 class RedisTlsOptions:
     """How the connections are encrypted. The server is always verified.
 
-    :ivar authority_file: PEM certificates that are trusted; the system's if
-        ``None``.
+    :ivar authority_file: PEM certificates that are trusted, or a folder of such
+        files; the system's if ``None``.
     :ivar certificate_file: our own certificate, if Redis asks for one.
     :ivar private_key_file: its key.
     :ivar hostname: the name that the server's certificate has, if it is not the
@@ -48,7 +48,11 @@ class RedisTlsOptions:
         """
         authority = client = None
         if self.authority_file is not None:
-            found = _PEM_CERTIFICATE.findall(self.authority_file.read_bytes())
+            files = [self.authority_file]
+            if self.authority_file.is_dir():
+                files = sorted(f for f in self.authority_file.iterdir() if f.is_file())
+            pems = b"\n".join(file.read_bytes() for file in files)
+            found = _PEM_CERTIFICATE.findall(pems)
             if not found:
                 raise ValueError(f"{self.authority_file} holds no PEM certificate")
             authority = trustRootFromCertificates(  # type: ignore[no-untyped-call]

@@ -121,6 +121,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     """
 
     noisy = False
+    protocol: type[ClientReplicationStreamProtocol] = ClientReplicationStreamProtocol
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._give_up = connector.stopConnecting
 
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
-        protocol = ClientReplicationStreamProtocol(
+        protocol = self.protocol(
             self.client_name,
             self.server_name,
             self._clock,
