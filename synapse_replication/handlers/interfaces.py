@@ -215,20 +215,48 @@ class Notifier(Protocol):
 
 
 class ReplicationHost(Protocol):
-    """All that a homeserver offers to replication.
+    """All that a homeserver offers to replication. Plain attributes will do."""
 
-    :ivar stores_user_ips: this process stores client IPs, so it subscribes to
-        them (USER_IP has a Redis channel of its own).
-    """
+    @property
+    def identity(self) -> Identity:
+        """Who this process is."""
+        ...
 
-    identity: Identity
-    clock: Clock
-    streams: StreamDirectory
-    rows: RowSink
-    commands: CommandSink
-    notifier: Notifier
-    run_as_background_process: BackgroundRunner
-    stores_user_ips: bool
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
+
+    @property
+    def streams(self) -> StreamDirectory:
+        """Which streams there are, and which of them this process writes."""
+        ...
+
+    @property
+    def rows(self) -> RowSink:
+        """Where received rows go."""
+        ...
+
+    @property
+    def commands(self) -> CommandSink:
+        """Where the commands that carry no rows go."""
+        ...
+
+    @property
+    def notifier(self) -> Notifier:
+        """What tells us that something was written."""
+        ...
+
+    @property
+    def run_as_background_process(self) -> BackgroundRunner:
+        """What starts work that nobody waits for."""
+        ...
+
+    @property
+    def stores_user_ips(self) -> bool:
+        """This process stores client IPs, so it subscribes to them (USER_IP has a
+        Redis channel of its own)."""
+        ...
 
 
 class ReplicationConnection(Protocol):
