@@ -1,0 +1,181 @@
+"""What a replayed recording adds up to, for people and for machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from synapse_replication.handlers.observer import DiscardReason
+
+__all__ = ["EXPLANATIONS", "Gap", "Report", "Unparsable", "describe"]
+
+_Key: TypeAlias = tuple[str, str]
+
+#: Unparsable lines that are remembered; more are only counted.
+_MAX_UNPARSABLE = 1000
+
+#: Discards that are as they should be, and why. All others lost something.
+EXPLANATIONS: Mapping[DiscardReason, str] = {
+    DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
+    DiscardReason.REDUNDANT_POSITION: "says nothing new",
+    DiscardReason.UNKNOWN_STREAM: "a stream that is not known here",
+}
+
+
+@attrs.frozen
+class Unparsable:
+    """A line that is no command of ours.
+
+    :ivar line_number: in the recording, from 1.
+    """
+
+    line_number: int
+    error: str
+
+
+@attrs.frozen
+class Gap:
+    """Rows that the recording does not have, though a POSITION says that they may be.
+
+    :ivar after: the writer's last position before.
+    :ivar up_to: where rows may be missing up to.
+    """
+
+    stream: str
+    writer: str
+    after: int
+    up_to: int
+
+
+@attrs.define
+class Report:
+    """What a recording adds up to.
+
+    :ivar lines: commands in it, those that do not parse included.
+    :ivar commands: lines by their first word.
+    :ivar rdata_rows: rows by stream.
+    :ivar batches: finished batches of more than one row, by stream.
+    :ivar rdata_at_or_below_position: rows at or below the position that their
+        writer had reached, by stream.
+    :ivar resets: how often a writer began again from an earlier token, by stream.
+    :ivar last_position: by stream and writer.
+    :ivar discarded: rows and positions that the handler did not hand on.
+    :ivar extra_fields: rows with more fields than we know, by stream.
+    :ivar gaps: where rows may be missing.
+    :ivar unparsable: the first thousand lines that do not parse.
+    :ivar unparsable_lines: how many there are.
+    :ivar failures: what went wrong besides.
+    """
+
+    lines: int = 0
+    commands: Counter[str] = attrs.Factory(Counter)
+    rdata_rows: Counter[str] = attrs.Factory(Counter)
+    batches: Counter[str] = attrs.Factory(Counter)
+    rdata_at_or_below_position: Counter[str] = attrs.Factory(Counter)
+    resets: Counter[str] = attrs.Factory(Counter)
+    last_position: dict[_Key, int] = attrs.Factory(dict)
+    discarded: Counter[tuple[DiscardReason, str]] = attrs.Factory(Counter)
+    extra_fields: Counter[str] = attrs.Factory(Counter)
+    gaps: list[Gap] = attrs.Factory(list)
+    unparsable: list[Unparsable] = attrs.Factory(list)
+    unparsable_lines: int = 0
+    failures: Counter[str] = attrs.Factory(Counter)
+
+    @property
+    def is_clean(self) -> bool:
+        """Every line was understood, and each discard is explained."""
+        return not (
+            self.unparsable_lines
+            or self.failures
+            or any(reason not in EXPLANATIONS for reason, _ in self.discarded)
+        )
+
+    def add_unparsable(self, number: int, error: str) -> None:
+        """Take note of a line that does not parse."""
+        self.unparsable_lines += 1
+        if len(self.unparsable) < _MAX_UNPARSABLE:
+            self.unparsable.append(Unparsable(number, error))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what JSON can say of it."""
+        discarded: dict[str, dict[str, int]] = {}
+        for (reason, stream), count in sorted(
+            self.discarded.items(), key=lambda item: (item[0][0].value, item[0][1])
+        ):
+            discarded.setdefault(reason.value, {})[stream] = count
+        return {
+            "lines": self.lines,
+            "commands": dict(sorted(self.commands.items())),
+            "rdata_rows": dict(sorted(self.rdata_rows.items())),
+            "batches": dict(sorted(self.batches.items())),
+            "rdata_at_or_below_position": dict(
+                sorted(self.rdata_at_or_below_position.items())
+            ),
+            "resets": dict(sorted(self.resets.items())),
+            "last_position": {
+                f"{stream} {writer}": token
+                for (stream, writer), token in sorted(self.last_position.items())
+            },
+            "discarded": discarded,
+            "extra_fields": dict(sorted(self.extra_fields.items())),
+            "gaps": [attrs.asdict(gap) for gap in self.gaps],
+            "unparsable_lines": self.unparsable_lines,
+            "unparsable": [attrs.asdict(each) for each in self.unparsable],
+            "failures": dict(sorted(self.failures.items())),
+        }
+
+
+def describe(report: Report) -> Iterator[str]:
+    """Write a report for people, a line at a time."""
+    yield f"{report.lines} lines"
+    yield from _table("Commands", report.commands)
+    yield from _table("Rows by stream", report.rdata_rows)
+    yield from _table("Batches of several rows, by stream", report.batches)
+    yield from _table(
+        "Rows at or below the position of their writer, by stream",
+        report.rdata_at_or_below_position,
+    )
+    yield from _table("Writers that began again, by stream", report.resets)
+    yield from _table(
+        "Last position by stream and writer",
+        {f"{name} {writer}": at for (name, writer), at in report.last_position.items()},
+    )
+    yield from _table(
+        "Discarded by the handler",
+        {
+            f"{reason.value} {name}": count
+            for (reason, name), count in report.discarded.items()
+        },
+        {
+            f"{reason.value} {name}": EXPLANATIONS.get(reason, "NOT EXPLAINED")
+            for reason, name in report.discarded
+        },
+    )
+    yield from _table("Rows with more fields than are known", report.extra_fields)
+    yield from _table(
+        "Possible gaps: rows that the recording may lack, by stream and writer",
+        Counter(f"{gap.stream} {gap.writer}" for gap in report.gaps),
+    )
+    yield from _table("Failures", report.failures)
+    if report.unparsable_lines:
+        yield ""
+        yield f"Unparsable lines: {report.unparsable_lines}"
+        for each in report.unparsable:
+            yield f"  line {each.line_number}: {each.error}"
+
+
+def _table(
+    title: str, counts: Mapping[str, int], notes: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    yield ""
+    if not counts:
+        yield f"{title}: none"
+        return
+    yield f"{title}:"
+    width = max(map(len, counts))
+    for name, count in sorted(counts.items()):
+        note = f"  {notes[name]}" if notes else ""
+        yield f"  {name:<{width}} {count:>9}{note}"
