@@ -104,7 +104,7 @@ class ReplicationCommandHandler(CommandSender):
             )
             for name, stream in host.streams.get_streams().items()
         }
-        for stream in self.get_streams_to_replicate():
+        for stream in host.streams.get_streams_to_replicate():
             if stream.description.name not in self._receivers:
                 raise StreamConfigurationError(
                     f"{self._instance_name} writes {stream.description.name}, which "

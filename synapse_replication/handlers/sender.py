@@ -164,7 +164,7 @@ class CommandSender:
 
         :param connection: whom to tell; everybody if ``None``.
         """
-        for stream in self.get_streams_to_replicate():
+        for stream in self._host.streams.get_streams_to_replicate():
             command = self._position(
                 stream.description.name, self.last_sent_token(stream)
             )

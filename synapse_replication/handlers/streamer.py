@@ -80,7 +80,7 @@ class ReplicationStreamer:
         self._observer = observer
         self._options = options or StreamerOptions()
         self._random = random_source or random.Random()
-        self._streams = command_handler.get_streams_to_replicate()
+        self._streams = host.streams.get_streams_to_replicate()
         self._poked = False
         self._running = False
         self._process: Awaitable[object] | None = None
