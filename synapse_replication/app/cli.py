@@ -175,7 +175,8 @@ def follow_command(
     positions: bool,
 ) -> None:
     """Print what a running deployment replicates; send it nothing."""
-    from synapse_replication.app.follow import Filters, make_follower
+    from synapse_replication.app.follow import Filters
+    from synapse_replication.app.onlooker import make_follower
     from synapse_replication.app.run import run_service
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)

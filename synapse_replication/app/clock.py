@@ -66,6 +66,7 @@ class BackgroundProcesses:
             await func()
 
         def failed(failure: Failure) -> None:
+            assert failure.value is not None
             self._observer.failure(description, failure.value)
 
         def ended(_: object) -> None:

@@ -96,7 +96,7 @@ class _Process:
 
     def _failed(self, failure: Failure) -> None:
         self.status = 1
-        if failure.check(ReplicationError):
+        if isinstance(failure.value, ReplicationError):
             print(f"synapse-replication: {failure.value}", file=self._stderr)
         else:
             self.log.failure("synapse-replication could not start", failure)

@@ -1,0 +1,282 @@
+"""Links that only look on: nothing is ever published, REPLICATE included.
+
+Over Redis: a subscription. Over direct TCP: a connection on which nothing is sent
+but NAME and PING. Both show each line as it came, before it is parsed, in the
+order of arrival. Spec, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TextIO
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.config import ProcessConfig
+from synapse_replication.app.endpoints import client_endpoint, redis_options
+from synapse_replication.app.follow import Filters, Follow, make_printer
+from synapse_replication.errors import LocalProtocolError
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import Reader, new_reader
+from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.subscriber import SubscriberFactory
+from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
+from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
+from synapse_replication.wire.batching import ReceivedItem
+from synapse_replication.wire.commands import Command, NameCommand, PingCommand
+
+__all__ = ["DirectTcpOnlooker", "Follower", "RedisOnlooker", "make_follower"]
+
+#: What is called for each line: ``(channel, line)``.
+Tap = Callable[[str, bytes], None]
+
+_CONNECT_TIMEOUT = 10.0
+_LONGEST_LINE = 64 * 1024
+
+
+class _Nobody:
+    """A connection handler that does nothing with what it hears."""
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """Send nothing."""
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Pass it over: the lines were shown already."""
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """Do nothing: it is made again."""
+
+
+class _TappedReader:
+    """A reader of Redis' replies that shows the messages among them."""
+
+    def __init__(self, reader: Reader, tap: Tap) -> None:
+        self.feed = reader.feed
+        self._gets = reader.gets
+        self._tap = tap
+
+    def gets(self) -> Any:
+        reply = self._gets()
+        if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
+            self._tap(reply[1].decode("utf-8", "replace"), reply[2])
+        return reply
+
+
+class RedisOnlooker:
+    """A subscription to both channels of a deployment."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        tap: Tap,
+        observer: ReplicationObserver,
+    ) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._connector: Any = None
+        self._factory = SubscriberFactory(
+            uuid=options.address,
+            dbid=options.dbid,
+            poolsize=1,
+            charset=None,
+            convertNumbers=False,
+            password=options.password,
+            username=options.username,
+            clock=reactor,
+            observer=observer,
+            name="redis",
+            server_name=server_name,
+            channels=["USER_IP"],
+            command_handler=_Nobody(),
+            # It has no connection, and nothing is sent by it.
+            sender=RedisSender(reactor, observer, "redis_out", _publish_nothing),
+            reader_factory=lambda: _TappedReader(new_reader(), tap),
+        )
+
+    def start(self) -> None:
+        """Subscribe, and again whenever the connection is lost."""
+        self._connector = self._options.connect(
+            self._reactor, self._factory, _CONNECT_TIMEOUT
+        )
+
+    async def stop(self) -> None:
+        """Close the connection; return when it is closed."""
+        self._factory.stopTrying()
+        closed = self._factory.waitForEmptyPool()
+        self._connector.disconnect()
+        await closed
+
+
+def _publish_nothing(lost: int) -> NoReturn:
+    raise LocalProtocolError("an onlooker publishes nothing")
+
+
+class _OnlookerProtocol(ClientReplicationStreamProtocol):
+    """Says who it is and that it lives, and asks for nothing."""
+
+    factory: DirectTcpOnlooker
+
+    def greeting(self) -> Sequence[Command]:
+        return [NameCommand(self.name), PingCommand(str(self._clock.time_msec()))]
+
+    _unfinished = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        # The connection refuses a longer line, and closes.
+        self._unfinished = self._unfinished[:_LONGEST_LINE]
+        for line in lines:
+            if line := line.rstrip(b"\r"):
+                self.factory.tap(self.server_name, line)
+        super().dataReceived(data)
+
+
+class DirectTcpOnlooker(DirectTcpReplicationClientFactory):
+    """A connection to a main process, made again whenever it is lost."""
+
+    protocol = _OnlookerProtocol
+
+    def __init__(
+        self,
+        client_name: str,
+        server_name: str,
+        clock: ReactorClock,
+        tap: Tap,
+        observer: ReplicationObserver,
+    ) -> None:
+        super().__init__(client_name, server_name, clock, _Nobody(), observer)
+        self.tap = tap
+
+
+class Follower(Service):
+    """Looks on and prints, until it is stopped.
+
+    :param link: has ``start()`` and ``stop()``.
+    :param at_end: called when it is stopped.
+    :ivar started: fires at once: the link comes up when it can.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], object],
+        stop: Callable[[], Any],
+        at_end: Callable[[], object],
+    ) -> None:
+        self._start = start
+        self._stop = stop
+        self._at_end = at_end
+        self.started: Deferred[None] = succeed(None)
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._start()
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+
+        async def stop() -> None:
+            await self._stop()
+            self._at_end()
+
+        return Deferred.fromCoroutine(stop())
+
+
+class _Output:
+    """Standard output that is flushed once a turn of the reactor, and may end.
+
+    When the reader of a pipe goes away (``| head``), the process ends well.
+    """
+
+    def __init__(self, out: TextIO, reactor: Any) -> None:
+        self._out = out
+        self._reactor = reactor
+        self._flushing = False
+        self._gone = False
+
+    def isatty(self) -> bool:
+        return self._out.isatty()
+
+    def fileno(self) -> int:
+        return self._out.fileno()
+
+    def write(self, text: str) -> int:
+        if self._gone:
+            return len(text)
+        if not self._flushing:
+            self._flushing = True
+            self._reactor.callLater(0, self._flush)
+        try:
+            return self._out.write(text)
+        except BrokenPipeError:
+            self._end()
+            return len(text)
+
+    def flush(self) -> None:
+        """Wait for the end of the turn."""
+
+    def _flush(self) -> None:
+        self._flushing = False
+        try:
+            self._out.flush()
+        except BrokenPipeError:
+            self._end()
+
+    def _end(self) -> None:
+        self._gone = True
+        # Python flushes standard output at exit, and would complain.
+        sys.stdout = None
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+def make_follower(
+    config: ProcessConfig,
+    reactor: Any,
+    *,
+    filters: Filters,
+    as_json: bool,
+    with_positions: bool,
+    out: TextIO | None = None,
+) -> Follower:
+    """Wire what follows a deployment.
+
+    :param with_positions: print where each writer was seen last, at the end.
+    :raises ConfigError: the way to the deployment cannot be used.
+    """
+    clock = ReactorClock(reactor)
+    output: Any = _Output(out or sys.stdout, reactor)
+    follow = Follow(make_printer(output, as_json), filters, clock.seconds)
+    observer = LoggingObserver(Logger())
+
+    def at_end() -> None:
+        if with_positions:
+            for stream, writer, token in follow.positions():
+                sys.stderr.write(f"{stream} {writer} {token}\n")
+        (out or sys.stdout).flush()
+
+    if config.redis is not None:
+        link = RedisOnlooker(
+            reactor,
+            redis_options(config.redis),
+            config.server_name,
+            follow.see,
+            observer,
+        )
+        return Follower(link.start, link.stop, at_end)
+    assert config.tcp_connect is not None
+    endpoint = client_endpoint(reactor, config.tcp_connect, config.files)
+    onlooker = DirectTcpOnlooker(
+        "follow", config.server_name, clock, follow.see, observer
+    )
+    return Follower(lambda: onlooker.connect(endpoint), onlooker.stop, at_end)
