@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.catchups import CatchUps
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.links import (
     CatchUpRun,
@@ -39,7 +40,6 @@ from synapse_replication.handlers.links import (
     WriterState,
 )
 from synapse_replication.handlers.observer import (
-    CatchUp,
     DiscardReason,
     ReplicationObserver,
 )
@@ -49,11 +49,10 @@ from synapse_replication.streams.catchup import (
     Gap,
     Redundant,
     Reset,
-    check_page,
     plan_catch_up,
     plan_reset,
 )
-from synapse_replication.streams.stream import JsonValue, Stream
+from synapse_replication.streams.stream import Stream
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
@@ -121,6 +120,16 @@ class StreamReceiver:
             self._pacer,
             options.max_queue_size,
         )
+        self._catch_ups = CatchUps(
+            stream,
+            sink,
+            clock,
+            observer,
+            options.backoff,
+            self._pacer,
+            self._put_step,
+            lambda: bool(self._queue),
+        )
 
     # -- from the handler ---------------------------------------------------------
 
@@ -149,6 +158,9 @@ class StreamReceiver:
             return
         self._queue.put((link, position), 1, _ROW_OVERHEAD)
 
+    def _put_step(self, link: Link, step: CatchUpStep) -> None:
+        self._queue.put((link, step), 1, _ROW_OVERHEAD)
+
     async def wait_until_empty(self) -> None:
         """Wait until everything that arrived was handled."""
         await self._queue.wait_until_empty()
@@ -164,7 +176,7 @@ class StreamReceiver:
         elif isinstance(item, CatchUpStep):
             item.catch_up.is_queued = False
             if item.state.catch_up is item.catch_up:
-                await self._catch_up(
+                await self._catch_ups.go_on(
                     link, item.instance_name, item.state, item.catch_up
                 )
         elif isinstance(item, Collapsed):
@@ -300,7 +312,7 @@ class StreamReceiver:
         if not await self._hand_on(link, instance_name, state, batches, start, highest):
             return
         if fetch_from is not None:
-            self._catch_up_later(link, instance_name, state, fetch_from, highest)
+            self._catch_ups.begin_later(link, instance_name, state, fetch_from, highest)
 
     async def _hand_on(
         self,
@@ -330,11 +342,11 @@ class StreamReceiver:
         except Exception as error:  # noqa: BLE001 -- the observer is told
             lost = len(rows) + sum(len(rows) for _, rows in remaining)
             self._discard(instance_name, DiscardReason.HANDLER_FAILED, lost)
-            self._catch_up_later(
+            self._catch_ups.begin_later(
                 link, instance_name, state, min(position, token - 1), highest, error
             )
             return False
-        self._position_changed(instance_name)
+        self._catch_ups.position_changed(instance_name)
         return True
 
     def _decode(self, texts: Sequence[bytes]) -> list[Any] | None:
@@ -373,7 +385,7 @@ class StreamReceiver:
             )
             if isinstance(plan, Redundant):
                 self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
-                self._connected(link, instance_name, state)
+                self._catch_ups.connected(link, instance_name, state)
                 return
             if isinstance(plan, Reset):
                 run = _reset(plan)
@@ -387,7 +399,7 @@ class StreamReceiver:
         else:
             run.target = max(run.target, new_token)
         state.catch_up = run
-        await self._catch_up(link, instance_name, state, run)
+        await self._catch_ups.go_on(link, instance_name, state, run)
 
     async def _take_collapsed(self, link: Link, item: Collapsed) -> None:
         """Catch up with what was dropped when the queue was full."""
@@ -419,166 +431,7 @@ class StreamReceiver:
             run.cursor = min(run.cursor, current)
             run.target = max(run.target, item.upto)
         state.catch_up = run
-        await self._catch_up(link, instance_name, state, run)
-
-    # -- catch-up -----------------------------------------------------------------------
-
-    def _catch_up_later(
-        self,
-        link: Link,
-        instance_name: str,
-        state: WriterState,
-        from_token: int,
-        upto_token: int,
-        error: Exception | None = None,
-    ) -> None:
-        """Have ``(from_token, upto_token]`` fetched.
-
-        :param error: why, if the host failed: then not at once.
-        """
-        run = state.catch_up
-        if run is not None:
-            # Its next step is on its way.
-            run.cursor = min(run.cursor, from_token)
-            run.target = max(run.target, upto_token)
-            if error is not None:
-                self._observer.failure(f"handling rows of {self._name}", error)
-            return
-        run = state.catch_up = CatchUpRun(from_token, upto_token)
-        if error is not None:
-            self._try_again(link, instance_name, state, run, error)
-        elif link.is_lost:
-            self._abandon(link, instance_name)
-        else:
-            self._put_step(link, instance_name, state, run)
-
-    def _put_step(
-        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
-    ) -> None:
-        if not run.is_queued:
-            run.is_queued = True
-            step = CatchUpStep(instance_name, state, run)
-            self._queue.put((link, step), 1, _ROW_OVERHEAD)
-
-    def _abandon(self, link: Link, instance_name: str) -> None:
-        # What still waits of the writer's rows must not pass the gap.
-        link.writers.pop((self._name, instance_name), None)
-
-    async def _catch_up(
-        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
-    ) -> None:
-        """Bring a catch-up forward as far as it goes without holding up others."""
-        run.cancel_retry()
-        try:
-            if run.restart_token is not None:
-                await self._go_back(instance_name, run, run.restart_token)
-            if run.cursor < run.target:
-                event = CatchUp(self._name, instance_name, run.cursor, run.target)
-                with self._observer.catch_up(event):
-                    while run.cursor < run.target:
-                        if link.is_lost:
-                            self._abandon(link, instance_name)
-                            return
-                        await self._fetch_page(instance_name, run, event)
-                        if self._queue and run.cursor < run.target:
-                            self._put_step(link, instance_name, state, run)
-                            return
-            current = self._stream.current_token(instance_name)
-            if run.target > current or (
-                run.target == current and not state.is_connected
-            ):
-                waiting = self._sink.on_position(self._name, instance_name, run.target)
-                if waiting is not None:
-                    await waiting
-        except Exception as error:  # noqa: BLE001 -- the observer is told
-            self._try_again(link, instance_name, state, run, error)
-            return
-        state.catch_up = None
-        self._position_changed(instance_name)
-        self._connected(link, instance_name, state)
-
-    async def _go_back(
-        self, instance_name: str, run: CatchUpRun, restart_token: int
-    ) -> None:
-        current = self._stream.current_token(instance_name)
-        waiting = self._sink.on_position(self._name, instance_name, restart_token)
-        if waiting is not None:
-            await waiting
-        run.restart_token = None
-        self._observer.stream_reset(self._name, instance_name, current, restart_token)
-
-    async def _fetch_page(
-        self, instance_name: str, run: CatchUpRun, event: CatchUp
-    ) -> None:
-        result = await self._stream.get_updates_since(
-            instance_name, run.cursor, run.target
-        )
-        page = check_page(result, run.cursor, run.target)
-        for token, values in page.batches:
-            rows = self._typed(instance_name, values)
-            waiting = (
-                self._sink.on_rdata(self._name, instance_name, token, rows)
-                if rows
-                else None
-            )
-            if waiting is not None:
-                await waiting
-            run.cursor = token
-            run.attempts = 0
-        run.cursor = page.upto_token
-        run.attempts = 0
-        self._observer.catch_up_page(event, page.rows, page.upto_token)
-        self._position_changed(instance_name)
-        if self._pacer.is_due(page.rows):
-            await self._pacer.take_break()
-
-    def _typed(self, instance_name: str, values: Iterable[JsonValue]) -> list[Any]:
-        """Make typed rows of fetched values.
-
-        One that is no row even here, of a peer of another version, is passed
-        over and reported: waiting for it would stop the stream for good.
-        """
-        rows = []
-        for value in values:
-            try:
-                rows.append(self._description.codec.from_json(value))
-            except RowDecodeError as error:
-                self._discard(instance_name, DiscardReason.UNDECODABLE, 1)
-                self._observer.failure(f"decoding a row of {self._name}", error)
-        return rows
-
-    def _try_again(
-        self,
-        link: Link,
-        instance_name: str,
-        state: WriterState,
-        run: CatchUpRun,
-        error: Exception,
-    ) -> None:
-        run.attempts += 1
-        delay = self._options.backoff.delay(run.attempts)
-        event = CatchUp(self._name, instance_name, run.cursor, run.target)
-        self._observer.catch_up_failed(event, error, run.attempts, delay)
-        if link.is_lost:
-            self._abandon(link, instance_name)
-        else:
-            run.retry = self._clock.call_later(
-                delay, self._put_step, link, instance_name, state, run
-            )
-
-    # -- telling ----------------------------------------------------------------------
-
-    def _connected(self, link: Link, instance_name: str, state: WriterState) -> None:
-        if not state.is_connected:
-            state.is_connected = True
-            self._observer.stream_connected(
-                link.connection.name, self._name, instance_name
-            )
-
-    def _position_changed(self, instance_name: str) -> None:
-        self._observer.position_changed(
-            self._name, instance_name, self._stream.current_token(instance_name)
-        )
+        await self._catch_ups.go_on(link, instance_name, state, run)
 
     def _discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         if count:

@@ -177,10 +177,13 @@ class ReplicationStreamer:
         """Send the rows of a page; give the token that they reach."""
         encoded: list[tuple[int, list[bytes]]] = []
         count = 0
+        reached = page.upto_token
+        last_token = reached
         for token, rows in page.batches:
             if count >= self._options.max_rows:
-                self._handler.send_rows(stream_name, encoded)
-                return encoded[-1][0]
+                reached = last_token
+                break
+            last_token = token
             count += len(rows)
             try:
                 encoded.append((token, [encode_json(row) for row in rows]))
@@ -191,7 +194,7 @@ class ReplicationStreamer:
                 encoded = []
                 self._handler.send_position(stream_name, token, token)
         self._handler.send_rows(stream_name, encoded)
-        return page.upto_token
+        return reached
 
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description

@@ -1,0 +1,227 @@
+"""Catching up with a writer, a page at a time.
+
+Theory of operation: a :class:`~synapse_replication.handlers.links.CatchUpRun` on
+the writer's state says from where to where. :meth:`CatchUps.go_on` fetches pages
+until the target is reached, but gives way after a page if other work waits in the
+stream's queue: it puts a step at the queue's end then. A failure, of the source or
+of the host, puts the step there later, after a wait that doubles. What was handed
+on is not handed on again: the cursor moves with every token.
+
+A run that is not being worked on has exactly one step in the queue or one retry on
+the clock, unless its link is lost: then it is abandoned with the writer's state, so
+that what still waits of the writer's rows cannot pass the gap.
+
+Spec, section 5; cases C3, C5, C6, C46, C53, C59.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.interfaces import Clock, RowSink
+from synapse_replication.handlers.links import (
+    CatchUpRun,
+    CatchUpStep,
+    Link,
+    WriterState,
+)
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    DiscardReason,
+    ReplicationObserver,
+)
+from synapse_replication.handlers.queues import Pacer
+from synapse_replication.streams.catchup import Backoff, check_page
+from synapse_replication.streams.stream import JsonValue, Stream
+
+__all__ = ["CatchUps"]
+
+
+class CatchUps:
+    """The catch-ups of one stream.
+
+    :param put_step: puts a step at the end of the stream's queue.
+    :param others_wait: tells whether the stream's queue holds anything.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        sink: RowSink,
+        clock: Clock,
+        observer: ReplicationObserver,
+        backoff: Backoff,
+        pacer: Pacer,
+        put_step: Callable[[Link, CatchUpStep], None],
+        others_wait: Callable[[], bool],
+    ) -> None:
+        self._stream = stream
+        self._description = stream.description
+        self._name = stream.description.name
+        self._sink = sink
+        self._clock = clock
+        self._observer = observer
+        self._backoff = backoff
+        self._pacer = pacer
+        self._put = put_step
+        self._others_wait = others_wait
+
+    def begin_later(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        from_token: int,
+        upto_token: int,
+        error: Exception | None = None,
+    ) -> None:
+        """Have ``(from_token, upto_token]`` fetched.
+
+        :param error: why, if the host failed: then not at once.
+        """
+        run = state.catch_up
+        if run is not None:
+            # Its next step is on its way.
+            run.cursor = min(run.cursor, from_token)
+            run.target = max(run.target, upto_token)
+            if error is not None:
+                self._observer.failure(f"handling rows of {self._name}", error)
+            return
+        run = state.catch_up = CatchUpRun(from_token, upto_token)
+        if error is not None:
+            self._try_again(link, instance_name, state, run, error)
+        elif link.is_lost:
+            self._abandon(link, instance_name)
+        else:
+            self._put_step(link, instance_name, state, run)
+
+    def _put_step(
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+    ) -> None:
+        if not run.is_queued:
+            run.is_queued = True
+            self._put(link, CatchUpStep(instance_name, state, run))
+
+    def _abandon(self, link: Link, instance_name: str) -> None:
+        # What still waits of the writer's rows must not pass the gap.
+        link.writers.pop((self._name, instance_name), None)
+
+    async def go_on(
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+    ) -> None:
+        """Bring a catch-up forward as far as it goes without holding up others."""
+        run.cancel_retry()
+        try:
+            if run.restart_token is not None:
+                await self._go_back(instance_name, run, run.restart_token)
+            if run.cursor < run.target:
+                event = CatchUp(self._name, instance_name, run.cursor, run.target)
+                with self._observer.catch_up(event):
+                    while run.cursor < run.target:
+                        if link.is_lost:
+                            self._abandon(link, instance_name)
+                            return
+                        await self._fetch_page(instance_name, run, event)
+                        if self._others_wait() and run.cursor < run.target:
+                            self._put_step(link, instance_name, state, run)
+                            return
+            current = self._stream.current_token(instance_name)
+            if run.target > current or (
+                run.target == current and not state.is_connected
+            ):
+                waiting = self._sink.on_position(self._name, instance_name, run.target)
+                if waiting is not None:
+                    await waiting
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._try_again(link, instance_name, state, run, error)
+            return
+        state.catch_up = None
+        self.position_changed(instance_name)
+        self.connected(link, instance_name, state)
+
+    async def _go_back(
+        self, instance_name: str, run: CatchUpRun, restart_token: int
+    ) -> None:
+        current = self._stream.current_token(instance_name)
+        waiting = self._sink.on_position(self._name, instance_name, restart_token)
+        if waiting is not None:
+            await waiting
+        run.restart_token = None
+        self._observer.stream_reset(self._name, instance_name, current, restart_token)
+
+    async def _fetch_page(
+        self, instance_name: str, run: CatchUpRun, event: CatchUp
+    ) -> None:
+        result = await self._stream.get_updates_since(
+            instance_name, run.cursor, run.target
+        )
+        page = check_page(result, run.cursor, run.target)
+        for token, values in page.batches:
+            rows = self._typed(instance_name, values)
+            waiting = (
+                self._sink.on_rdata(self._name, instance_name, token, rows)
+                if rows
+                else None
+            )
+            if waiting is not None:
+                await waiting
+            run.cursor = token
+            run.attempts = 0
+        run.cursor = page.upto_token
+        run.attempts = 0
+        self._observer.catch_up_page(event, page.rows, page.upto_token)
+        self.position_changed(instance_name)
+        if self._pacer.is_due(page.rows):
+            await self._pacer.take_break()
+
+    def _typed(self, instance_name: str, values: Iterable[JsonValue]) -> list[Any]:
+        """Make typed rows of fetched values.
+
+        One that is no row even here, of a peer of another version, is passed
+        over and reported: waiting for it would stop the stream for good.
+        """
+        rows = []
+        for value in values:
+            try:
+                rows.append(self._description.codec.from_json(value))
+            except RowDecodeError as error:
+                self._observer.discarded(
+                    self._name, instance_name, DiscardReason.UNDECODABLE, 1
+                )
+                self._observer.failure(f"decoding a row of {self._name}", error)
+        return rows
+
+    def _try_again(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        run: CatchUpRun,
+        error: Exception,
+    ) -> None:
+        run.attempts += 1
+        delay = self._backoff.delay(run.attempts)
+        event = CatchUp(self._name, instance_name, run.cursor, run.target)
+        self._observer.catch_up_failed(event, error, run.attempts, delay)
+        if link.is_lost:
+            self._abandon(link, instance_name)
+        else:
+            run.retry = self._clock.call_later(
+                delay, self._put_step, link, instance_name, state, run
+            )
+
+    def connected(self, link: Link, instance_name: str, state: WriterState) -> None:
+        """Take a writer to be connected: its POSITION was handled to its end."""
+        if not state.is_connected:
+            state.is_connected = True
+            self._observer.stream_connected(
+                link.connection.name, self._name, instance_name
+            )
+
+    def position_changed(self, instance_name: str) -> None:
+        """Tell where this process stands with a writer."""
+        self._observer.position_changed(
+            self._name, instance_name, self._stream.current_token(instance_name)
+        )
