@@ -1,0 +1,8 @@
+"""``python -m synapse_replication`` is ``synapse-replication``."""
+
+from __future__ import annotations
+
+from synapse_replication.app.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A main process and workers, as processes of the operating system.
+
+Blocking. Used from the main thread of the launcher: the kernel ends the processes
+when the thread that started them ends.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.private_process import die_with_parent
+
+__all__ = ["ReplicationProcess", "wait_until_ready"]
+
+#: How long all processes together may take to start, and each to stop, in s.
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 20.0
+
+#: Lines of a log that are shown when its process failed.
+TAIL_LINES = 25
+
+
+class ReplicationProcess:
+    """One process.
+
+    :param name: its instance name.
+    :param arguments: of ``synapse-replication``.
+    :param health_socket: where its ``/health`` is served once it is up.
+    :param log_file: gets its output.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        health_socket: Path,
+        log_file: Path,
+    ) -> None:
+        self.name = name
+        self._arguments = tuple(arguments)
+        self._health_socket = health_socket
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, or start it again; see :func:`wait_until_ready`."""
+        module = "synapse_replication"
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the launcher, which stops all in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGKILL),
+            )
+
+    def check(self) -> None:
+        """See that it runs.
+
+        :raises ServerStartError: it was started and has ended; with the end of its
+            log.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise ServerStartError(
+                f"{self.name} ended with status {self._process.returncode}; "
+                f"the end of its log:\n{self.log_tail()}"
+            )
+
+    def is_ready(self) -> bool:
+        """Ask it whether it is up."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(str(self._health_socket))
+                connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+                return b" 200 " in connection.recv(100)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int | None:
+        """Stop it in order.
+
+        :return: its exit status, ``None`` if it was not running; below zero if it
+            had to be killed.
+        """
+        return self._end(signal.SIGTERM)
+
+    def _end(self, signal_number: signal.Signals) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.send_signal(signal_number)
+        try:
+            return process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def log_tail(self) -> str:
+        """Give the last lines of its log."""
+        lines = self._log_file.read_text("utf-8", "replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
+
+
+def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
+    """Wait for processes that were started.
+
+    :raises ServerStartError: one ended, or did not come up in time.
+    """
+    deadline = time.monotonic() + START_TIMEOUT
+    for process in processes:
+        while not process.is_ready():
+            process.check()
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"{process.name} did not come up within {START_TIMEOUT:.0f} s; "
+                    f"the end of its log:\n{process.log_tail()}"
+                )
+            time.sleep(0.05)
