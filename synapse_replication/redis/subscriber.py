@@ -21,13 +21,18 @@ import txredisapi
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
-from synapse_replication.errors import LineTooLongError, RemoteProtocolError
+from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
-from synapse_replication.wire.batching import ReceivedItem, read_lines
+from synapse_replication.wire.batching import (
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+    read_lines,
+)
 from synapse_replication.wire.commands import Command, encode_command
 
 __all__ = [
@@ -105,8 +110,24 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             reply = gets()
         # What came before the confirmation is nobody's: REPLICATE will be asked.
         if lines and self.established:
-            self.factory.command_handler.received(self, read_lines(lines))
+            items = read_lines(lines)
+            self._count(items)
+            self.factory.command_handler.received(self, items)
         return True
+
+    def _count(self, items: Sequence[ReceivedItem]) -> None:
+        """Tell the observer what arrived, once a command."""
+        observer = self.factory.observer
+        counts: dict[str, int] = {}
+        for item in items:
+            if isinstance(item, RdataRun):
+                counts["RDATA"] = counts.get("RDATA", 0) + len(item.rows)
+            elif isinstance(item, RefusedLine):
+                observer.line_refused(self.name, item.error)
+            else:
+                counts[item.NAME] = counts.get(item.NAME, 0) + 1
+        for command_name, count in counts.items():
+            observer.commands_received(self.name, command_name, count)
 
     def _other_reply(self, reply: Any) -> None:
         if isinstance(reply, list) and reply and reply[0] == b"subscribe":
@@ -171,8 +192,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         self.factory.sender.publish(command_name, channel, lines)
 
     def close_with_error(self, text: str) -> None:
-        """Tell the observer; those behind Redis are many, and the link stays."""
-        self.factory.observer.line_refused(self.name, RemoteProtocolError(text))
+        """Do nothing: those behind Redis are many, and the link stays.
+
+        The observer was told of the line when it came.
+        """
 
     def pause_producing(self) -> None:
         """Read no more for now. Redis will cut us off if that takes long."""

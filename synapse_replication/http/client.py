@@ -1,0 +1,293 @@
+"""Asking a writer's process for rows that only it has.
+
+``GET <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
+?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``, answered with
+``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``.
+
+Stock processes keep an answer by its ``<txn_id>`` alone for half an hour, so
+each request, one that repeats another included, has a new random one. They
+answer 500 to a wrong secret; ours answer 401.
+
+Spec, section 8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, cast
+
+import msgspec
+import twisted.web.client
+from hyperlink import URL, DecodedURL
+from treq.client import HTTPClient
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import (
+    HostnameEndpoint,
+    UNIXClientEndpoint,
+    wrapClientTLS,
+)
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web.client import URI, ResponseDone
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IAgentEndpointFactory
+from zope.interface import implementer
+
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
+
+__all__ = ["HttpCatchUpClient", "Location", "make_agent"]
+
+#: The longest answer that is read, in bytes.
+MAX_ANSWER_LENGTH = 256 * 1024 * 1024
+#: How long a request may take, its answer included, in s.
+REQUEST_TIMEOUT = 30.0
+#: How long a connection may take to be made, in s.
+CONNECT_TIMEOUT = 10.0
+
+_SECRET_MEND = "give both processes the same worker_replication_secret"
+
+
+class Location(Protocol):
+    """Where a process of the homeserver serves HTTP replication."""
+
+    @property
+    def host(self) -> str | None: ...
+
+    @property
+    def port(self) -> int | None: ...
+
+    @property
+    def tls(self) -> bool: ...
+
+    @property
+    def path(self) -> str | None:
+        """A Unix socket, in place of host and port."""
+        ...
+
+
+class _Answer(msgspec.Struct):
+    updates: list[tuple[int, Any]]
+    upto_token: int
+    limited: bool
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def _base_url(location: Location) -> DecodedURL:
+    if location.path is not None:
+        # The connections of a pool are told apart by host, so each socket has one.
+        url = URL(scheme="http", host=_socket_host(location.path))
+    else:
+        scheme = "https" if location.tls else "http"
+        url = URL(scheme=scheme, host=location.host or "", port=location.port)
+    return DecodedURL(url)
+
+
+def _socket_host(path: str) -> str:
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.unix.invalid"
+
+
+@implementer(IAgentEndpointFactory)
+class _Endpoints:
+    def __init__(self, reactor: Any, sockets: Iterable[str], policy: Any) -> None:
+        self._reactor = reactor
+        self._sockets = {_socket_host(path).encode(): path for path in sockets}
+        self._policy = policy
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        endpoint: Any
+        if uri.host in self._sockets:
+            path = self._sockets[uri.host]
+            endpoint = UNIXClientEndpoint(self._reactor, path, timeout=CONNECT_TIMEOUT)  # type: ignore[no-untyped-call]
+        else:
+            endpoint = HostnameEndpoint(
+                self._reactor, uri.host, uri.port, timeout=CONNECT_TIMEOUT
+            )
+        if uri.scheme == b"https":
+            creator = self._policy.creatorForNetloc(uri.host, uri.port)
+            endpoint = wrapClientTLS(creator, endpoint)
+        return cast(IStreamClientEndpoint, endpoint)
+
+
+def make_agent(
+    reactor: Any, locations: Mapping[str, Location], trust_root: Any = None
+) -> tuple[IAgent, Any]:
+    """Make an agent that keeps connections open, to ports, TLS and Unix sockets.
+
+    :param locations: those that will be asked.
+    :param trust_root: the authorities that are trusted for TLS; the system's if
+        ``None``.
+    :return: the agent, and its ``HTTPConnectionPool``, to be closed in the end.
+    """
+    # twisted.web is untyped here and there.
+    web: Any = twisted.web.client
+    pool = web.HTTPConnectionPool(reactor, persistent=True)
+    # A request that is made again has another txn_id, so it is made by us.
+    pool.retryAutomatically = False
+    sockets = [place.path for place in locations.values() if place.path is not None]
+    policy = web.BrowserLikePolicyForHTTPS(trust_root)
+    endpoints = _Endpoints(reactor, sockets, policy)
+    agent: IAgent = web.Agent.usingEndpointFactory(reactor, endpoints, pool)
+    return agent, pool
+
+
+class HttpCatchUpClient:
+    """Fetches rows from the process that wrote them. It tries once.
+
+    :param agent: see :func:`make_agent`.
+    :param locations: where each process is, by its instance name (``instance_map``).
+    :param secret: the ``worker_replication_secret``.
+    :param clock: the reactor.
+    :param timeout: for a request and its answer, in s.
+    :param max_answer_length: the longest answer that is read, in bytes.
+    :param make_txn_id: makes a random text, different each time.
+    """
+
+    def __init__(
+        self,
+        agent: IAgent,
+        locations: Mapping[str, Location],
+        secret: str | None,
+        clock: IReactorTime,
+        *,
+        timeout: float = REQUEST_TIMEOUT,
+        max_answer_length: int = MAX_ANSWER_LENGTH,
+        make_txn_id: Callable[[], str] = lambda: secrets.token_urlsafe(12),
+    ) -> None:
+        self._http = HTTPClient(agent)
+        self._locations = locations
+        self._secret = secret
+        self._clock = clock
+        self._timeout = timeout
+        self._max_answer_length = max_answer_length
+        self._make_txn_id = make_txn_id
+
+    def for_stream(self, stream_name: str) -> UpdateFunction:
+        """Give the update function of one stream. The writer sets the page's size."""
+
+        async def fetch(
+            instance_name: str, from_token: int, upto_token: int, limit: int
+        ) -> StreamUpdateResult:
+            return await self.get_updates_since(
+                stream_name, instance_name, from_token, upto_token
+            )
+
+        return fetch
+
+    async def get_updates_since(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+
+        :raises HttpCatchUpError: the process is not known, did not answer in time,
+            or refused.
+        """
+        location = self._locations.get(instance_name)
+        if location is None:
+            raise HttpCatchUpError(
+                "GET",
+                f"{stream_name} of {instance_name}",
+                None,
+                "nobody knows where that process is",
+                f"add {instance_name} to instance_map",
+            )
+        url = _base_url(location).child(
+            *("_synapse", "replication", "get_repl_stream_updates"),
+            *(stream_name, self._make_txn_id()),
+        )
+        shown = url.to_text() if location.path is None else _show(location.path, url)
+        answering = Deferred.fromCoroutine(self._request(url, from_token, upto_token))
+        answering.addTimeout(self._timeout, self._clock)
+        try:
+            status, body = await answering
+        except Exception as error:
+            text = str(error) or type(error).__name__
+            raise HttpCatchUpError("GET", shown, None, self._scrub(text)) from error
+        if status != 200:
+            text = self._scrub(body.decode("utf-8", "replace"))
+            raise HttpCatchUpError("GET", shown, status, text, _mend(status))
+        try:
+            answer = _decode_answer(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise HttpCatchUpError(
+                "GET", shown, status, f"this is no page of rows: {error}"
+            ) from error
+        return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
+
+    async def _request(
+        self, url: DecodedURL, from_token: int, upto_token: int
+    ) -> tuple[int, bytes]:
+        headers = Headers({"Accept": ["application/json"]})
+        if self._secret is not None:
+            headers.addRawHeader("Authorization", f"Bearer {self._secret}")
+        response = await self._http.get(
+            url.set("from_token", str(from_token)).set("upto_token", str(upto_token)),
+            headers=headers,
+            allow_redirects=False,
+            unbuffered=True,
+        )
+        body = _Body(self._max_answer_length)
+        response.deliverBody(body)
+        return int(response.code), await body.finished
+
+    def _scrub(self, text: str) -> str:
+        return text.replace(self._secret, "***") if self._secret else text
+
+
+def _show(path: str, url: DecodedURL) -> str:
+    return f"unix:{path}:/{'/'.join(url.path)}"
+
+
+def _mend(status: int) -> str:
+    if status in (401, 403):
+        return _SECRET_MEND
+    if status == 404:
+        return "point instance_map at a listener that has the replication resource"
+    if status == 500:
+        return (
+            f"see its log; stock processes answer so to a wrong secret: {_SECRET_MEND}"
+        )
+    return ""
+
+
+class _Body(TwistedProtocol):
+    """Gathers an answer, up to a bound.
+
+    :ivar finished: fires with the whole; cancelling it cuts the connection.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
+        self.finished: Deferred[bytes] = Deferred(lambda _: self._abort())
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._length += len(data)
+        if self._length > self._max_length and not self.finished.called:
+            self._parts = []
+            self.finished.errback(
+                ValueError(f"the answer is longer than {self._max_length} bytes")
+            )
+            self._abort()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.finished.called:
+            return
+        if isinstance(reason.value, ResponseDone):
+            self.finished.callback(b"".join(self._parts))
+        else:
+            self.finished.errback(reason)
+
+    def _abort(self) -> None:
+        # Some transports of the test kit of treq have none.
+        abort = getattr(self.transport, "abortConnection", None)
+        if abort is not None:
+            abort()

@@ -1,0 +1,183 @@
+"""Serving the rows that this process wrote to those who missed them.
+
+Answers are not kept: a request changes nothing, so that one that is repeated
+may be answered anew, whatever its ``txn_id``.
+
+Spec, section 8; FACTS of what stock processes answer: a missing parameter is 400
+``M_MISSING_PARAM``, one that is no integer 400 ``M_INVALID_PARAM``, an unknown
+stream 400 ``M_UNKNOWN``, a path without ``txn_id`` 404, another method 405. A wrong
+secret is 401 here.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from synapse_replication.errors import CatchUpError, ReplicationError
+from synapse_replication.handlers.interfaces import StreamDirectory
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.stream import Stream, StreamUpdateResult
+from synapse_replication.wire.commands import parse_token
+
+__all__ = ["ReplicationResource"]
+
+_ENDPOINT = b"get_repl_stream_updates"
+
+
+class _RefusedError(ReplicationError):
+    """A request that gets an error for an answer."""
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+
+
+class ReplicationResource(Resource):
+    """Answers at ``/_synapse/replication/``, where it is to be put.
+
+    :param streams: all that this process knows, and which of them it writes.
+    :param instance_name: this process: only its own rows are served.
+    :param secret: what a request must bear; anybody may ask if ``None``.
+    :param observer: told of failures of ours.
+    """
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(
+        self,
+        streams: StreamDirectory,
+        instance_name: str,
+        secret: str | None,
+        observer: ReplicationObserver,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._streams = streams
+        self._instance_name = instance_name
+        self._secret = None if secret is None else secret.encode()
+        self._observer = observer
+
+    def under_root(self) -> Resource:
+        """Make a root resource that has this one in its place."""
+        root, synapse = Resource(), Resource()  # type: ignore[no-untyped-call]
+        root.putChild(b"_synapse", synapse)
+        synapse.putChild(b"replication", self)
+        return root
+
+    def render(self, request: Any) -> Any:
+        request.setHeader(b"Content-Type", b"application/json")
+        request.setHeader(b"Cache-Control", b"no-cache")
+        try:
+            stream, from_token, upto_token = self._read(request)
+        except _RefusedError as refused:
+            return _refuse(request, refused)
+        Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
+        return NOT_DONE_YET
+
+    async def _answer(
+        self, request: Any, stream: Stream, from_token: int, upto_token: int
+    ) -> None:
+        went_away: list[Failure] = []
+        request.notifyFinish().addErrback(went_away.append)
+        try:
+            body = _encode(await self._fetch(stream, from_token, upto_token))
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._observer.failure("serving rows over HTTP", error)
+            # Another failure's text is for our log, not for others.
+            text = str(error) if isinstance(error, CatchUpError) else "internal error"
+            body = _refuse(request, _RefusedError(500, "M_UNKNOWN", text))
+        if not went_away:
+            request.write(body)
+            request.finish()
+
+    def _read(self, request: Any) -> tuple[Stream, int, int]:
+        """Read what is asked for.
+
+        :raises _RefusedError: it is refused.
+        """
+        path: Sequence[bytes] = request.postpath
+        if len(path) != 3 or path[0] != _ENDPOINT or not path[2]:
+            raise _RefusedError(404, "M_UNRECOGNIZED", "there is nothing here")
+        if request.method != b"GET":
+            request.setHeader(b"Allow", b"GET")
+            raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is answered here")
+        self._check_secret(request)
+        stream = self._find(path[1].decode("utf-8", "replace"))
+        return (
+            stream,
+            _integer(request, b"from_token"),
+            _integer(request, b"upto_token"),
+        )
+
+    def _check_secret(self, request: Any) -> None:
+        if self._secret is None:
+            return
+        given = request.getHeader(b"Authorization") or b""
+        if not hmac.compare_digest(given, b"Bearer " + self._secret):
+            raise _RefusedError(
+                401,
+                "M_UNAUTHORIZED",
+                "the worker_replication_secret is missing or wrong",
+            )
+
+    def _find(self, name: str) -> Stream:
+        stream = self._streams.get_streams().get(name)
+        if stream is None:
+            raise _RefusedError(400, "M_UNKNOWN", "there is no stream of that name")
+        if stream.description.held_in_memory and all(
+            ours.description.name != name
+            for ours in self._streams.get_streams_to_replicate()
+        ):
+            raise _RefusedError(
+                400,
+                "M_UNKNOWN",
+                f"{name} is in the memory of its writer, and {self._instance_name} "
+                "does not write it; ask the writer",
+            )
+        return stream
+
+    async def _fetch(
+        self, stream: Stream, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        if from_token >= upto_token:
+            return StreamUpdateResult([], upto_token, False)
+        return await stream.get_updates_since(
+            self._instance_name, from_token, upto_token
+        )
+
+
+def _integer(request: Any, name: bytes) -> int:
+    values = request.args.get(name)
+    if not values:
+        raise _RefusedError(
+            400, "M_MISSING_PARAM", f"parameter {name.decode()} is missing"
+        )
+    try:
+        return parse_token(values[0].decode("ascii", "replace"))
+    except ValueError:
+        raise _RefusedError(
+            400, "M_INVALID_PARAM", f"parameter {name.decode()} is no integer"
+        ) from None
+
+
+def _encode(result: StreamUpdateResult) -> bytes:
+    return encode_json(
+        {
+            "updates": result.updates,
+            "upto_token": result.upto_token,
+            "limited": result.limited,
+        }
+    )
+
+
+def _refuse(request: Any, refused: _RefusedError) -> bytes:
+    request.setResponseCode(refused.status)
+    return encode_json({"errcode": refused.code, "error": str(refused)})

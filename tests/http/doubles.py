@@ -1,0 +1,93 @@
+"""A stream and its directory for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from synapse_replication.handlers.interfaces import StreamDirectory
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.streams.rows import RawRowCodec
+from synapse_replication.streams.stream import (
+    Stream,
+    StreamDescription,
+    StreamUpdateResult,
+)
+
+
+class ListStream:
+    """A stream whose rows are in a list; pages of two rows.
+
+    :ivar stuck: fetching waits for ever, and this is what it waits for.
+    """
+
+    def __init__(self, name: str, rows: Sequence[tuple[int, Any]] = ()) -> None:
+        self.description = StreamDescription(
+            name, RawRowCodec(name), held_in_memory=name == "typing"
+        )
+        self.rows = list(rows)
+        self.asked: list[tuple[str, int, int]] = []
+        self.error: Exception | None = None
+        self.stuck: Deferred[StreamUpdateResult] | None = None
+
+    def current_token(self, instance_name: str) -> int:
+        return self.rows[-1][0]
+
+    def minimal_local_current_token(self) -> int:
+        return self.rows[-1][0]
+
+    def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        return True
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        self.asked.append((instance_name, from_token, upto_token))
+        if self.error is not None:
+            raise self.error
+        if self.stuck is not None:
+            return await self.stuck
+        found = [row for row in self.rows if from_token < row[0] <= upto_token]
+        if len(found) > 2:
+            return StreamUpdateResult(found[:2], found[1][0], True)
+        return StreamUpdateResult(found, upto_token, False)
+
+
+class Directory:
+    """Knows some streams and writes some of them."""
+
+    def __init__(self, *streams: Stream, writes: Sequence[Stream] = ()) -> None:
+        self._streams = {stream.description.name: stream for stream in streams}
+        self._writes = writes
+
+    def get_streams(self) -> Mapping[str, Stream]:
+        return self._streams
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        return self._writes
+
+
+class FailureObserver(ReplicationObserver):
+    """Gathers failures."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self.failures.append(error)
+
+
+@attrs.frozen
+class Place:
+    """Where a process is."""
+
+    host: str | None = "writer.example"
+    port: int | None = 9093
+    tls: bool = False
+    path: str | None = None
+
+
+_: StreamDirectory = Directory(ListStream("events"))

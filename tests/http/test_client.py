@@ -1,0 +1,241 @@
+"""The client, against the real resource in memory and over real sockets."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from treq.testing import RequestTraversalAgent
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.http.client import HttpCatchUpClient, Location, make_agent
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.streams.stream import StreamUpdateResult
+from tests.http.doubles import Directory, FailureObserver, ListStream, Place
+
+_ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
+
+
+class Canned(Resource):
+    """Answers everything with one status and body, and keeps the requests."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__()
+        self.status = status
+        self.body = body
+        self.requests: list[Any] = []
+
+    def render(self, request: Any) -> bytes:
+        self.requests.append(request)
+        request.setResponseCode(self.status)
+        return self.body
+
+
+class HttpCatchUpClientTests(SynchronousTestCase):
+    """Tests for :class:`HttpCatchUpClient`, in memory."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.events = ListStream("events", _ROWS)
+        self.resource = ReplicationResource(
+            Directory(self.events), "writer1", "hush", FailureObserver()
+        ).under_root()
+
+    def make_client(
+        self,
+        resource: Resource | None = None,
+        secret: str | None = "hush",
+        place: Location | None = None,
+    ) -> HttpCatchUpClient:
+        """Join a client to a resource."""
+        self.agent = RequestTraversalAgent(resource or self.resource)
+        return HttpCatchUpClient(
+            self.agent, {"writer1": place or Place()}, secret, self.clock
+        )
+
+    def fetch(self, client: HttpCatchUpClient) -> StreamUpdateResult:
+        """Ask for everything."""
+        asking = Deferred.fromCoroutine(
+            client.get_updates_since("events", "writer1", 1, 9)
+        )
+        return self.successResultOf(asking)
+
+    def fail_to_fetch(self, client: HttpCatchUpClient) -> HttpCatchUpError:
+        """Ask for everything, and be refused."""
+        asking = Deferred.fromCoroutine(
+            client.get_updates_since("events", "writer1", 1, 9)
+        )
+        error = self.failureResultOf(asking, HttpCatchUpError).value
+        assert isinstance(error, HttpCatchUpError)
+        return error
+
+    def test_page(self) -> None:
+        """A page arrives as it was sent."""
+        self.assertEqual(
+            self.fetch(self.make_client()),
+            StreamUpdateResult([(2, ["a"]), (3, ["b"])], 3, True),
+        )
+
+    def test_update_function(self) -> None:
+        """It can be used as a stream's update function."""
+        fetch = self.make_client().for_stream("events")
+
+        async def ask() -> StreamUpdateResult:
+            return await fetch("writer1", 3, 9, 100)
+
+        page = self.successResultOf(Deferred.fromCoroutine(ask()))
+        self.assertEqual(page, StreamUpdateResult([(5, ["c"])], 9, False))
+
+    def test_request(self) -> None:
+        """Each request has an id of its own, the secret, and the range."""
+        canned = Canned(200, b'{"updates": [], "upto_token": 9, "limited": false}')
+        client = self.make_client(canned)
+        self.fetch(client)
+        self.fetch(client)
+        first, second = canned.requests
+        self.assertEqual(
+            first.postpath[:-1],
+            [b"_synapse", b"replication", b"get_repl_stream_updates", b"events"],
+        )
+        self.assertNotEqual(first.postpath[-1], second.postpath[-1])
+        self.assertEqual(first.args, {b"from_token": [b"1"], b"upto_token": [b"9"]})
+        self.assertEqual(first.getHeader("Authorization"), "Bearer hush")
+        self.assertEqual(first.getHeader("Accept"), "application/json")
+
+    def test_wrong_secret(self) -> None:
+        """A refusal says what to mend, and no secret, not even an echoed one."""
+        error = self.fail_to_fetch(self.make_client(secret="wrong"))
+        self.assertEqual(error.status, 401)
+        self.assertIn("worker_replication_secret", str(error))
+        self.assertNotIn("hush", str(error))
+        echoed = Canned(500, b"no access for Bearer wrong")
+        error = self.fail_to_fetch(self.make_client(echoed, secret="wrong"))
+        self.assertNotIn("wrong", str(error).replace("wrong secret", ""))
+
+    def test_stock_refusal(self) -> None:
+        """Stock says 500 to a wrong secret: the mend names that."""
+        stock = Canned(500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}')
+        error = self.fail_to_fetch(self.make_client(stock))
+        self.assertEqual(error.status, 500)
+        self.assertIn("worker_replication_secret", str(error))
+
+    def test_wrong_listener(self) -> None:
+        """A port that serves something else is said to be the wrong one."""
+        error = self.fail_to_fetch(self.make_client(Resource()))
+        self.assertEqual(error.status, 404)
+        self.assertIn("instance_map", str(error))
+
+    def test_other_refusal(self) -> None:
+        """What else is refused is repeated with its status."""
+        error = self.fail_to_fetch(self.make_client(Canned(400, b"M_UNKNOWN")))
+        self.assertEqual((error.status, error.body), (400, "M_UNKNOWN"))
+
+    def test_no_page(self) -> None:
+        """An answer of another form is an error, whatever its status."""
+        for body in (
+            b"<html>",
+            b"[]",
+            b'{"updates": [["x", 1]], "upto_token": 1, "limited": false}',
+            b'{"updates": []}',
+            b"\xff",
+            b'{"updates": [[1, ' + b"[" * 5000 + b"]" * 5000 + b"]]}",
+        ):
+            error = self.fail_to_fetch(self.make_client(Canned(200, body)))
+            self.assertEqual(error.status, 200)
+
+    def test_unknown_instance(self) -> None:
+        """A writer that is not in the map is named, with the key to mend."""
+        asking = Deferred.fromCoroutine(
+            self.make_client().get_updates_since("events", "writer2", 1, 9)
+        )
+        error = self.failureResultOf(asking, HttpCatchUpError).value
+        self.assertIn("add writer2 to instance_map", str(error))
+
+    def test_silence(self) -> None:
+        """A process that does not answer in time is given up."""
+        self.events.stuck = Deferred()
+        asking = Deferred.fromCoroutine(
+            self.make_client().get_updates_since("events", "writer1", 1, 9)
+        )
+        self.agent.flush()
+        self.clock.advance(29)
+        self.assertNoResult(asking)
+        self.clock.advance(2)
+        self.failureResultOf(asking, HttpCatchUpError)
+
+    def test_too_long(self) -> None:
+        """An answer without end is cut off."""
+        agent = RequestTraversalAgent(Canned(200, b"[" * 200))
+        client = HttpCatchUpClient(
+            agent, {"writer1": Place()}, None, self.clock, max_answer_length=100
+        )
+        error = self.fail_to_fetch(client)
+        self.assertIn("longer than 100 bytes", str(error))
+
+    def test_url(self) -> None:
+        """Errors show where was asked: with TLS, or by a Unix socket."""
+        for place, shown in (
+            (Place(tls=True), "https://writer.example:9093/_synapse/"),
+            (Place(host="::1", port=80), "http://[::1]/_synapse/"),
+            (Place(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
+        ):
+            error = self.fail_to_fetch(self.make_client(Canned(404, b""), place=place))
+            self.assertIn(shown, error.url)
+
+
+class RealSocketTests(TestCase):
+    """The client and the resource on a real reactor."""
+
+    async def test_ports_and_unix_sockets(self) -> None:
+        """Rows come over a port and over a Unix socket, on connections kept open."""
+        from twisted.internet import reactor as untyped_reactor  # noqa: TID251
+
+        reactor: Any = untyped_reactor
+        made: list[object] = []
+
+        class CountingSite(Site):
+            def buildProtocol(self, addr: Any) -> Any:
+                made.append(addr)
+                return super().buildProtocol(addr)
+
+        site = CountingSite(
+            ReplicationResource(
+                Directory(ListStream("events", _ROWS)),
+                "writer1",
+                "hush",
+                FailureObserver(),
+            ).under_root()
+        )
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        unix = reactor.listenUNIX(str(folder / "w.sock"), site)
+        self.addCleanup(unix.stopListening)
+        places = {
+            "by_port": Place("127.0.0.1", port.getHost().port),
+            "by_socket": Place(None, None, False, str(folder / "w.sock")),
+            "gone": Place(None, None, False, str(folder / "gone.sock")),
+        }
+        agent, pool = make_agent(reactor, places)
+        self.addCleanup(pool.closeCachedConnections)
+        client = HttpCatchUpClient(agent, places, "hush", reactor)
+        for instance_name in ("by_port", "by_socket"):
+            for from_token, expected in ((0, 2), (3, 1)):
+                page = await client.get_updates_since(
+                    "events", instance_name, from_token, 9
+                )
+                self.assertEqual(len(page.updates), expected)
+        self.assertEqual(len(made), 2)
+        with self.assertRaises(HttpCatchUpError) as caught:
+            await client.get_updates_since("events", "gone", 0, 9)
+        self.assertIsNone(caught.exception.status)

@@ -1,0 +1,172 @@
+"""The resource, asked by treq in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from treq.testing import StubTreq
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.streams.stream import StreamUpdateResult
+from tests.http.doubles import Directory, FailureObserver, ListStream
+
+_BASE = "http://writer/_synapse/replication/"
+_EVENTS = _BASE + "get_repl_stream_updates/events/abc"
+_SECRET = {"Authorization": "Bearer hush"}
+_RANGE = {"from_token": "1", "upto_token": "9"}
+
+
+class ReplicationResourceTests(SynchronousTestCase):
+    """Tests for :class:`ReplicationResource`."""
+
+    def setUp(self) -> None:
+        self.events = ListStream("events", [(2, ["a"]), (3, ["b"]), (5, ["c"])])
+        self.typing = ListStream("typing", [(4, ["!r", []])])
+        self.observer = FailureObserver()
+        self.treq: Any = self.make_treq(Directory(self.events, self.typing))
+
+    def make_treq(self, directory: Directory, secret: str | None = "hush") -> StubTreq:
+        """Serve a directory."""
+        return StubTreq(
+            ReplicationResource(
+                directory, "writer1", secret, self.observer
+            ).under_root()
+        )
+
+    def ask(
+        self,
+        url: str = _EVENTS,
+        *,
+        method: str = "GET",
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """Give the status and the JSON of an answer."""
+        response = self.successResultOf(
+            self.treq.request(
+                method,
+                url,
+                params=_RANGE if params is None else params,
+                headers=_SECRET if headers is None else headers,
+            )
+        )
+        return response.code, json.loads(
+            self.successResultOf(self.treq.content(response))
+        )
+
+    def test_page(self) -> None:
+        """Our own rows in the range come as a page that says where it ends."""
+        self.assertEqual(
+            self.ask(),
+            (
+                200,
+                {"updates": [[2, ["a"]], [3, ["b"]]], "upto_token": 3, "limited": True},
+            ),
+        )
+        self.assertEqual(self.events.asked, [("writer1", 1, 9)])
+
+    def test_repeated(self) -> None:
+        """C61: a request that is repeated, with whatever id, gets the same answer."""
+        self.assertEqual(self.ask(), self.ask())
+
+    def test_empty_range(self) -> None:
+        """A range that ends before it begins has no rows, and is echoed."""
+        self.assertEqual(
+            self.ask(params={"from_token": "649", "upto_token": "0"}),
+            (200, {"updates": [], "upto_token": 0, "limited": False}),
+        )
+
+    def test_secret(self) -> None:
+        """Who does not bear the secret gets 401 and learns nothing of streams."""
+        for headers in ({}, {"Authorization": "Bearer hus"}, {"Authorization": "hush"}):
+            for url in (_EVENTS, _BASE + "get_repl_stream_updates/unknown/abc"):
+                status, body = self.ask(url, headers=headers)
+                self.assertEqual(status, 401)
+                self.assertNotIn("hush", str(body))
+        self.assertEqual(self.events.asked, [])
+
+    def test_no_secret_configured(self) -> None:
+        """Where no secret is configured, none is asked for."""
+        self.treq = self.make_treq(Directory(self.events), secret=None)
+        self.assertEqual(self.ask(headers={})[0], 200)
+
+    def test_bad_parameters(self) -> None:
+        """A parameter that is missing or no integer is named in a 400."""
+        for params, code, name in (
+            ({"upto_token": "9"}, "M_MISSING_PARAM", "from_token"),
+            ({"from_token": "1"}, "M_MISSING_PARAM", "upto_token"),
+            ({"from_token": "x", "upto_token": "9"}, "M_INVALID_PARAM", "from_token"),
+            ({"from_token": "1", "upto_token": "1e3"}, "M_INVALID_PARAM", "upto_token"),
+            (
+                {"from_token": "1", "upto_token": "9" * 5000},
+                "M_INVALID_PARAM",
+                "upto_token",
+            ),
+        ):
+            status, body = self.ask(params=params)
+            self.assertEqual((status, body["errcode"]), (400, code))
+            self.assertIn(name, body["error"])
+
+    def test_unknown_stream(self) -> None:
+        """A stream that nobody heard of is a 400."""
+        status, body = self.ask(_BASE + "get_repl_stream_updates/%FF/abc")
+        self.assertEqual((status, body["errcode"]), (400, "M_UNKNOWN"))
+
+    def test_no_transaction_id(self) -> None:
+        """Without the random id there is nothing at that path, as in stock."""
+        for path in (
+            "get_repl_stream_updates/events",
+            "get_repl_stream_updates/events/",
+            "other/events/abc",
+            "get_repl_stream_updates/events/abc/more",
+        ):
+            self.assertEqual(self.ask(_BASE + path)[0], 404)
+
+    def test_other_methods(self) -> None:
+        """Only GET is answered."""
+        for method in ("POST", "PUT", "DELETE"):
+            self.assertEqual(self.ask(method=method)[0], 405)
+
+    def test_memory_of_another(self) -> None:
+        """A stream in another process's memory is refused with a clear error."""
+        url = _BASE + "get_repl_stream_updates/typing/abc"
+        status, body = self.ask(url)
+        self.assertEqual(status, 400)
+        self.assertIn("ask the writer", body["error"])
+        self.treq = self.make_treq(Directory(self.typing, writes=[self.typing]))
+        self.assertEqual(self.ask(url)[0], 200)
+
+    def test_source_fails(self) -> None:
+        """A failure to fetch is a 500 that says why; the observer hears of it."""
+        self.events.error = CatchUpError("rows were forgotten")
+        self.assertEqual(self.ask()[1]["error"], "rows were forgotten")
+        self.assertEqual(self.observer.failures, [self.events.error])
+
+    def test_bug_is_not_shown(self) -> None:
+        """The text of an unforeseen error goes to the observer alone."""
+        self.events.error = RuntimeError("password is 1234")
+        status, body = self.ask()
+        self.assertEqual((status, body["error"]), (500, "internal error"))
+        self.assertEqual(self.observer.failures, [self.events.error])
+
+    def test_rows_that_json_cannot_say(self) -> None:
+        """A row that cannot be encoded is a failure of ours, not a hung request."""
+        self.events.rows = [(2, [float("nan"), None])]
+        self.assertEqual(self.ask()[0], 500)
+
+    def test_asker_goes_away(self) -> None:
+        """Rows that arrive after the asker left are dropped without an error."""
+        stuck: Deferred[StreamUpdateResult] = Deferred()
+        self.events.stuck = stuck
+        asking = self.treq.request("GET", _EVENTS, params=_RANGE, headers=_SECRET)
+        self.treq.flush()
+        asking.cancel()
+        self.failureResultOf(asking)
+        self.treq.flush()
+        self.events.stuck = None
+        stuck.errback(CatchUpError("too late"))
+        self.assertEqual(len(self.observer.failures), 1)

@@ -1,0 +1,98 @@
+"""Trying again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock as ReactorClock
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.http.retry import with_retries
+from synapse_replication.streams.stream import StreamUpdateResult
+
+_PAGE = StreamUpdateResult([], 9, False)
+
+
+class TestClock:
+    """A host's clock over Twisted's for tests."""
+
+    def __init__(self) -> None:
+        self.reactor = ReactorClock()
+
+    def seconds(self) -> float:
+        return self.reactor.seconds()
+
+    def time_msec(self) -> int:
+        return int(self.reactor.seconds() * 1000)
+
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> DelayedCall:
+        return self.reactor.callLater(delay, func, *args)
+
+    def sleep(self, delay: float) -> Awaitable[None]:
+        return deferLater(self.reactor, delay, lambda: None)
+
+
+_: Clock = TestClock()
+
+
+class WithRetriesTests(SynchronousTestCase):
+    """Tests for :func:`with_retries`."""
+
+    def setUp(self) -> None:
+        self.clock = TestClock()
+        self.statuses: list[int | None] = []
+        self.asked = 0
+
+    async def fetch(
+        self, instance_name: str, from_token: int, upto_token: int, limit: int
+    ) -> StreamUpdateResult:
+        """Fail with the next status, or answer if there is none left."""
+        self.asked += 1
+        if self.statuses:
+            raise HttpCatchUpError("GET", "http://x", self.statuses.pop(0), "no")
+        return _PAGE
+
+    def start(self) -> Deferred[StreamUpdateResult]:
+        """Ask once, with retries."""
+        retrying = with_retries(self.fetch, self.clock, lambda: 0.5)
+
+        async def ask() -> StreamUpdateResult:
+            return await retrying("w", 1, 9, 100)
+
+        return Deferred.fromCoroutine(ask())
+
+    def test_answer(self) -> None:
+        """What is answered is given at once."""
+        self.assertEqual(self.successResultOf(self.start()), _PAGE)
+
+    def test_lost_answer(self) -> None:
+        """C61: a request whose answer was lost is made again, a little later."""
+        self.statuses = [None, 503]
+        asking = self.start()
+        self.assertEqual(self.asked, 1)
+        self.clock.reactor.advance(0.25)
+        self.assertEqual(self.asked, 2)
+        self.clock.reactor.advance(0.25)
+        self.assertNoResult(asking)
+        self.clock.reactor.advance(0.25)
+        self.assertEqual(self.successResultOf(asking), _PAGE)
+
+    def test_bounded(self) -> None:
+        """After so many attempts the last error stands."""
+        self.statuses = [None, None, 500, None]
+        asking = self.start()
+        self.clock.reactor.pump([1.0] * 10)
+        error = self.failureResultOf(asking, HttpCatchUpError).value
+        self.assertEqual((self.asked, error.status), (3, 500))
+
+    def test_refusal(self) -> None:
+        """A refusal that another try would meet too is not tried again."""
+        self.statuses = [401]
+        self.failureResultOf(self.start(), HttpCatchUpError)
+        self.assertEqual(self.asked, 1)
