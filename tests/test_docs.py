@@ -1,0 +1,167 @@
+"""What the manual shows works: its examples run, its commands exist."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import psycopg2
+from prometheus_client import CollectorRegistry
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.cli import cli
+from synapse_replication.app.config import Purpose, load_config
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "docs" / "examples"
+PAGES = [ROOT / "README.rst", *sorted((ROOT / "docs").glob("*.rst"))]
+
+
+def run_example(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(EXAMPLES / name))
+
+
+def declared_orders() -> TableStream:
+    orders = run_example("orders.py")["ORDERS"]
+    assert isinstance(orders, TableStream)
+    return orders
+
+
+class ConfigurationExamplesTests(SynchronousTestCase):
+    def test_main_process(self) -> None:
+        """The example of a homeserver's configuration has no mistake."""
+        config = load_config([str(EXAMPLES / "homeserver.yaml")], Purpose.MAIN)
+        self.assertEqual(
+            config.writers["events"], ("event_persister1", "event_persister2")
+        )
+
+    def test_worker(self) -> None:
+        """The example of a worker's file goes with it."""
+        files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "worker.yaml")]
+        config = load_config(files, Purpose.WORKER)
+        self.assertEqual(config.instance_name, "stream_writer1")
+        self.assertEqual(config.writers["typing"], ("stream_writer1",))
+
+    def test_declared_stream(self) -> None:
+        """The stream that is declared in YAML is the one declared in Python."""
+        config = load_config([str(EXAMPLES / "orders.yaml")], Purpose.MAIN)
+        (stream,) = config.streams
+        assert isinstance(stream, TableStream)
+        declared = declared_orders()
+        for attribute in ("name", "table", "columns", "sequence", "writers"):
+            self.assertEqual(getattr(stream, attribute), getattr(declared, attribute))
+
+
+class CodeExamplesTests(SynchronousTestCase):
+    def test_writer(self) -> None:
+        """The example writes two rows under one token at each interval."""
+        description = declared_orders().description
+        row_type = description.codec.row_type
+        written: list[Any] = []
+
+        async def write(rows: list[Any]) -> int:
+            written.append(rows)
+            return len(written)
+
+        stream = SimpleNamespace(write=write, description=description)
+        host = SimpleNamespace(
+            streams=SimpleNamespace(get_streams=lambda: {"orders": stream}),
+            run_as_background_process=lambda name, func: Deferred.fromCoroutine(func()),
+        )
+        service = run_example("order_writer.py")["make_writer"](host, {"interval": 5})
+        service.clock = Clock()
+        service.startService()
+        service.clock.advance(5)
+        service.stopService()
+        expected = [row_type("o1", "first"), row_type("o2", None)]
+        self.assertEqual(written, [expected, expected])
+
+    def test_sink(self) -> None:
+        """The example of a sink prints what it is given."""
+        row_type: Any = declared_orders().row_type
+        sink = run_example("order_sink.py")["make_sink"](None, {})
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            sink.on_rdata("orders", "writer1", 7, [row_type("o1", None)])
+            sink.on_position("orders", "writer1", 8)
+        self.assertEqual(
+            printed.getvalue(),
+            "orders writer1 7 o1 None\norders writer1 has nothing more up to 8\n",
+        )
+
+    def test_observer(self) -> None:
+        """The example of an observer counts, and prints what was discarded."""
+        registry = CollectorRegistry()
+        observer = run_example("observer.py")["make_observer"](registry, "example.com")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 3)
+        self.assertEqual(printed.getvalue(), "3 of events: old_token\n")
+        labels = {
+            "stream_name": "events",
+            "reason": "old_token",
+            "server_name": "example.com",
+        }
+        value = registry.get_sample_value("synapse_replication_discarded_total", labels)
+        self.assertEqual(value, 3)
+
+
+class TableExampleTests(SynchronousTestCase):
+    def test_tables_fit_the_declaration(self) -> None:
+        """The table of the example has the columns that the stream declares."""
+        declared = declared_orders()
+        dsn = shared_postgres().new_database()
+        with (
+            contextlib.closing(psycopg2.connect(dsn)) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute((EXAMPLES / "orders.sql").read_text())
+            columns = ", ".join(
+                [
+                    declared.id_column,
+                    str(declared.writer_column),
+                    *declared.column_names,
+                ]
+            )
+            cursor.execute(f"SELECT {columns} FROM {declared.table}")
+            self.assertEqual(cursor.fetchall(), [])
+            cursor.execute(f"SELECT nextval('{declared.sequence}')")
+            self.assertEqual(cursor.fetchone(), (2,))
+
+
+class CommandsInThePagesTests(SynchronousTestCase):
+    def test_commands_exist(self) -> None:
+        """Each command that a page shows exists, with the options that it shows."""
+        shown = [
+            (page.name, line.strip())
+            for page in PAGES
+            for line in page.read_text().splitlines()
+            if re.match(r"    synapse-replication \w", line)
+        ]
+        self.assertGreater(len(shown), 4)
+        for page, line in shown:
+            _, name, *arguments = line.split()
+            context = click.Context(cli)
+            command = cli.get_command(context, name)
+            assert command is not None, f"{page}: {line}"
+            try:
+                command.make_parser(click.Context(command)).parse_args(list(arguments))
+            except click.UsageError as error:
+                self.fail(f"{page}: {line}: {error}")
+
+    def test_links_between_pages_lead_somewhere(self) -> None:
+        """The files that the README links to are there."""
+        text = (ROOT / "README.rst").read_text()
+        links = re.findall(r"<((?:docs/|CHANGES)[^>]*)>`_", text)
+        self.assertGreater(len(links), 4)
+        for link in links:
+            self.assertTrue((ROOT / link).is_file(), link)
