@@ -1,0 +1,276 @@
+"""Listening, and keeping a link up."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionRefusedError
+from twisted.internet.interfaces import (
+    IProtocol,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import Protocol
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
+from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+from tests.tcp.doubles import (
+    FakeClock,
+    PausingTransport,
+    RecordingHandler,
+    RecordingObserver,
+)
+
+
+@implementer(IStreamClientEndpoint)
+class StepEndpoint:
+    """An endpoint whose attempts end when told.
+
+    :ivar attempts: those that go on.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.attempts: list[tuple[IProtocolFactory, Deferred[IProtocol]]] = []
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        self.count += 1
+        attempt: Deferred[IProtocol] = Deferred()
+        self.attempts.append((protocolFactory, attempt))
+        return attempt
+
+    def fail(self) -> None:
+        _, attempt = self.attempts.pop()
+        attempt.errback(Failure(ConnectionRefusedError("nobody there")))
+
+    def accept(self) -> BaseReplicationStreamProtocol:
+        factory, attempt = self.attempts.pop()
+        assert isinstance(factory, DirectTcpReplicationClientFactory)
+        protocol = factory.buildProtocol(None)
+        protocol.makeConnection(PausingTransport())
+        attempt.callback(protocol)
+        return protocol
+
+
+def drop(protocol: Protocol) -> None:
+    protocol.connectionLost(Failure(ConnectionDone()))
+
+
+class ServerFactoryTests(SynchronousTestCase):
+    """``ReplicationStreamProtocolFactory``"""
+
+    def setUp(self) -> None:
+        self.handler = RecordingHandler()
+        self.factory = ReplicationStreamProtocolFactory(
+            "repl.test", FakeClock(), self.handler, RecordingObserver()
+        )
+
+    def connect(self) -> tuple[Protocol, PausingTransport]:
+        protocol = self.factory.buildProtocol(None)
+        transport = PausingTransport()
+        protocol.makeConnection(transport)
+        return protocol, transport
+
+    def test_connections(self) -> None:
+        """It knows the connections that are open."""
+        (one, _), (other, _) = self.connect(), self.connect()
+        self.assertEqual(self.factory.connections, [one, other])
+        self.assertEqual(len(self.factory.buffers()), 2)
+        drop(one)
+        self.assertEqual(self.factory.connections, [other])
+
+    def test_close(self) -> None:
+        """To close waits for every connection to be gone."""
+        ends = [self.connect(), self.connect()]
+        done = self.factory.close_connections()
+        again = self.factory.close_connections()
+        for protocol, transport in ends:
+            self.assertTrue(transport.disconnecting)
+            self.assertNoResult(done)
+            drop(protocol)
+        self.successResultOf(done)
+        self.successResultOf(again)
+        self.assertEqual(self.handler.calls, ["new", "new", "lost", "lost"])
+
+    def test_close_without_connections(self) -> None:
+        """There may be none."""
+        self.successResultOf(self.factory.close_connections())
+
+
+class ClientTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = FakeClock()
+        self.handler = RecordingHandler()
+        self.observer = RecordingObserver()
+        self.factory = DirectTcpReplicationClientFactory(
+            "worker1",
+            "repl.test",
+            self.clock,
+            self.handler,
+            self.observer,
+            jitter=lambda: 0.0,
+        )
+
+
+class BackOffTests(ClientTestCase):
+    """When it tries again (C16)."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.endpoint = StepEndpoint()
+        self.factory.connect(self.endpoint)
+
+    def establish(self) -> BaseReplicationStreamProtocol:
+        protocol = self.endpoint.accept()
+        protocol.dataReceived(b"SERVER repl.test\n")
+        return protocol
+
+    def test_refused(self) -> None:
+        """The delay grows to 5 s; each failure is told with its reason."""
+        for _ in range(8):
+            self.endpoint.fail()
+            self.clock.run(5.5)
+        self.assertEqual(self.endpoint.count, 9)
+        retries = self.observer.retries
+        self.assertEqual(retries, sorted(retries))
+        self.assertEqual((retries[0], retries[1], retries[-1]), (0.5, 0.85, 5.0))
+        kind, name, why = self.observer.links[0]
+        self.assertEqual((kind, name), ("failed", "worker1"))
+        self.assertIn("nobody there", why)
+
+    def test_accepts_then_closes(self) -> None:
+        """A server that accepts and then closes is not hammered."""
+        for _ in range(200):
+            if self.endpoint.attempts:
+                drop(self.endpoint.accept())
+            self.clock.run(0.5)
+        self.assertLess(self.endpoint.count, 30)
+        self.assertEqual(self.observer.retries[-1], 5.0)
+        self.assertIn("closed cleanly", self.observer.links[-1][2])
+
+    def test_reset_at_server(self) -> None:
+        """Once SERVER was seen, the next delay is the shortest again."""
+        for _ in range(8):
+            self.endpoint.fail()
+            self.clock.run(5.5)
+        drop(self.establish())
+        self.assertEqual(self.observer.links[-1][0], "lost")
+        self.clock.advance(0.49)
+        self.assertEqual(self.endpoint.attempts, [])
+        self.clock.advance(0.02)
+        self.assertEqual(len(self.endpoint.attempts), 1)
+
+    def test_error_of_the_peer(self) -> None:
+        """A peer that answers ERROR each time is not hammered (C18)."""
+        for _ in range(200):
+            if self.endpoint.attempts:
+                protocol = self.establish()
+                protocol.dataReceived(b"ERROR cannot parse USER_SYNC line\n")
+                drop(protocol)
+            self.clock.run(0.5)
+        self.assertLess(self.endpoint.count, 30)
+
+    def test_wrong_server(self) -> None:
+        """A wrong homeserver is told by name, and not hammered (C21)."""
+        for _ in range(200):
+            if self.endpoint.attempts:
+                protocol = self.endpoint.accept()
+                protocol.dataReceived(b"SERVER other.test\n")
+                drop(protocol)
+            self.clock.run(0.5)
+        self.assertLess(self.endpoint.count, 30)
+        self.assertIn("other.test", self.observer.links[-1][2])
+
+    def test_jitter(self) -> None:
+        """A delay is shortened by chance, to half at most."""
+        for number, delay in ((0.0, 0.5), (0.5, 0.375), (1.0, 0.25)):
+            factory = DirectTcpReplicationClientFactory(
+                "worker1",
+                "repl.test",
+                self.clock,
+                self.handler,
+                self.observer,
+                jitter=lambda number=number: number,  # type: ignore[misc]
+            )
+            endpoint = StepEndpoint()
+            factory.connect(endpoint)
+            endpoint.fail()
+            self.assertEqual(self.observer.retries[-1], delay)
+
+    def test_stop_while_up(self) -> None:
+        """To stop closes the link, waits for its end, and makes no other."""
+        protocol = self.establish()
+        self.assertEqual(len(self.factory.buffers()), 1)
+        stopped = self.factory.stop()
+        self.assertNoResult(stopped)
+        drop(protocol)
+        self.successResultOf(stopped)
+        self.successResultOf(self.factory.stop())
+        self.assertEqual(self.handler.calls, ["new", "lost"])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_stop_while_waiting(self) -> None:
+        """To stop between two attempts makes no other."""
+        self.endpoint.fail()
+        self.successResultOf(self.factory.stop())
+        self.clock.run(20)
+        self.assertEqual(self.endpoint.count, 1)
+        self.assertEqual(self.factory.buffers(), [])
+
+    def test_stop_while_connecting(self) -> None:
+        """To stop during an attempt gives it up."""
+        self.successResultOf(self.factory.stop())
+        self.clock.run(20)
+        self.assertEqual(self.endpoint.count, 1)
+        self.assertEqual(self.observer.links, [])
+
+
+class ReactorTests(ClientTestCase):
+    """The reactor's own methods of connecting, as a homeserver calls them."""
+
+    def test_connect(self) -> None:
+        """It serves TCP, TLS and Unix sockets, and reconnects by the connector."""
+        for connect in ("TCP", "SSL", "UNIX"):
+            self.setUp()
+            reactor = MemoryReactorClock()
+            if connect == "TCP":
+                connector = reactor.connectTCP("127.0.0.1", 9092, self.factory)
+            elif connect == "SSL":
+                connector = reactor.connectSSL("::1", 9092, self.factory, None)
+            else:
+                connector = reactor.connectUNIX("/run/main.sock", self.factory)
+            attempts = 0
+
+            def count() -> None:
+                nonlocal attempts
+                attempts += 1
+
+            connector.connect = count
+            self.factory.startedConnecting(connector)
+            protocol = self.factory.buildProtocol(None)
+            protocol.makeConnection(PausingTransport())
+            protocol.dataReceived(b"SERVER repl.test\n")
+            self.assertEqual(self.handler.calls, ["new"])
+            drop(protocol)
+            self.clock.advance(0.6)
+            self.assertEqual(attempts, 1)
+            self.factory.clientConnectionFailed(
+                connector, Failure(ConnectionRefusedError())
+            )
+            self.clock.advance(1)
+            self.assertEqual(attempts, 2)
+
+    def test_stop_while_connecting(self) -> None:
+        """To stop during an attempt gives it up."""
+        connector = MemoryReactorClock().connectTCP("127.0.0.1", 9092, self.factory)
+        given_up: list[bool] = []
+        connector.stopConnecting = lambda: given_up.append(True)
+        self.factory.startedConnecting(connector)
+        self.successResultOf(self.factory.stop())
+        self.assertEqual(given_up, [True])
