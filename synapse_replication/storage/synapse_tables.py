@@ -1,8 +1,9 @@
 """The rows of Synapse's standard streams, read from its tables.
 
-Each query gives ``(token, place, place, ...)`` for one writer's tokens in
+Each query gives the rows of one writer's tokens in
 ``(%(after)s, %(up_to)s]``, in ascending order, and stops after ``%(limit)s`` rows
-but never within a token (``WITH TIES``). It walks an index by id.
+but never within a token (``WITH TIES``). It walks an index by id; only Synapse's
+three tables of account data have none that begins with the id.
 
 Derived from the tables of a deployment beside its traffic, and compared with it
 row by row. Where a table keeps the newest row of a thing only (presence,
@@ -31,8 +32,9 @@ class RowQuery:
     :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
         ``up_to`` (closed) and ``limit``.
     :ivar distinct: its table has several rows for one row of the stream.
-    :ivar as_json: a record is a token and JSON text, a whole row; else a token and
-        the places of a row, which the driver has made values that JSON can say.
+    :ivar as_json: a record is a token and JSON text, a whole row, or ``NULL`` for
+        none; else a token and the places of a row, which the driver has made values
+        that JSON can say.
     """
 
     sql: str
@@ -61,35 +63,52 @@ def _query(
     )
 
 
-def _negative_query(columns: str, tables: str, id_column: str, writer: str) -> RowQuery:
-    return RowQuery(
-        f"""
-        SELECT -{id_column}, {columns}
-        FROM {tables}
-        WHERE {writer}
-          AND {id_column} < -%(after)s AND {id_column} >= -%(up_to)s
-        ORDER BY {id_column} DESC
-        FETCH FIRST %(limit)s ROWS WITH TIES
-        """
-    )
-
-
-_ABOUT_EVENTS = """
-        LEFT JOIN state_events AS s ON s.event_id = e.event_id
-        LEFT JOIN redactions AS r ON r.event_id = e.event_id
-        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
-        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
-        LEFT JOIN rejections AS x ON x.event_id = e.event_id"""
-_EVENTS = "events AS e" + _ABOUT_EVENTS
-_EX_OUTLIERS = "ex_outlier_stream AS o JOIN events AS e ON e.event_id = o.event_id"
-
 _BACKFILLED = "e.event_id, e.room_id, e.type, s.state_key, r.redacts, l.relates_to_id"
 _EVENT = (
     f"'ev', json_build_array({_BACKFILLED}, m.membership, "
     "x.event_id IS NOT NULL, e.outlier)"
 )
-_OF_EVENT = "e.instance_name = %(instance_name)s"
-_OF_EX_OUTLIER = "o.instance_name = %(instance_name)s"
+
+
+def _event_query(
+    columns: str, table: str, id_column: str, *, negative: bool = False
+) -> RowQuery:
+    """Ask about the events of a page, once the page is found.
+
+    An event that is gone leaves an empty record, so that the end of the page is
+    seen.
+
+    :param table: has ``event_id``, ``instance_name`` and the id column.
+    """
+    if negative:
+        token, order = f"-{id_column}", f"{id_column} DESC"
+        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
+    else:
+        token, order = id_column, id_column
+        bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    return RowQuery(
+        f"""
+        SELECT page.token,
+            CASE WHEN e.event_id IS NOT NULL
+            THEN json_build_array({columns})::text END
+        FROM (
+            SELECT {token} AS token, event_id
+            FROM {table}
+            WHERE instance_name = %(instance_name)s AND {bounds}
+            ORDER BY {order}
+            FETCH FIRST %(limit)s ROWS WITH TIES
+        ) AS page
+        LEFT JOIN events AS e ON e.event_id = page.event_id
+        LEFT JOIN state_events AS s ON s.event_id = e.event_id
+        LEFT JOIN redactions AS r ON r.event_id = e.event_id
+        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
+        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
+        LEFT JOIN rejections AS x ON x.event_id = e.event_id
+        ORDER BY page.token
+        """,
+        as_json=True,
+    )
+
 
 # account_data's tables have an instance_name that nothing fills in: with several
 # writers, the rows of all of them are given for each.
@@ -100,25 +119,20 @@ _OF_ANYBODY = "%(instance_name)s IS NOT NULL"
 STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
     {
         "events": (
-            _query(_EVENT, _EVENTS, "e.stream_ordering", _OF_EVENT),
-            _query(
-                _EVENT,
-                _EX_OUTLIERS + _ABOUT_EVENTS,
-                "o.event_stream_ordering",
-                _OF_EX_OUTLIER,
-            ),
+            _event_query(_EVENT, "events", "stream_ordering"),
+            _event_query(_EVENT, "ex_outlier_stream", "event_stream_ordering"),
             _query(
                 "'state', json_build_array(room_id, type, state_key, event_id)",
                 "current_state_delta_stream",
             ),
         ),
         "backfill": (
-            _negative_query(_BACKFILLED, _EVENTS, "e.stream_ordering", _OF_EVENT),
-            _negative_query(
+            _event_query(_BACKFILLED, "events", "stream_ordering", negative=True),
+            _event_query(
                 _BACKFILLED,
-                _EX_OUTLIERS + _ABOUT_EVENTS,
-                "o.event_stream_ordering",
-                _OF_EX_OUTLIER,
+                "ex_outlier_stream",
+                "event_stream_ordering",
+                negative=True,
             ),
         ),
         "presence": (

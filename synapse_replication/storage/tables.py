@@ -257,7 +257,12 @@ def read_page(
             found = sorted(set(found) - seen)
             seen.update(found)
         for record in found:
-            row = decode_json(record[1]) if query.as_json else list(record[1:])
+            if not query.as_json:
+                row = list(record[1:])
+            elif record[1] is not None:
+                row = decode_json(record[1])
+            else:
+                continue
             by_token.setdefault(record[0], []).append(row)
     updates = [
         (token, row)

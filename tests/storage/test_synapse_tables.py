@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from typing import Any
 
 import psycopg2
@@ -12,6 +14,7 @@ from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.storage.tables import read_page
 from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 
@@ -89,3 +92,32 @@ class StandardQueriesTests(SynchronousTestCase):
             ]
             result = read_page(self.txn, STANDARD_QUERIES[name], writer, 2, 4, 1000)
             self.assertEqual(list(result.updates), expected, name)
+
+    def test_deleted_event_does_not_end_a_page(self) -> None:
+        """C5: a page is cut where its ids are cut, though their events are gone."""
+        self.txn.execute(
+            "INSERT INTO ex_outlier_stream VALUES (20, '$gone', 'p9'), "
+            "(21, '$bad', 'p9')"
+        )
+
+        page = read_page(self.txn, STANDARD_QUERIES["events"], "p9", 0, 30, 1)
+        self.assertEqual(page, StreamUpdateResult([], 20, True))
+        page = read_page(self.txn, STANDARD_QUERIES["events"], "p9", 20, 30, 1)
+        self.assertEqual([token for token, _ in page.updates], [21])
+
+    def test_catch_up_walks_an_index(self) -> None:
+        """C58: every query has an index to walk, but for Synapse's account data."""
+        self.txn.execute("SET LOCAL enable_seqscan = off")
+        self.txn.execute("SET LOCAL enable_bitmapscan = off")
+        parameters = {"instance_name": "w", "after": 5, "up_to": 900, "limit": 10}
+        scanned = set()
+        for name, queries in STANDARD_QUERIES.items():
+            for query in queries:
+                self.txn.execute("EXPLAIN (FORMAT JSON) " + query.sql, parameters)
+                plan = json.dumps(self.txn.fetchone())
+                if "Seq Scan" in plan or not re.search(
+                    r'"Index Cond": "[^"]*(stream_id|stream_ordering|id) >', plan
+                ):
+                    scanned.add(name)
+
+        self.assertEqual(scanned, {"account_data"})
