@@ -31,6 +31,7 @@ find_python() {
 import os, sys
 sys.version_info >= (3, 10) or sys.exit(1)
 import ensurepip, venv
+ensurepip.version()
 print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
 ' 2>/dev/null && return 0
     done
