@@ -6,7 +6,8 @@ here; whatever is not named there is written by ``master``. Spec, section 9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,8 @@ class StandardStream:
     :ivar positions_name: its name in ``stream_positions``, ``None`` if it is not
         in there.
     :ivar negative: ids are stored below zero, tokens on the wire are positive.
+    :ivar key: what a row is about, if a row replaces the older ones about the same;
+        of a stream held in memory.
     """
 
     description: StreamDescription
@@ -47,6 +50,7 @@ class StandardStream:
     id_columns: tuple[IdColumn, ...] = ()
     positions_name: str | None = None
     negative: bool = False
+    key: Callable[[Any], Hashable] | None = None
 
     @property
     def name(self) -> str:
@@ -55,13 +59,17 @@ class StandardStream:
 
 
 def _in_memory(
-    name: str, row_type: type[Any], writers_key: str | None = None
+    name: str,
+    row_type: type[Any],
+    writers_key: str | None = None,
+    key: Callable[[Any], Hashable] | None = None,
 ) -> StandardStream:
     return StandardStream(
         description=StreamDescription(
             name, RowCodec(name, row_type), resettable=True, held_in_memory=True
         ),
         writers_key=writers_key,
+        key=key,
     )
 
 
@@ -120,8 +128,13 @@ _STREAMS = (
         writers_key="presence",
         positions_name="presence_stream",
     ),
-    _in_memory("presence_federation", rows.PresenceFederationStreamRow, "presence"),
-    _in_memory("typing", rows.TypingStreamRow, "typing"),
+    _in_memory(
+        "presence_federation",
+        rows.PresenceFederationStreamRow,
+        "presence",
+        attrgetter("destination", "user_id"),
+    ),
+    _in_memory("typing", rows.TypingStreamRow, "typing", attrgetter("room_id")),
     _in_tables(
         "receipts",
         rows.ReceiptsStreamRow,

@@ -132,6 +132,14 @@ class StandardStreamsTests(SynchronousTestCase):
                 stream.positions_name is None, name in in_memory | {"caches"}, name
             )
 
+    def test_rows_that_replace_older_ones(self) -> None:
+        """Who types in a room now is all there is to say about the room."""
+        keys = {n: s.key for n, s in STANDARD_STREAMS.items() if s.key is not None}
+
+        self.assertEqual(keys.keys(), {"typing", "presence_federation"})
+        row = STANDARD_STREAMS["typing"].description.codec.from_json(["!r", ["@a:x"]])
+        self.assertEqual(keys["typing"](row), "!r")
+
     def test_names_in_stream_positions(self) -> None:
         """Five streams go by another name in ``stream_positions``."""
         others = {
