@@ -27,13 +27,18 @@ class Entry:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Read a journal; a last line that is not finished is passed over."""
+    """Read a journal, or what a writer noted down.
+
+    A last line that is not finished is passed over, and so is what holds no rows.
+    """
     entries = []
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
                 break
             value = json.loads(line)
+            if "rows" not in value:
+                continue
             entries.append(
                 Entry(value["stream"], value["writer"], value["token"], value["rows"])
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, FirstError, gatherResults, maybeDeferred
 
 from synapse_replication.testing.demo.script import Write, read_script
 
@@ -79,7 +79,10 @@ class ScriptWriter(Service):
             Deferred.fromCoroutine(self._write_in_turn(log, begun))
             for _ in range(CONCURRENCY)
         ]
-        await gatherResults(writing, consumeErrors=True)
+        try:
+            await gatherResults(writing, consumeErrors=True)
+        except FirstError as error:
+            raise error.subFailure.value from None
 
     async def _write_in_turn(self, log: TextIO, begun: float) -> None:
         clock = self._host.clock
