@@ -208,3 +208,7 @@ def main() -> NoReturn:
         click.echo(f"synapse-replication: {error}", err=True)
         sys.exit(1)
     sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,11 +25,7 @@ def load_factory(
 
     def problem(what: str, mend: str) -> ConfigError:
         return ConfigError(
-            [
-                ConfigProblem(
-                    ", ".join(files), f"{OWN_SECTION}.{key}.module", what, mend
-                )
-            ]
+            [ConfigProblem(", ".join(files), f"{OWN_SECTION}.{key}.module", what, mend)]
         )
 
     try:

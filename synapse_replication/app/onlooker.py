@@ -274,9 +274,22 @@ def make_follower(
             observer,
         )
         return Follower(link.start, link.stop, at_end)
-    assert config.tcp_connect is not None
-    endpoint = client_endpoint(reactor, config.tcp_connect, config.files)
-    onlooker = DirectTcpOnlooker(
-        "follow", config.server_name, clock, follow.see, observer
-    )
-    return Follower(lambda: onlooker.connect(endpoint), onlooker.stop, at_end)
+    onlookers = [
+        (
+            DirectTcpOnlooker(
+                "follow", config.server_name, clock, follow.see, observer
+            ),
+            client_endpoint(reactor, description, config.files),
+        )
+        for description in config.tcp_connect
+    ]
+
+    def start() -> None:
+        for onlooker, endpoint in onlookers:
+            onlooker.connect(endpoint)
+
+    async def stop() -> None:
+        for onlooker, _ in onlookers:
+            await onlooker.stop()
+
+    return Follower(start, stop, at_end)

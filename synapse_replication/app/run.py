@@ -80,6 +80,7 @@ class _Process:
         self._make = make
         self._stderr = stderr
         self._service: Runnable | None = None
+        self._stopping = False
         self.status = 0
 
     def start(self) -> None:
@@ -95,12 +96,15 @@ class _Process:
             service.started.addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
+        if self._stopping:
+            # A signal came before it was up.
+            return
         self.status = 1
         if isinstance(failure.value, ReplicationError):
             print(f"synapse-replication: {failure.value}", file=self._stderr)
         else:
             self.log.failure("synapse-replication could not start", failure)
-        self._reactor.callLater(0, self._shut_down)
+        self._shut_down()
 
     def _signalled(self, number: int, frame: object) -> None:
         for each in (signal.SIGTERM, signal.SIGINT):
@@ -112,6 +116,7 @@ class _Process:
             self._reactor.stop()
 
     def _stop(self) -> Deferred[None] | None:
+        self._stopping = True
         if self._service is None:
             return None
 

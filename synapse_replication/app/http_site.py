@@ -1,0 +1,57 @@
+"""What a process serves over HTTP: rows that it wrote, its health, its metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.twisted import MetricsResource
+from twisted.web.resource import Resource
+from twisted.web.server import Request, Site
+
+__all__ = ["HealthResource", "make_site"]
+
+#: How long an idle connection is kept, in s. Peers keep theirs for less.
+_IDLE_TIMEOUT = 300
+
+
+class HealthResource(Resource):
+    """Answers ``OK``: a process listens only once it is up."""
+
+    isLeaf = True  # noqa: N815
+
+    def render_GET(self, request: Request) -> bytes:
+        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
+        return b"OK"
+
+
+def make_site(
+    resources: frozenset[str], replication: Resource, registry: CollectorRegistry
+) -> Site:
+    """Make what one listener serves.
+
+    :param resources: of ``replication``, ``health`` and ``metrics``.
+    :param replication: what stands at ``/_synapse/replication``.
+    :param registry: whose metrics stand at ``/metrics`` and
+        ``/_synapse/metrics``.
+    """
+    root = Resource()
+    synapse = Resource()
+    root.putChild(b"_synapse", synapse)
+    if "replication" in resources:
+        synapse.putChild(b"replication", replication)
+    if "health" in resources:
+        root.putChild(b"health", HealthResource())
+    if "metrics" in resources:
+        root.putChild(b"metrics", MetricsResource(registry))
+        synapse.putChild(b"metrics", MetricsResource(registry))
+    site: Any = Site(root, timeout=_IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
+    site.noisy = False
+    # Requests carry no secrets in their paths, but a line for each is noise.
+    site.displayTracebacks = False
+    site.log = _log_nothing
+    return site  # type: ignore[no-any-return]
+
+
+def _log_nothing(request: Request) -> None:
+    """Keep no access log."""

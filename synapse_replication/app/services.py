@@ -1,0 +1,280 @@
+"""The wiring of a process: leaves first, as a Twisted service.
+
+Started in this order, stopped in the reverse one: database, streams, the user's
+code, HTTP, links, sending. So whoever can ask us for rows finds all of them, and
+what is announced can be asked for. Stopping takes no more writes, sends and
+handles what is under way within :data:`DRAIN_TIMEOUT`, takes back this process's
+syncing users, and closes the links only after that was written.
+
+Spec, sections 3 to 6; docs/operators-guide.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from opentelemetry import trace
+from prometheus_client import CollectorRegistry
+from twisted.application.service import IService, Service
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import ServerFactory
+from twisted.logger import Logger
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.config import ProcessConfig
+from synapse_replication.app.endpoints import (
+    client_endpoint,
+    listener_descriptions,
+    redis_options,
+    server_endpoint,
+)
+from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.http_site import make_site
+from synapse_replication.app.modules import load_factories
+from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.storage.database import Database
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
+
+__all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
+
+#: How long what is under way may take to end when the process stops, in s.
+DRAIN_TIMEOUT = 10.0
+
+
+class ProcessService(Service):
+    """A main process or a worker.
+
+    :ivar started: fires when all is up; fails with what prevented it.
+    :ivar host: what the user's code is given.
+    """
+
+    log = Logger()
+
+    def __init__(self, config: ProcessConfig, reactor: Any) -> None:
+        self._config = config
+        self._reactor = reactor
+        self._clock = ReactorClock(reactor)
+        self._registry = CollectorRegistry()
+        self._metrics = PrometheusObserver(
+            ReplicationMetrics(self._registry), config.server_name
+        )
+        self._observer = CompositeObserver(
+            [
+                self._metrics,
+                LoggingObserver(Logger("synapse_replication")),
+                TracingObserver(
+                    trace.get_tracer("synapse_replication"), config.server_name
+                ),
+            ]
+        )
+        self.host = StandaloneHost.from_config(config, self._clock, self._observer)
+        self.started: Deferred[None] = Deferred()
+        #: What to call when the process stops, the last one first.
+        self._stops: list[tuple[str, Callable[[], Any]]] = []
+        self._starting: Deferred[None] | None = None
+
+    # -- IService -------------------------------------------------------------------
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._starting = Deferred.fromCoroutine(self._start())
+        self._starting.chainDeferred(self.started)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    # -- start ----------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        config, host = self._config, self.host
+        make_sink, make_modules = load_factories(config)
+        client = self._make_http_client()
+        database = self._open_database()
+        sink = make_sink(host) if make_sink is not None else PositionsOnlySink()
+        if (close := getattr(sink, "close", None)) is not None:
+            self._at_stop("closing the sink", close)
+        host.set_sink(sink)
+        await StreamSetup(config, host, database, client).run(sink)
+        services = [service for make in make_modules if (service := make(host))]
+        handler = ReplicationCommandHandler(host, self._observer)
+        streamer = ReplicationStreamer(host, handler, self._observer)
+        await self._listen_http()
+        channels = handler.start_replication()
+        await self._start_links(handler, channels)
+        self._at_stop("taking back syncing users", self._clear_users(handler))
+        self._at_stop("handling what was received", handler.wait_until_idle)
+        self._at_stop("sending what was written", streamer.stop)
+        streamer.start()
+        for service in services:
+            self._start_service(service)
+        self.log.info(
+            "{instance_name} of {server_name} is up",
+            instance_name=config.instance_name,
+            server_name=config.server_name,
+        )
+
+    def _at_stop(self, what: str, stop: Callable[[], Any]) -> None:
+        self._stops.append((what, stop))
+
+    def _make_http_client(self) -> HttpCatchUpClient:
+        config = self._config
+        agent, pool = make_agent(self._reactor, config.instance_map)
+        self._at_stop("closing HTTP connections", pool.closeCachedConnections)
+        return HttpCatchUpClient(
+            agent, config.instance_map, config.replication_secret, self._reactor
+        )
+
+    def _open_database(self) -> Database | None:
+        config = self._config.database
+        if config is None:
+            return None
+        database = Database(
+            config.conninfo, self._reactor, max_connections=config.max_connections
+        )
+        self._at_stop("closing the database", database.close)
+        return database
+
+    async def _listen_http(self) -> None:
+        config = self._config
+        replication = ReplicationResource(
+            self.host.streams,
+            config.instance_name,
+            config.replication_secret,
+            self._observer,
+        )
+        for listener in config.listeners:
+            if not listener.direct_tcp:
+                site = make_site(listener.resources, replication, self._registry)
+                for description in listener_descriptions(listener):
+                    await self._listen(description, site)
+
+    async def _start_links(
+        self, handler: ReplicationCommandHandler, channels: tuple[str, ...]
+    ) -> None:
+        config = self._config
+        descriptions = [
+            *config.tcp_listen,
+            *(
+                description
+                for listener in config.listeners
+                if listener.direct_tcp
+                for description in listener_descriptions(listener)
+            ),
+        ]
+        if descriptions:
+            factory = ReplicationStreamProtocolFactory(
+                config.server_name, self._clock, handler, self._observer
+            )
+            self._metrics.watch_buffers(factory.buffers)
+            self._at_stop("closing direct TCP connections", factory.close_connections)
+            for description in descriptions:
+                await self._listen(description, factory)
+        for description in config.tcp_connect:
+            client = DirectTcpReplicationClientFactory(
+                config.instance_name,
+                config.server_name,
+                self._clock,
+                handler,
+                self._observer,
+            )
+            self._metrics.watch_buffers(client.buffers)
+            client.connect(client_endpoint(self._reactor, description, config.files))
+            self._at_stop("closing the direct TCP connection", client.stop)
+        if config.redis is not None:
+            link = RedisReplicationLink(
+                self._reactor,
+                redis_options(config.redis),
+                config.server_name,
+                handler,
+                self._observer,
+                lambda lost: handler.announce_positions(),
+                channels,
+            )
+            try:
+                link.start()
+            except (OSError, ValueError) as error:
+                raise self._config_error(
+                    "redis", str(error), "mend the file that it names"
+                ) from error
+            self._at_stop("closing the Redis connections", link.stop)
+
+    async def _listen(self, description: str, factory: ServerFactory) -> None:
+        endpoint = server_endpoint(self._reactor, description, self._config.files)
+        try:
+            port = await endpoint.listen(factory)
+        except CannotListenError as error:
+            raise self._config_error(
+                "listeners" if self._config.is_main else "worker_listeners",
+                f"cannot listen on {description}: {error.socketError}",
+                "choose a free port, and an address of this machine",
+            ) from error
+        self._at_stop(f"closing {description}", port.stopListening)
+
+    def _config_error(self, key: str, problem: str, mend: str) -> ConfigError:
+        return ConfigError(
+            [ConfigProblem(", ".join(self._config.files), key, problem, mend)]
+        )
+
+    def _start_service(self, service: IService) -> None:
+        service.startService()
+        self._at_stop(f"stopping {service!r}", service.stopService)
+
+    def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
+        def clear() -> None:
+            if not self._config.is_main:
+                handler.send_clear_user_sync()
+
+        return clear
+
+    # -- stop -----------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        if self._starting is not None and not self._starting.called:
+            self._starting.cancel()
+        while self._stops:
+            what, stop = self._stops.pop()
+            ending = maybeDeferred(self._run_stop, stop)
+            ending.addTimeout(DRAIN_TIMEOUT, self._reactor)
+            try:
+                await ending
+            except Exception as error:  # noqa: BLE001 -- said, and the rest goes on
+                self.log.warn(
+                    "{what} did not end well: {error}",
+                    what=what,
+                    error=str(error) or type(error).__name__,
+                )
+
+    @staticmethod
+    def _run_stop(stop: Callable[[], Any]) -> Any:
+        result = stop()
+        if isinstance(result, Awaitable) and not isinstance(result, Deferred):
+            return Deferred.fromCoroutine(_wait(result))
+        return result
+
+
+async def _wait(awaitable: Awaitable[Any]) -> None:
+    await awaitable
+
+
+def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:
+    """Make the service of a main process or a worker."""
+    return ProcessService(config, reactor)

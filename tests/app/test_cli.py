@@ -1,0 +1,93 @@
+"""Tests for synapse_replication.app.cli."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+
+from synapse_replication import __version__
+from synapse_replication.app.cli import cli
+from tests.app.test_config import HOMESERVER, WORKER
+from tests.app.test_config_files import FilesMixin
+
+
+class CheckConfigTests(FilesMixin):
+    def run_cli(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, list(arguments))
+
+    def check(self, *texts: str) -> Result:
+        arguments = ["check-config"]
+        for index, text in enumerate(texts):
+            arguments += ["-c", self.write(f"{index}.yaml", text)]
+        return self.run_cli(*arguments)
+
+    def test_good(self) -> None:
+        """A good configuration is told with what the process would do."""
+        result = self.check(HOMESERVER, WORKER)
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertIn(
+            "x.test, worker writer1: the configuration is good.", result.output
+        )
+        self.assertIn("link:     Redis at redis.test:6379", result.output)
+        self.assertIn("writes:   typing\n", result.output)
+        self.assertIn(
+            "listens:  HTTP on 0.0.0.0:9096 health, replication", result.output
+        )
+        for secret in ("hunter2", "hush", "knock"):
+            self.assertNotIn(secret, result.output)
+
+    def test_good_direct_tcp(self) -> None:
+        """A worker on direct TCP tells whom it connects to."""
+        result = self.check(
+            HOMESERVER,
+            WORKER,
+            "redis:\nsynapse_replication: {direct_tcp: {connect: 'tcp:h:1'}}\n",
+        )
+        self.assertIn("link:     direct TCP to tcp:h:1", result.output)
+
+    def test_mistakes(self) -> None:
+        """All mistakes are in one block, each with place, key, problem and mend."""
+        result = self.check(
+            HOMESERVER, "redis:\n  port: x\nstream_writers: {recepits: writer1}\n"
+        )
+        self.assertEqual(result.exit_code, 2)
+        file = f"{self.folder}/1.yaml"
+        self.assertEqual(
+            result.output,
+            f"""\
+2 mistakes in the configuration:
+
+  {file}:2: redis.port
+    input should be a valid integer, unable to parse string as an integer
+    -> write a port number from 1 to 65535
+
+  {file}:3: stream_writers.recepits
+    there is no such stream
+    -> did you mean 'receipts'?
+""",
+        )
+
+    def test_starting_with_mistakes(self) -> None:
+        """Nothing is started with a configuration that has mistakes."""
+        path = self.write("h.yaml", "redis: 7\n")
+        for command in ("main", "worker", "follow"):
+            result = self.run_cli(command, "-c", path)
+            self.assertEqual(result.exit_code, 2, command)
+            self.assertIn("server_name\n    is missing", result.output)
+
+    def test_no_configuration(self) -> None:
+        """A command without a configuration says which option is missing."""
+        result = self.run_cli("main")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("-c", result.output)
+
+    def test_version(self) -> None:
+        """The version can be asked for."""
+        self.assertIn(__version__, self.run_cli("--version").output)
+
+    def test_commands_that_live_elsewhere(self) -> None:
+        """Every command that is listed can be imported and has a help text."""
+        result = self.run_cli("--help")
+        self.assertEqual(result.exit_code, 0, result.output)
+        for name in ("check-config", "follow", "main", "positions", "replay", "worker"):
+            self.assertIn(f"  {name} ", result.output)
+            self.assertEqual(self.run_cli(name, "--help").exit_code, 0, name)
