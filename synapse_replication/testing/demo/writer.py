@@ -82,7 +82,7 @@ class ScriptWriter(Service):
         try:
             await gatherResults(writing, consumeErrors=True)
         except FirstError as error:
-            raise error.subFailure.value from None
+            error.subFailure.raiseException()
 
     async def _write_in_turn(self, log: TextIO, begun: float) -> None:
         clock = self._host.clock
