@@ -59,12 +59,19 @@ def encode_json(value: Any) -> bytes:
 
 
 def _holds_non_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(_holds_non_finite, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_non_finite, value))
+    # Most rows have a null, so that most are looked at: no recursion, the most
+    # usual types first.
+    values = [value]
+    for inner in values:
+        kind = type(inner)
+        if kind is str or inner is None:
+            continue
+        if kind is list or kind is tuple:
+            values += inner
+        elif kind is dict:
+            values += inner.values()
+        elif isinstance(inner, float) and not math.isfinite(inner):
+            return True
     return False
 
 
@@ -103,6 +110,7 @@ class RowCodec(Generic[RowT]):
         hints = typing.get_type_hints(row_type)
         fields = attrs.fields(row_type)  # type: ignore[arg-type]
         types = tuple(hints[field.name] for field in fields)
+        self._names = [field.name for field in fields]
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(
@@ -161,7 +169,7 @@ class RowCodec(Generic[RowT]):
 
     def to_json(self, row: RowT) -> Any:
         """Give the JSON value of a row."""
-        return list(attrs.astuple(row, recurse=False))  # type: ignore[arg-type]
+        return [getattr(row, name) for name in self._names]
 
     def encode(self, row: RowT) -> bytes:
         """Give the JSON text of a row.

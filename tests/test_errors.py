@@ -1,0 +1,129 @@
+"""The tree of errors."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication import errors
+from synapse_replication.errors import (
+    ConfigError,
+    ConfigProblem,
+    HttpCatchUpError,
+    LineTooLongError,
+    ReplicationError,
+    RowDecodeError,
+    SequenceBehindError,
+    TokenError,
+    UnknownCommandError,
+    UnparsableLineError,
+    WaitTimeoutError,
+    excerpt,
+)
+
+
+def drawn_tree() -> dict[str, str]:
+    """Read the picture in the module's docstring: parent by child."""
+    assert errors.__doc__ is not None
+    parents: dict[str, str] = {}
+    path: list[str] = []
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"    ((?:[|+ ] {0,2}-*\s*)*)(\w+(?:Error))", line)
+        if match is not None:
+            depth = len(match[1]) // 4
+            path[depth:] = [match[2]]
+            if depth:
+                parents[match[2]] = path[depth - 1]
+    return parents
+
+
+class TreeTests(SynchronousTestCase):
+    """What derives from what."""
+
+    def test_picture(self) -> None:
+        """The picture in the docstring is what the classes are."""
+        classes = {
+            name: value
+            for name, value in vars(errors).items()
+            if inspect.isclass(value) and issubclass(value, ReplicationError)
+        }
+        self.assertEqual(
+            drawn_tree(),
+            {
+                name: value.__bases__[0].__name__
+                for name, value in classes.items()
+                if value is not ReplicationError
+            },
+        )
+
+    def test_all(self) -> None:
+        """Every class is public."""
+        defined = {
+            name
+            for name, value in vars(errors).items()
+            if inspect.isclass(value) and value.__module__ == errors.__name__
+        }
+        self.assertEqual(set(errors.__all__), defined)
+
+
+class MessageTests(SynchronousTestCase):
+    """What the errors say and carry."""
+
+    def test_excerpt(self) -> None:
+        """Text of others is short and printable in a message."""
+        self.assertEqual(excerpt("a\n\x1b[31m\u202e"), r"a\n\x1b[31m\u202e")
+        self.assertEqual(excerpt(b"a\xff"), r"a\ufffd")
+        self.assertEqual(excerpt("x" * 121), "x" * 120 + "...")
+        self.assertEqual(excerpt("x" * 120), "x" * 120)
+
+    def test_wire(self) -> None:
+        """Errors about lines name the command, and carry the figures."""
+        too_long = LineTooLongError("RDATA", 20000, 16384)
+        self.assertEqual((too_long.length, too_long.limit), (20000, 16384))
+        self.assertIn("RDATA line of 20000 bytes", str(too_long))
+        self.assertIn("unknown command a\\nb", str(UnknownCommandError("a\nb")))
+        self.assertEqual(
+            str(UnparsableLineError("POSITION", "no token")),
+            "cannot parse POSITION line: no token",
+        )
+        self.assertIn("row of events: why", str(RowDecodeError("events", 3, "why")))
+        self.assertEqual(str(TokenError("m1~", "why")), "m1~ is no token: why")
+
+    def test_config(self) -> None:
+        """All mistakes of a configuration are told at once."""
+        problems = [
+            ConfigProblem("a.yaml", "redis.port", "it is no number", "write 6379"),
+            ConfigProblem("b.yaml", "server_name", "it is missing", "add it"),
+        ]
+        error = ConfigError(problems)
+        self.assertEqual(error.problems, tuple(problems))
+        self.assertEqual(
+            str(error),
+            "a.yaml: redis.port: it is no number; write 6379\n"
+            "b.yaml: server_name: it is missing; add it",
+        )
+        self.assertIn("redis.port", repr(problems[0]))
+
+    def test_http(self) -> None:
+        """A failed request is told with its status, or with the lack of one."""
+        refused = HttpCatchUpError("GET", "http://x/y", 401, "no", "set the secret")
+        self.assertEqual(
+            str(refused), "GET http://x/y answered 401: no; set the secret"
+        )
+        silent = HttpCatchUpError("GET", "http://x/y", None, "timed out")
+        self.assertEqual(str(silent), "GET http://x/y did not answer: timed out")
+
+    def test_storage(self) -> None:
+        """A sequence that is behind is told with the SQL that mends it."""
+        error = SequenceBehindError("events_stream_seq", "events", 5, 9)
+        self.assertEqual(error.mend, "SELECT setval('events_stream_seq', 9, true);")
+        for part in ("events_stream_seq stands at 5", "events holds 9", error.mend):
+            self.assertIn(part, str(error))
+
+    def test_wait(self) -> None:
+        """A wait that ended in vain tells how far the writer is."""
+        error = WaitTimeoutError("events", "w1", 9, 5)
+        self.assertEqual((error.position, error.current), (9, 5))
+        self.assertIn("events of w1 is at 5, and did not reach 9", str(error))
