@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.twisted import MetricsResource
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-__all__ = ["HealthResource", "make_site"]
+__all__ = ["HealthResource", "MetricsResource", "make_site"]
 
 #: How long an idle connection is kept, in s. Peers keep theirs for less.
 _IDLE_TIMEOUT = 300
@@ -23,6 +22,23 @@ class HealthResource(Resource):
     def render_GET(self, request: Request) -> bytes:
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         return b"OK"
+
+
+class MetricsResource(Resource):
+    """Answers with the metrics of a registry.
+
+    In the reactor's thread: some are read from connections at that moment.
+    """
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._registry = registry
+
+    def render_GET(self, request: Request) -> bytes:
+        request.setHeader(b"Content-Type", CONTENT_TYPE_LATEST.encode())
+        return generate_latest(self._registry)
 
 
 def make_site(

@@ -1,0 +1,137 @@
+"""Tests for synapse_replication.app.host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.config import load_config
+from synapse_replication.app.host import (
+    PositionsOnlySink,
+    StandaloneHost,
+    StreamTable,
+    SyncingUsers,
+    WriteNotifier,
+)
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.handlers import interfaces
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.registry import STANDARD_STREAMS
+from tests.app.test_config import HOMESERVER, WORKER
+from tests.app.test_config_files import FilesMixin
+
+if TYPE_CHECKING:
+    _commands: type[interfaces.CommandSink] = SyncingUsers
+    _notifier: type[interfaces.Notifier] = WriteNotifier
+    _sink: type[interfaces.RowSink] = PositionsOnlySink
+    _streams: type[interfaces.StreamDirectory] = StreamTable
+
+    def _check(host: StandaloneHost) -> interfaces.ReplicationHost:
+        return host
+
+
+def typing_stream() -> MemoryStream:
+    return MemoryStream(STANDARD_STREAMS["typing"].description, instance_name="me")
+
+
+class StreamTableTests(SynchronousTestCase):
+    def test_streams(self) -> None:
+        """A stream is found by its name, and among those written if it is."""
+        table = StreamTable()
+        stream = typing_stream()
+        table.add(stream, is_written_here=False)
+        self.assertEqual(table.get_streams(), {"typing": stream})
+        self.assertEqual(table.get_streams_to_replicate(), [])
+
+    def test_twice(self) -> None:
+        """A second stream of one name is refused."""
+        table = StreamTable()
+        table.add(typing_stream(), is_written_here=True)
+        with self.assertRaises(StreamConfigurationError) as caught:
+            table.add(typing_stream(), is_written_here=True)
+        self.assertIn("typing is declared twice", str(caught.exception))
+        self.assertEqual(len(table.get_streams_to_replicate()), 1)
+
+
+class SyncingUsersTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.users = SyncingUsers(max_users=3)
+
+    def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
+        self.users.on_user_sync(instance, user, "D", is_syncing, 7)
+
+    def seen(self) -> list[str]:
+        return [
+            f"{instance} {user}" for instance, user, _ in self.users.syncing_users()
+        ]
+
+    def test_start_and_end(self) -> None:
+        """A user is known from start to end, on each process by itself."""
+        self.sync("a", "u")
+        self.sync("b", "u")
+        self.sync("a", "u", False)
+        self.assertEqual(self.seen(), ["b u"])
+
+    def test_clear(self) -> None:
+        """A process that goes down takes all its users with it."""
+        self.sync("a", "u")
+        self.sync("a", "v")
+        self.sync("b", "w")
+        self.users.on_clear_user_sync("a")
+        self.assertEqual(self.seen(), ["b w"])
+
+    def test_bound(self) -> None:
+        """Past the bound, whoever was seen longest ago is forgotten."""
+        for user in ("u", "v", "w", "u", "x"):
+            self.sync("a", user)
+        self.assertEqual(self.seen(), ["a w", "a u", "a x"])
+
+
+class WriteNotifierTests(SynchronousTestCase):
+    def test_notify(self) -> None:
+        """Everybody who asked is told of each write."""
+        notifier = WriteNotifier()
+        told: list[str] = []
+        notifier.add_replication_callback(lambda: told.append("a"))
+        notifier.add_replication_callback(lambda: told.append("b"))
+        notifier.notify()
+        self.assertEqual(told, ["a", "b"])
+
+
+class StandaloneHostTests(FilesMixin):
+    def make(self) -> StandaloneHost:
+        config = load_config(
+            [self.write("h.yaml", HOMESERVER), self.write("w.yaml", WORKER)]
+        )
+        return StandaloneHost.from_config(
+            config, ReactorClock(Clock()), ReplicationObserver()
+        )
+
+    def test_identity(self) -> None:
+        """Names come from the configuration; the id is new at each start."""
+        one, two = self.make().identity, self.make().identity
+        self.assertEqual((one.server_name, one.instance_name), ("x.test", "writer1"))
+        self.assertNotEqual(one.instance_id, two.instance_id)
+
+    def test_rows_advance_streams(self) -> None:
+        """A row that was handed to the sink moves its stream on."""
+        host = self.make()
+        stream = typing_stream()
+        host.streams.add(stream, is_written_here=False)
+        host.set_sink(PositionsOnlySink())
+        host.rows.on_rdata("typing", "w", 5, [])
+        self.assertEqual(stream.current_token("w"), 5)
+        host.rows.on_position("typing", "w", 3)
+        self.assertEqual(stream.current_token("w"), 3)
+
+    def test_row_to_json(self) -> None:
+        """A typed row becomes the JSON value that it is on the wire."""
+        host = self.make()
+        host.streams.add(typing_stream(), is_written_here=False)
+        codec = STANDARD_STREAMS["typing"].description.codec
+        row = codec.from_json(["!r", ["@u:s"]])
+        self.assertEqual(host.row_to_json("typing", row), ["!r", ["@u:s"]])

@@ -1,0 +1,51 @@
+"""Tests for synapse_replication.app.modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synapse_replication.app.config import load_config
+from synapse_replication.app.modules import load_factories
+from synapse_replication.errors import ConfigError
+from tests.app.test_config import HOMESERVER
+from tests.app.test_config_files import FilesMixin
+
+
+def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What a user's configuration may name."""
+    return host, config
+
+
+class LoadFactoriesTests(FilesMixin):
+    def load(self, own: str) -> Any:
+        path = self.write("h.yaml", f"{HOMESERVER}synapse_replication:\n{own}")
+        return load_factories(load_config([path]))
+
+    def test_called_with_host_and_config(self) -> None:
+        """The functions that are named get the host and their configuration."""
+        name = f"{__name__}.make_something"
+        sink, modules = self.load(
+            f"  row_sink: {{module: {name}, config: {{a: 1}}}}\n"
+            f"  modules: [{{module: {name}, config: {{b: 2}}}}, {{module: {name}}}]\n"
+        )
+        self.assertEqual(sink("host"), ("host", {"a": 1}))
+        self.assertEqual(
+            [make("host") for make in modules], [("host", {"b": 2}), ("host", {})]
+        )
+
+    def test_none(self) -> None:
+        """Nothing that is named is nothing to call."""
+        self.assertEqual(self.load("  {}\n"), (None, []))
+
+    def test_mistakes(self) -> None:
+        """All names that lead nowhere are reported at once."""
+        with self.assertRaises(ConfigError) as caught:
+            self.load(
+                "  row_sink: {module: no_such_module.make}\n"
+                f"  modules: [{{module: {__name__}.mistyped}}]\n"
+            )
+        one, two = caught.exception.problems
+        self.assertEqual(one.key, "synapse_replication.row_sink.module")
+        self.assertIn("no_such_module cannot be imported", one.problem)
+        self.assertEqual(two.key, "synapse_replication.modules[0].module")
+        self.assertIn("has no function mistyped", two.problem)
