@@ -326,6 +326,9 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
             kind: (codec.row_type, codec._decode)
             for kind, codec in self._codecs.items()
         }
+        self._by_row_type = {
+            codec.row_type: codec.to_json for codec in self._codecs.values()
+        }
         self._decode_pair = msgspec.json.Decoder(tuple[str, msgspec.Raw]).decode
 
     def decode(self, texts: Sequence[bytes]) -> DecodedRows[EventsStreamRow]:
@@ -364,4 +367,4 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         data = row.data
         if isinstance(data, UnknownEventsStreamRow):
             return [row.type, data.data]
-        return [row.type, list(attrs.astuple(data, recurse=False))]
+        return [row.type, self._by_row_type[type(data)](data)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import given, settings, strategies
 from twisted.internet import defer
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import (
@@ -213,6 +215,63 @@ class MemoryStreamTests(SynchronousTestCase):
         for name in ("max_rows", "max_bytes", "page_rows"):
             error = self.assertRaises(StreamConfigurationError, self.make, **{name: 0})
             self.assertIn(f"{name} is 0", str(error))
+
+    @settings(derandomize=True, deadline=None, max_examples=300)
+    @given(
+        writes=strategies.lists(
+            strategies.lists(strategies.integers(0, 4), min_size=1, max_size=4),
+            max_size=12,
+        ),
+        from_token=strategies.integers(0, 12),
+        max_rows=strategies.integers(1, 12),
+        page_rows=strategies.integers(1, 5),
+        with_key=strategies.booleans(),
+    )
+    def test_no_row_is_lost_in_silence(
+        self,
+        writes: list[list[int]],
+        from_token: int,
+        max_rows: int,
+        page_rows: int,
+        with_key: bool,
+    ) -> None:
+        """
+        Whatever was written and forgotten: a reader gets all rows since its token,
+        or the last one about each room, or an error; unless it is new.
+        """
+        stream = self.make(
+            max_rows=max_rows,
+            page_rows=page_rows,
+            key=(lambda row: row.room_id) if with_key else None,
+        )
+        written: list[tuple[int, list[Any]]] = []
+        for token, rooms in enumerate(writes, 1):
+            stream.write([typing(str(room), str(token)) for room in rooms])
+            written += [(token, [str(room), [str(token)]]) for room in rooms]
+        missed = [update for update in written if update[0] > from_token]
+        upto = len(writes)
+
+        fetched: list[tuple[int, Any]] = []
+        at = from_token
+        while at < upto:
+            result = defer.ensureDeferred(stream.get_updates_since("w", at, upto))
+            if isinstance(result.result, Failure):
+                self.failureResultOf(result, CatchUpError)
+                self.assertGreater(from_token, 0)
+                self.assertGreater(len(written), max_rows)
+                return
+            page = self.successResultOf(result)
+            self.assertTrue(all(at < t <= page.upto_token for t, _ in page.updates))
+            self.assertEqual(page.limited, page.upto_token < upto)
+            fetched += page.updates
+            at = page.upto_token
+
+        self.assertEqual([t for t, _ in fetched], sorted(t for t, _ in fetched))
+        if from_token > 0 or len(written) <= max_rows:
+            newest = {row[0]: row for _, row in fetched}
+            self.assertEqual(newest, {row[0]: row for _, row in missed})
+            if not with_key:
+                self.assertEqual(fetched, missed)
 
 
 class MemoryStreamReaderTests(SynchronousTestCase):
