@@ -117,7 +117,8 @@ class Collapsed:
 
     :ivar lowest: the smallest token of the rows that were dropped.
     :ivar upto: rows up to here are wanted; ``None`` if no token was seen.
-    :ivar has_position: there was a POSITION among the items.
+    :ivar lowest_position: the smallest that was announced among the items; ``None``
+        if there was no POSITION.
     :ivar was_reset: the stream began again among the items.
     :ivar ends_in_batch: the last rows that were dropped are of a batch that is
         not finished.
@@ -128,7 +129,7 @@ class Collapsed:
     resettable: bool
     lowest: int | None = None
     upto: int | None = None
-    has_position: bool = False
+    lowest_position: int | None = None
     was_reset: bool = False
     ends_in_batch: bool = False
     rows: int = 0
@@ -145,16 +146,21 @@ class Collapsed:
             if self.resettable and self.upto is not None and item.new_token < self.upto:
                 self._reset()
             self._reach(None, item.new_token)
-            self.has_position = True
+            self._announce(item.new_token)
         elif isinstance(item, Collapsed):
             if item.was_reset:
                 self._reset()
             self._reach(item.lowest, item.upto)
             self.rows += item.rows
-            self.has_position |= item.has_position
+            if item.lowest_position is not None:
+                self._announce(item.lowest_position)
             self.ends_in_batch = item.ends_in_batch
         else:
             self.ends_in_batch = True
+
+    def _announce(self, token: int) -> None:
+        if self.lowest_position is None or token < self.lowest_position:
+            self.lowest_position = token
 
     def _reset(self) -> None:
         self.was_reset = True

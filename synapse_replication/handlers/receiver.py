@@ -50,7 +50,6 @@ from synapse_replication.streams.catchup import (
     Redundant,
     Reset,
     plan_catch_up,
-    plan_reset,
 )
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire.batching import RdataRun
@@ -388,14 +387,17 @@ class StreamReceiver:
                 self._catch_ups.connected(link, instance_name, state)
                 return
             if isinstance(plan, Reset):
-                run = _reset(plan)
+                run = CatchUpRun(
+                    plan.restart_token, plan.upto_token, plan.restart_token
+                )
             elif isinstance(plan, Gap):
                 run = CatchUpRun(plan.from_token, plan.upto_token)
             else:
                 run = CatchUpRun(plan.upto_token, plan.upto_token)
-        elif description.resettable and new_token < run.target:
+        elif description.held_in_memory and new_token < run.target:
+            # What was to be fetched is gone with the process that wrote it.
             run.cancel_retry()
-            run = _reset(plan_reset(new_token, description.held_in_memory))
+            run = CatchUpRun(0, new_token, 0)
         else:
             run.target = max(run.target, new_token)
         state.catch_up = run
@@ -407,7 +409,7 @@ class StreamReceiver:
         key = self._name, instance_name
         if link.is_lost:
             link.writers.pop(key, None)
-        if key not in link.writers and (link.is_lost or not item.has_position):
+        if key not in link.writers and (link.is_lost or item.lowest_position is None):
             return
         state = link.writers.setdefault(key, WriterState())
         state.pending = []
@@ -415,15 +417,21 @@ class StreamReceiver:
         if item.upto is None:
             return
         description, run = self._description, state.catch_up
+        position = item.lowest_position
         current = self._stream.current_token(instance_name)
         if run is not None:
             current = run.cursor
-        if item.was_reset or (
-            description.resettable and item.has_position and item.upto < current
+        if (
+            description.resettable
+            and position is not None
+            and (item.was_reset or position < current)
+            # What is stored is still there: going on is as good as going back.
+            and (description.held_in_memory or item.upto < current)
         ):
             if run is not None:
                 run.cancel_retry()
-            run = _reset(plan_reset(item.upto, description.held_in_memory))
+            back_to = min(0, position) if description.held_in_memory else position
+            run = CatchUpRun(back_to, item.upto, back_to)
         else:
             if description.idempotent and item.lowest is not None:
                 current = min(current, item.lowest - 1)
@@ -440,7 +448,3 @@ class StreamReceiver:
 
 def _least(known: int | None, token: int) -> int:
     return token if known is None else min(known, token)
-
-
-def _reset(plan: Reset) -> CatchUpRun:
-    return CatchUpRun(plan.restart_token, plan.upto_token, plan.restart_token)

@@ -32,7 +32,6 @@ __all__ = [
     "Reset",
     "check_page",
     "plan_catch_up",
-    "plan_reset",
 ]
 
 
@@ -91,11 +90,8 @@ def plan_catch_up(
         return InSync(new_token)
     if current < new_token:
         return Gap(current, new_token)
-    return plan_reset(new_token, held_in_memory) if resettable else Redundant()
-
-
-def plan_reset(new_token: int, held_in_memory: bool) -> Reset:
-    """Say what to do when a writer is known to have begun again."""
+    if not resettable:
+        return Redundant()
     return Reset(min(0, new_token) if held_in_memory else new_token, new_token)
 
 
