@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
@@ -68,7 +69,7 @@ def shipped_recording() -> Path:
     A real Synapse of five processes, from an empty database, driven over the client
     API: 21,168 commands, 10,159 of them rows. Its users and tokens were made up.
     """
-    return Path(__file__).with_name("data") / "startup_drive.jsonl.gz"
+    return Path(str(files("synapse_replication.recordings") / "startup_drive.jsonl.gz"))
 
 
 def read_recording(path: Path) -> Iterator[Record | RecordingError]:

@@ -1,0 +1,1 @@
+"""Traffic of a real deployment, as data; ``app/recordings.py`` reads it."""
