@@ -1,0 +1,233 @@
+"""The public names. What is not here, and not in the manual, may change.
+
+Names that other implementations gave first mean the same here. Those of the
+database are imported when they are asked for: its driver is an extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from synapse_replication.errors import (
+    CatchUpError,
+    ConfigError,
+    ConfigProblem,
+    HttpCatchUpError,
+    LineTooLongError,
+    LocalProtocolError,
+    ProtocolError,
+    RemoteProtocolError,
+    ReplicationError,
+    RowDecodeError,
+    SequenceBehindError,
+    StorageError,
+    StreamConfigurationError,
+    TokenError,
+    UnknownCommandError,
+    UnparsableLineError,
+    WaitTimeoutError,
+)
+from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import (
+    BackgroundRunner,
+    Clock,
+    CommandSink,
+    Identity,
+    Notifier,
+    ReplicationConnection,
+    ReplicationHost,
+    RowSink,
+    StreamDirectory,
+    SyncingUser,
+)
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    DiscardReason,
+    ReplicationObserver,
+)
+from synapse_replication.handlers.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.redis.external_cache import ExternalCache
+from synapse_replication.redis.factory import SynapseRedisFactory
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.registry import (
+    MAIN_INSTANCE,
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.rows import RawRowCodec, RowCodec
+from synapse_replication.streams.stream import (
+    JsonValue,
+    Stream,
+    StreamDescription,
+    StreamUpdateResult,
+    UpdateFunction,
+)
+from synapse_replication.streams.table import TableStream
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
+from synapse_replication.tcp.protocol import (
+    BaseReplicationStreamProtocol,
+    ClientReplicationStreamProtocol,
+    ServerReplicationStreamProtocol,
+)
+from synapse_replication.wire.commands import (
+    CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
+    ErrorCommand,
+    FederationAckCommand,
+    InvalidateCacheCommand,
+    LockReleasedCommand,
+    NameCommand,
+    NewActiveTaskCommand,
+    PingCommand,
+    PositionCommand,
+    RdataCommand,
+    RemoteServerUpCommand,
+    RemovePusherCommand,
+    ReplicateCommand,
+    ServerCommand,
+    UserIpCommand,
+    UserSyncCommand,
+    parse_command_from_line,
+)
+
+if TYPE_CHECKING:
+    from synapse_replication.storage.database import Database
+    from synapse_replication.storage.tables import (
+        PostgresStream,
+        standard_stream,
+        table_stream,
+    )
+
+__all__ = [
+    "MAIN_INSTANCE",
+    "STANDARD_STREAMS",
+    "BackgroundRunner",
+    "BaseReplicationStreamProtocol",
+    "CancelTaskCommand",
+    "CatchUp",
+    "CatchUpError",
+    "ClearUserSyncsCommand",
+    "ClientReplicationStreamProtocol",
+    "Clock",
+    "CloseReason",
+    "Command",
+    "CommandSink",
+    "CompositeObserver",
+    "ConfigError",
+    "ConfigProblem",
+    "Database",
+    "DirectTcpReplicationClientFactory",
+    "DiscardReason",
+    "ErrorCommand",
+    "ExternalCache",
+    "FederationAckCommand",
+    "HandlerOptions",
+    "HttpCatchUpClient",
+    "HttpCatchUpError",
+    "Identity",
+    "InvalidateCacheCommand",
+    "JsonValue",
+    "LineTooLongError",
+    "LocalProtocolError",
+    "LockReleasedCommand",
+    "LoggingObserver",
+    "MemoryStream",
+    "NameCommand",
+    "NewActiveTaskCommand",
+    "Notifier",
+    "PingCommand",
+    "PositionCommand",
+    "PostgresStream",
+    "PrometheusObserver",
+    "ProtocolError",
+    "RawRowCodec",
+    "RdataCommand",
+    "RedisOptions",
+    "RedisReplicationLink",
+    "RedisSubscriber",
+    "RedisTlsOptions",
+    "RemoteProtocolError",
+    "RemoteServerUpCommand",
+    "RemovePusherCommand",
+    "ReplicateCommand",
+    "ReplicationCommandHandler",
+    "ReplicationConnection",
+    "ReplicationDataHandler",
+    "ReplicationError",
+    "ReplicationHost",
+    "ReplicationMetrics",
+    "ReplicationObserver",
+    "ReplicationResource",
+    "ReplicationStreamProtocolFactory",
+    "ReplicationStreamer",
+    "RowCodec",
+    "RowDecodeError",
+    "RowSink",
+    "SequenceBehindError",
+    "ServerCommand",
+    "ServerReplicationStreamProtocol",
+    "StandardStream",
+    "StorageError",
+    "Stream",
+    "StreamConfigurationError",
+    "StreamDescription",
+    "StreamDirectory",
+    "StreamUpdateResult",
+    "StreamerOptions",
+    "SynapseRedisFactory",
+    "SyncingUser",
+    "TableStream",
+    "TokenError",
+    "TracingObserver",
+    "UnknownCommandError",
+    "UnparsableLineError",
+    "UpdateFunction",
+    "UserIpCommand",
+    "UserSyncCommand",
+    "WaitTimeoutError",
+    "parse_command_from_line",
+    "standard_stream",
+    "table_stream",
+]
+
+_STORAGE = MappingProxyType(
+    {
+        "Database": "database",
+        "PostgresStream": "tables",
+        "standard_stream": "tables",
+        "table_stream": "tables",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _STORAGE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = f"synapse_replication.storage.{_STORAGE[name]}"
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,104 @@
+"""Tests for synapse_replication.api."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication import api
+
+#: The names that other implementations gave first.
+KNOWN = {
+    "BaseReplicationStreamProtocol",
+    "CancelTaskCommand",
+    "ClearUserSyncsCommand",
+    "ClientReplicationStreamProtocol",
+    "Command",
+    "DirectTcpReplicationClientFactory",
+    "ErrorCommand",
+    "ExternalCache",
+    "FederationAckCommand",
+    "InvalidateCacheCommand",
+    "LockReleasedCommand",
+    "MultiWriterIdGenerator",
+    "MultiWriterStreamToken",
+    "NameCommand",
+    "NewActiveTaskCommand",
+    "PersistedPosition",
+    "PingCommand",
+    "PositionCommand",
+    "RdataCommand",
+    "RedisSubscriber",
+    "RemoteServerUpCommand",
+    "RemovePusherCommand",
+    "ReplicateCommand",
+    "ReplicationCommandHandler",
+    "ReplicationDataHandler",
+    "ReplicationStreamProtocolFactory",
+    "ReplicationStreamer",
+    "ServerCommand",
+    "ServerReplicationStreamProtocol",
+    "Stream",
+    "StreamUpdateResult",
+    "SynapseRedisFactory",
+    "UserIpCommand",
+    "UserSyncCommand",
+    "parse_command_from_line",
+}
+
+
+class ApiTests(SynchronousTestCase):
+    def test_all_is_there(self) -> None:
+        """Every public name can be imported, and is listed once, in order."""
+        for name in api.__all__:
+            self.assertTrue(hasattr(api, name), name)
+        names = [*api.__all__]
+        self.assertEqual(len(names), len(set(names)))
+
+    def test_nothing_else(self) -> None:
+        """What is imported and is no module is listed."""
+        hidden = {"MappingProxyType", "TYPE_CHECKING", "Any", "annotations"}
+        found = {
+            name
+            for name, value in vars(api).items()
+            if not name.startswith("_") and not isinstance(value, type(sys))
+        }
+        self.assertEqual(found - hidden - set(api.__all__), set())
+
+    def test_known_names(self) -> None:
+        """The names that the field knows are there."""
+        self.assertEqual(KNOWN - set(api.__all__), set())
+
+    def test_unknown_name(self) -> None:
+        """Another name is an AttributeError, as of any module."""
+        self.assertFalse(hasattr(api, "no_such_name"))
+
+    def test_without_driver(self) -> None:
+        """Everything but the database can be used without its driver."""
+        code = (
+            "import sys; sys.modules['psycopg2'] = None\n"
+            "from synapse_replication import api\n"
+            "api.ReplicationCommandHandler\n"
+            "try:\n    api.Database\n"
+            "except ImportError:\n    print('good')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        self.assertEqual(done.stdout, "good\n")
+
+    def test_core_without_twisted(self) -> None:
+        """The package itself and its core import no Twisted."""
+        code = (
+            "import sys\n"
+            "import synapse_replication.wire.batching\n"
+            "import synapse_replication.streams.registry\n"
+            "import synapse_replication.streams.memory\n"
+            "print([m for m in sys.modules if m.split('.')[0] == 'twisted'])\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        self.assertEqual(done.stdout, "[]\n")
