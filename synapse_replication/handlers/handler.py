@@ -161,11 +161,15 @@ class ReplicationCommandHandler(CommandSender):
         connected, we ask, and tell our positions unasked: over Redis nobody else
         knows that we came.
         """
-        self._links[connection] = Link(connection)
-        self._observer.connections_changed(len(self._links))
+        self.add_connection(connection)
         if not connection.relays:
             self._send_to(connection, ReplicateCommand())
             self.announce_positions(connection)
+
+    def add_connection(self, connection: ReplicationConnection) -> None:
+        """Begin with a connection that asks for positions, and tells ours, itself."""
+        self._links[connection] = Link(connection)
+        self._observer.connections_changed(len(self._links))
         identity = self._host.identity
         for user in self._host.commands.get_currently_syncing_users():
             self._send_to(

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,15 +73,24 @@ class ReplicationMetrics(Collector):
     """All metrics in one registry, for any number of servers.
 
     :param registry: the host's. Each registry takes one of these.
+    :param existing: metrics that the host has registered under names of ours, with
+        the same labels in the same order: they are counted in as they are.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, existing: Mapping[str, Any] | None = None
+    ) -> None:
+        existing = existing or {}
         self._families: dict[str, Any] = {
-            definition.name: _make(definition, registry)
+            definition.name: existing.get(definition.name)
+            or _make(definition, registry)
             for definition in METRICS
             if definition not in _SCRAPED
         }
-        self._scraped: list[tuple[str, PrometheusObserver]] = []
+        # A server that is gone is not kept for its metrics.
+        self._scraped: weakref.WeakKeyDictionary[PrometheusObserver, str] = (
+            weakref.WeakKeyDictionary()
+        )
         registry.register(self)
 
     def children(self, definition: MetricDefinition, server_name: str) -> Children:
@@ -89,7 +99,7 @@ class ReplicationMetrics(Collector):
 
     def scrape(self, server_name: str, observer: PrometheusObserver) -> None:
         """Ask an observer at each scrape for what it does not count."""
-        self._scraped.append((server_name, observer))
+        self._scraped[observer] = server_name
 
     def collect(self) -> Iterable[Metric]:
         """Read, for Prometheus, what is not counted as it happens."""
@@ -102,7 +112,7 @@ class ReplicationMetrics(Collector):
             for definition in METRICS
             if definition in _SCRAPED
         }
-        for server_name, observer in self._scraped:
+        for observer, server_name in self._scraped.items():
             for (definition, *values), value in observer.read_gauges().items():
                 families[definition].add_metric((*values, server_name), value)
         return families.values()

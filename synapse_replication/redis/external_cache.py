@@ -68,7 +68,8 @@ class ExternalCache:
         text = await _connection(self._factory).get(_redis_key(cache_name, key))
         seconds = self._clock.seconds() - started
         self._observer.external_cache_get(cache_name, text is not None, seconds)
-        return None if text is None else decode_json(text)
+        # A connection that was made elsewhere may have read a number already.
+        return decode_json(text) if isinstance(text, (bytes, str)) else text
 
 
 def _connection(factory: SynapseRedisFactory) -> Any:

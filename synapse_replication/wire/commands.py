@@ -113,6 +113,10 @@ class Command(abc.ABC):
         """
         return prefix
 
+    def get_logcontext_id(self) -> str:
+        """Name what handling the command is about, for a host's log context."""
+        return self.NAME
+
     @classmethod
     def _refuse(cls, reason: object) -> NoReturn:
         raise UnparsableLineError(cls.NAME, str(reason)) from None
