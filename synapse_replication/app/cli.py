@@ -30,6 +30,7 @@ EXIT_USAGE = 2
 _ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "positions": ("synapse_replication.app.positions_cli", "positions"),
+        "exec": ("synapse_replication.dropin.launcher", "exec_command"),
         "replay": ("synapse_replication.app.replay", "replay"),
     }
 )
