@@ -52,6 +52,7 @@ class RedisLink:
     transport: Any
     # Of txredisapi's protocols.
     ping: Callable[[], Any]
+    tryConvertData: Callable[[Any], Any]  # noqa: N815
     replyReceived: Callable[[Any], None]  # noqa: N815
     whenConnected: Callable[[], Any]  # noqa: N815
 
@@ -115,7 +116,7 @@ class RedisLink:
         if reply is False:
             return False
         while reply is not False:
-            self.replyReceived(reply)
+            self.replyReceived(self.tryConvertData(reply))
             reply = gets()
         return True
 
@@ -200,6 +201,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     maxDelay = 5.0  # noqa: N815
     initialDelay = 0.1  # noqa: N815
+    delay = initialDelay
     protocol = RedisProtocol
 
     def __init__(

@@ -10,6 +10,7 @@ from twisted.internet.defer import TimeoutError
 
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.external_cache import ExternalCache
+from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender, SenderFactory
@@ -50,6 +51,7 @@ class RedisReplicationLink:
         *,
         ping_interval: float = 30.0,
         reply_timeout: float = 30.0,
+        handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
     ) -> None:
         self._reactor = reactor
@@ -67,6 +69,7 @@ class RedisReplicationLink:
             "clock": reactor,
             "observer": observer,
             "ping_interval": ping_interval,
+            "handshake_timeout": handshake_timeout,
             "reader_factory": reader_factory,
         }
         self.sender = RedisSender(reactor, observer, "redis_out", on_lost)

@@ -1,0 +1,243 @@
+"""What the tests of this folder share: recorders, and a link without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import ReaderFactory, new_reader
+from synapse_replication.wire.batching import RdataRun, ReceivedItem
+from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
+
+__all__ = [
+    "Events",
+    "MemoryLink",
+    "RecordingHandler",
+    "RecordingObserver",
+    "RecordingTransport",
+    "position",
+    "rdata",
+]
+
+
+def rdata(token: int) -> bytes:
+    """Make the line of a row."""
+    return b"RDATA events writer %d [%d]" % (token, token)
+
+
+def position(token: int) -> PositionCommand:
+    """Say that the writer stands at a token."""
+    return PositionCommand("events", "writer", token, token)
+
+
+class Events:
+    """What happened, in order, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self._waiting: list[tuple[Callable[[], bool], Deferred[None]]] = []
+
+    def add(self, event: Any) -> None:
+        self.all.append(event)
+        for entry in list(self._waiting):
+            condition, waiter = entry
+            if condition():
+                self._waiting.remove(entry)
+                waiter.callback(None)
+
+    def until(self, condition: Callable[[], bool]) -> Deferred[None]:
+        """Fire once something happened that makes the condition true."""
+        waiter: Deferred[None] = Deferred()
+        if condition():
+            waiter.callback(None)
+        else:
+            self._waiting.append((condition, waiter))
+        return waiter
+
+
+class RecordingObserver(ReplicationObserver):
+    """Puts what it hears of connections among the events."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.sent: dict[str, int] = {}
+        self.received: dict[str, int] = {}
+        self.cache: list[tuple[object, ...]] = []
+
+    def connection_made(self, connection: str) -> None:
+        self.events.add(("made", connection))
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        self.events.add(("lost", connection, reason, why))
+
+    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        self.events.add(("again", connection, why, retry_in))
+
+    def commands_sent(self, connection: str, command: str, count: int) -> None:
+        self.sent[command] = self.sent.get(command, 0) + count
+
+    def commands_received(self, connection: str, command: str, count: int) -> None:
+        self.received[command] = self.received.get(command, 0) + count
+
+    def line_refused(self, connection: str, error: Exception) -> None:
+        self.events.add(("refused", str(error)))
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self.events.add(("failure", what, str(error)))
+
+    def external_cache_set(self, cache_name: str, seconds: float) -> None:
+        self.cache.append(("set", cache_name))
+
+    def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
+        self.cache.append(("get", cache_name, hit))
+
+
+class RecordingHandler:
+    """Says REPLICATE to each connection, and keeps what arrives.
+
+    :ivar seen: the newest token that it may take itself to be at.
+    :ivar gaps: rows that came though the one before them had not.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self.connection: ReplicationConnection | None = None
+        self.chunks: list[Sequence[ReceivedItem]] = []
+        self.seen = 0
+        self.gaps: list[tuple[int, int]] = []
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        self.connection = connection
+        self.events.add("new_connection")
+        connection.send_command(ReplicateCommand())
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        self.connection = None
+        self.events.add("lost_connection")
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        self.chunks.append(items)
+        for item in items:
+            if isinstance(item, RdataRun):
+                for token in item.tokens:
+                    assert token is not None
+                    if token > self.seen + 1:
+                        self.gaps.append((self.seen, token))
+                    self.seen = max(self.seen, token)
+            elif isinstance(item, PositionCommand):
+                self.seen = max(self.seen, item.new_token)
+        self.events.add("received")
+
+    @property
+    def items(self) -> list[ReceivedItem]:
+        """All that arrived."""
+        return [item for chunk in self.chunks for item in chunk]
+
+
+class RecordingTransport(StringTransport):
+    """Keeps each write apart, and whether it was aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+    def take(self) -> list[bytes]:
+        """Give what was written since the last time."""
+        writes, self.writes = self.writes, []
+        return writes
+
+
+class MemoryLink:
+    """A link whose reactor, clock and connections are the test's.
+
+    Connection 0 is the sending one, 1 the subscribed one.
+    """
+
+    def __init__(
+        self,
+        options: RedisOptions | None = None,
+        channels: Sequence[str] = (),
+        reader_factory: ReaderFactory = new_reader,
+    ) -> None:
+        self.reactor = MemoryReactorClock()
+        self.events = Events()
+        self.observer = RecordingObserver(self.events)
+        self.handler = RecordingHandler(self.events)
+        self.link = RedisReplicationLink(
+            self.reactor,
+            options or RedisOptions(),
+            "hs",
+            self.handler,
+            self.observer,
+            self.on_lost,
+            channels,
+            reader_factory=reader_factory,
+        )
+        self.link.start()
+        #: Which connections were asked for again.
+        self.reconnections: list[int] = []
+        for index, connector in enumerate(self.reactor.connectors):
+            connector.connect = partial(self.reconnections.append, index)
+        self.protocols: list[Any] = [None, None]
+        self.transports: list[RecordingTransport] = []
+        for index in (0, 1):
+            self.transports.append(self.connect(index))
+
+    def on_lost(self, count: int) -> None:
+        self.events.add(("on_lost", count))
+        self.link.sender.publish("POSITION", "hs", [b"POSITION events writer 9 9"])
+
+    def factory(self, index: int) -> Any:
+        """Give the factory of a connection."""
+        return self.reactor.tcpClients[index][2]
+
+    def connect(self, index: int) -> RecordingTransport:
+        """Let a connection be made."""
+        factory = self.factory(index)
+        factory.doStart()
+        factory.startedConnecting(self.reactor.connectors[index])
+        self.protocols[index] = protocol = factory.buildProtocol(None)
+        transport = RecordingTransport()
+        protocol.makeConnection(transport)
+        if len(self.transports) == 2:
+            self.transports[index] = transport
+        return transport
+
+    def lose(self, index: int) -> None:
+        """Let a connection be closed by the peer."""
+        reason = Failure(ConnectionDone())
+        factory = self.factory(index)
+        self.protocols[index].connectionLost(reason)
+        factory.clientConnectionLost(self.reactor.connectors[index], reason)
+
+    def establish(self) -> None:
+        """Answer what both connections ask before they are up."""
+        self.say(0, b"+PONG\r\n")
+        self.say(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
+        self.reactor.advance(0)
+        self.say(0, b":1\r\n" * self.link.sender.unacknowledged)
+        for transport in self.transports:
+            transport.take()
+
+    def say(self, index: int, data: bytes) -> None:
+        """Let Redis say something."""
+        self.protocols[index].dataReceived(data)

@@ -1,0 +1,233 @@
+"""Connections that stall, fail and come back, on a clock of the test's."""
+
+from __future__ import annotations
+
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.factory import SynapseRedisFactory
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import MAX_REPLY_LENGTH, encode
+from tests.redis.doubles import MemoryLink
+
+_PING = encode(b"PING")
+
+
+def retries(memory: MemoryLink, name: str) -> list[tuple[str, float]]:
+    """Give why and after how long a connection was tried again, each time."""
+    return [
+        (event[2], event[3])
+        for event in memory.events.all
+        if event[:2] == ("again", name)
+    ]
+
+
+class KeepAliveTests(SynchronousTestCase):
+    """C14: a half-open connection is noticed within 60 s, in either direction."""
+
+    def test_half_open(self) -> None:
+        """Each connection is pinged every 30 s, and cut if 30 s bring no answer."""
+        for index, name in enumerate(("redis_out", "redis")):
+            memory = MemoryLink()
+            memory.establish()
+            transport = memory.transports[index]
+            memory.reactor.advance(30)
+            self.assertEqual(transport.take(), [_PING])
+            memory.reactor.advance(29.9)
+            self.assertFalse(transport.aborted)
+            memory.reactor.advance(0.1)
+            self.assertTrue(transport.aborted)
+            memory.lose(index)
+            self.assertEqual(len(retries(memory, name)), 1)
+            memory.reactor.advance(1)
+            self.assertEqual(memory.reconnections, [index])
+
+    def test_alive(self) -> None:
+        """A connection that answers stays."""
+        memory = MemoryLink()
+        memory.establish()
+        for _ in range(10):
+            memory.reactor.advance(30)
+            memory.say(0, b"+PONG\r\n")
+            memory.say(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+            self.assertEqual([t.take() for t in memory.transports], [[_PING]] * 2)
+        self.assertFalse(any(t.aborted for t in memory.transports))
+
+    def test_busy(self) -> None:
+        """Messages tell as well as an answer that a subscription is alive."""
+        memory = MemoryLink()
+        memory.establish()
+        memory.reactor.advance(30)
+        memory.say(1, encode(b"message", b"hs", b"PING 1"))
+        memory.reactor.advance(29)
+        memory.reactor.advance(1)
+        self.assertFalse(memory.transports[1].aborted)
+
+
+class HandshakeTests(SynchronousTestCase):
+    """C15 and C21: what goes wrong before a connection is of use."""
+
+    def test_auth_stalls(self) -> None:
+        """A Redis that does not answer AUTH is cut off, and tried again."""
+        memory = MemoryLink(RedisOptions(password="hush"))
+        memory.reactor.advance(9.9)
+        self.assertFalse(any(t.aborted for t in memory.transports))
+        memory.reactor.advance(0.1)
+        for index, name in enumerate(("redis_out", "redis")):
+            self.assertTrue(memory.transports[index].aborted)
+            memory.lose(index)
+            ((why, _),) = retries(memory, name)
+            self.assertIn("no answer within 10 s", why)
+            memory.connect(index)
+            memory.say(index, b"+OK\r\n")
+        memory.establish()
+        self.assertIn("new_connection", memory.events.all)
+
+    def test_auth_fails(self) -> None:
+        """A refused password is reported without it, and tried again for ever."""
+        memory = MemoryLink(RedisOptions(password="hush"))
+        for attempt in range(1, 6):
+            memory.say(1, b"-WRONGPASS invalid username-password pair\r\n")
+            self.assertTrue(memory.transports[1].disconnecting)
+            memory.lose(1)
+            self.assertEqual(len(retries(memory, "redis")), attempt)
+            memory.reactor.advance(8)
+            memory.connect(1)
+        self.assertIn("WRONGPASS", retries(memory, "redis")[0][0])
+        self.assertNotIn("hush", str(memory.events.all))
+        memory.say(1, b"+OK\r\n")
+        memory.establish()
+        self.assertIn("new_connection", memory.events.all)
+
+    def test_dropped_during_auth(self) -> None:
+        """A connection that is dropped while AUTH is out is tried again."""
+        memory = MemoryLink(RedisOptions(password="hush"))
+        memory.lose(1)
+        memory.lose(0)
+        self.assertEqual(len(retries(memory, "redis")), 1)
+        self.assertEqual(len(retries(memory, "redis_out")), 1)
+
+    def test_password_missing(self) -> None:
+        """A Redis that wants a password and gets none says so in the report."""
+        memory = MemoryLink()
+        for index in (0, 1):
+            memory.say(index, b"-NOAUTH Authentication required.\r\n")
+            self.assertTrue(memory.transports[index].aborted)
+            memory.lose(index)
+        self.assertIn("NOAUTH", retries(memory, "redis")[0][0])
+        self.assertIn("NOAUTH", retries(memory, "redis_out")[0][0])
+
+    def test_not_redis(self) -> None:
+        """Another kind of server is recognised by its first answer."""
+        memory = MemoryLink()
+        memory.say(1, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        self.assertTrue(memory.transports[1].aborted)
+        memory.lose(1)
+        self.assertIn("does not speak Redis' protocol", retries(memory, "redis")[0][0])
+
+    def test_closed_at_once(self) -> None:
+        """A port that closes before it says anything may be one that speaks TLS."""
+        memory = MemoryLink()
+        memory.lose(1)
+        self.assertIn("TLS", retries(memory, "redis")[0][0])
+
+    def test_refused(self) -> None:
+        """A port where nobody listens is reported and tried again."""
+        memory = MemoryLink()
+        memory.lose(1)
+        connector = memory.reactor.connectors[1]
+        memory.factory(1).clientConnectionFailed(
+            connector, Failure(ConnectionRefusedError())
+        )
+        self.assertIn("refused", retries(memory, "redis")[-1][0])
+
+    def test_endless_reply(self) -> None:
+        """A reply without end is not gathered without end."""
+        memory = MemoryLink()
+        memory.establish()
+        memory.say(1, b"$%d\r\n" % (2 * MAX_REPLY_LENGTH))
+        for _ in range(MAX_REPLY_LENGTH // 2**20 + 1):
+            memory.say(1, b"x" * 2**20)
+        self.assertTrue(memory.transports[1].aborted)
+
+
+class BackOffTests(SynchronousTestCase):
+    """C16: a server that accepts and then closes is not hammered."""
+
+    def test_delays(self) -> None:
+        """Delays grow to about 5 s, and begin anew once a subscription was confirmed."""
+        memory = MemoryLink()
+        for _ in range(30):
+            memory.lose(1)
+            memory.reactor.advance(8)
+            memory.connect(1)
+        self.assertEqual(memory.reconnections.count(1), 30)
+        delays = [delay for _, delay in retries(memory, "redis")]
+        self.assertLess(delays[0], 1)
+        self.assertGreater(min(delays[6:]), 2)
+        self.assertLess(max(delays), 8)
+        memory.establish()
+        memory.lose(1)
+        self.assertLess(retries(memory, "redis")[-1][1], 1)
+
+    def test_sending(self) -> None:
+        """On the sending connection they begin anew once it did something."""
+        memory = MemoryLink()
+        for _ in range(10):
+            memory.lose(0)
+            memory.connect(0)
+            memory.say(0, b"+PONG\r\n")
+        self.assertGreater(retries(memory, "redis_out")[-1][1], 2)
+        memory.link.sender.publish("REPLICATE", "hs", [b"REPLICATE "])
+        memory.reactor.advance(0)
+        memory.say(0, b":1\r\n")
+        memory.lose(0)
+        self.assertLess(retries(memory, "redis_out")[-1][1], 1)
+
+    def test_stopped(self) -> None:
+        """Once stopped, nothing is tried again, and no timer is left."""
+        memory = MemoryLink()
+        memory.establish()
+        closing = [memory.factory(index).close(3.0) for index in (0, 1)]
+        self.assertTrue(all(t.disconnecting for t in memory.transports))
+        for index in (0, 1):
+            memory.lose(index)
+        for closed in closing:
+            self.successResultOf(closed)
+        self.assertEqual(retries(memory, "redis"), [])
+        self.assertEqual(memory.reactor.getDelayedCalls(), [])
+
+    def test_close_hangs(self) -> None:
+        """A connection that does not close in time is cut."""
+        memory = MemoryLink()
+        memory.establish()
+        closed = memory.factory(1).close(3.0)
+        memory.reactor.advance(3)
+        self.assertTrue(memory.transports[1].aborted)
+        memory.lose(1)
+        self.successResultOf(closed)
+
+
+class PoolTests(SynchronousTestCase):
+    """:class:`SynapseRedisFactory` as txredisapi's own factories are used."""
+
+    def test_handler(self) -> None:
+        """Its handler gives txredisapi's commands, with texts decoded."""
+        clock = MemoryReactorClock()
+        factory = SynapseRedisFactory("redis", None, 1, clock=clock)
+        clock.connectTCP("redis", 6379, factory)
+        protocol = factory.buildProtocol(None)
+        protocol.makeConnection(StringTransport())
+        protocol.dataReceived(b"+PONG\r\n")
+        answer = factory.handler.get("key")
+        protocol.dataReceived(b"$5\r\nvalue\r\n")
+        self.assertEqual(self.successResultOf(answer), "value")
+        protocol.transport.clear()
+        clock.advance(30)
+        self.assertEqual(protocol.transport.value(), _PING)
+        protocol.dataReceived(b"+PONG\r\n")
+        self.assertTrue(factory.continueTrying)
+        factory.handler.disconnect()
+        self.assertFalse(factory.continueTrying)

@@ -1,0 +1,483 @@
+"""Both connections, against a real Redis and real faults."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import NameOID
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ClientFactory, Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SkipTest, TestCase
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.resp import PureReader, ReaderFactory, new_reader
+from synapse_replication.testing.servers import (
+    PrivateRedis,
+    RedisTls,
+    find_redis,
+    has_tls,
+    shared_redis,
+)
+from synapse_replication.wire.commands import (
+    Command,
+    PositionCommand,
+    RemoteServerUpCommand,
+    UserIpCommand,
+)
+from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
+
+
+class Peer:
+    """One process's link, its handler and what happened to it.
+
+    As a writer it says its position when it comes and after losses.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        channels: Sequence[str] = (),
+        *,
+        interval: float = 30.0,
+        handshake_timeout: float = 10.0,
+        reader_factory: ReaderFactory = new_reader,
+    ) -> None:
+        self.events = Events()
+        self.observer = RecordingObserver(self.events)
+        self.handler = RecordingHandler(self.events)
+        self.token = 0
+        self.losses = 0
+        self.link = RedisReplicationLink(
+            reactor,
+            options,
+            server_name,
+            self.handler,
+            self.observer,
+            self.announce,
+            channels,
+            ping_interval=interval,
+            reply_timeout=interval,
+            handshake_timeout=handshake_timeout,
+            reader_factory=reader_factory,
+        )
+        self.link.start()
+
+    @property
+    def sender(self) -> Any:
+        """What publishes."""
+        return self.link.sender
+
+    def announce(self, count: int) -> None:
+        self.losses += count
+        self.send(PositionCommand("events", "writer", self.token, self.token))
+
+    def send(self, command: Command) -> None:
+        if self.handler.connection is not None:
+            self.handler.connection.send_command(command)
+
+    def write(self, count: int) -> None:
+        """Publish the next rows."""
+        first, self.token = self.token + 1, self.token + count
+        if self.handler.connection is not None:
+            lines = [rdata(token) for token in range(first, self.token + 1)]
+            self.handler.connection.send_lines("RDATA", lines)
+
+    def up(self, times: int = 1) -> Deferred[None]:
+        """Fire when both connections came up so many times."""
+        return self.events.until(
+            lambda: (
+                self.events.all.count("new_connection") >= times
+                and self.events.all.count(("made", "redis_out")) >= times
+            )
+        )
+
+    def happened(self, *words: str) -> Deferred[None]:
+        """Fire when one event names all of the words."""
+        return self.events.until(
+            lambda: any(
+                all(word in str(event) for word in words) for event in self.events.all
+            )
+        )
+
+
+class RealRedisTestCase(TestCase):
+    """Starts peers, and stops them in the end."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251
+
+        self.reactor: Any = reactor
+        # A server name of its own for each test, on one Redis.
+        self.server_name = self.id()
+
+    def start_redis(self, **options: Any) -> PrivateRedis:
+        """Start a Redis that the test may harm."""
+        redis = PrivateRedis(**options)
+        self.addCleanup(redis.stop)
+        return redis.start()
+
+    def start_peer(self, options: RedisOptions, **more: Any) -> Peer:
+        """Start one process's link."""
+        peer = Peer(self.reactor, options, self.server_name, **more)
+        self.addCleanup(lambda: Deferred.fromCoroutine(peer.link.stop()))
+        return peer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Look every 10 ms, until the test's own time-out."""
+        while not condition():
+            await deferLater(self.reactor, 0.01, lambda: None)
+
+
+def by_port(redis: PrivateRedis, **more: Any) -> RedisOptions:
+    """Say where a private Redis is."""
+    return RedisOptions(host=redis.host, port=redis.port, **more)
+
+
+class RoundTripTests(RealRedisTestCase):
+    """What one process sends, every one receives, itself included."""
+
+    async def exchange(self, *peers: Peer) -> None:
+        """Send from the first and receive on all."""
+        for peer in peers:
+            await peer.up()
+        peers[0].write(500)
+        for peer in peers:
+            await peer.events.until(lambda peer=peer: peer.handler.seen == 500)  # type: ignore[misc]
+            self.assertEqual(peer.handler.gaps, [])
+
+    async def test_both_readers(self) -> None:
+        """Rows arrive in order, by hiredis and by the reader in Python."""
+        options = by_port(shared_redis())
+        await self.exchange(
+            self.start_peer(options),
+            self.start_peer(options, reader_factory=PureReader),
+        )
+
+    async def test_unix_socket(self) -> None:
+        """C23: a Unix socket serves both connections."""
+        options = RedisOptions(path=str(shared_redis().socket_path))
+        await self.exchange(self.start_peer(options))
+
+    async def test_password_user_and_database(self) -> None:
+        """C23: an ACL user and a database hold for both connections."""
+        redis = self.start_redis(
+            password="hush",
+            acl=[
+                "user bob on >secret ~* &* -@all +auth +select +subscribe +publish "
+                "+ping +set +get"
+            ],
+        )
+        peer = self.start_peer(
+            by_port(redis, username="bob", password="secret", dbid=3)
+        )
+        await self.exchange(peer)
+        for kind in ("normal", "pubsub"):
+            users = {(c["user"], c["db"]) for c in redis.clients(kind)}
+            self.assertIn(("bob", "3"), users)
+        await peer.link.cache.set("c", "k", [1, "ä"], 60_000)
+        self.assertEqual(await peer.link.cache.get("c", "k"), [1, "ä"])
+        # Redis was asked for nothing that this user may not do.
+        self.assertEqual(redis.command("ACL", "LOG"), [])
+
+    async def test_password_alone(self) -> None:
+        """C23: a password for the default user holds for both connections."""
+        redis = self.start_redis(password="hush")
+        await self.exchange(self.start_peer(by_port(redis, password="hush")))
+
+    async def test_user_ip(self) -> None:
+        """USER_IP reaches only those who subscribe to its channel."""
+        options = by_port(shared_redis())
+        with_ips = self.start_peer(options, channels=["USER_IP"])
+        without = self.start_peer(options)
+        await with_ips.up()
+        await without.up()
+        command = UserIpCommand("@a:hs", "token", "::1", "agent", None, 5)
+        without.send(command)
+        without.send(RemoteServerUpCommand("x.example"))
+        for peer in (with_ips, without):
+            await peer.events.until(
+                lambda peer=peer: (  # type: ignore[misc]
+                    RemoteServerUpCommand("x.example") in peer.handler.items
+                )
+            )
+        self.assertIn(command, with_ips.handler.items)
+        self.assertNotIn(command, without.handler.items)
+        self.assertEqual(with_ips.sender.receivers, 2)
+
+    async def test_flushed_on_stop(self) -> None:
+        """What was published right before the stop arrives."""
+        options = by_port(shared_redis())
+        reader = self.start_peer(options)
+        peer = Peer(self.reactor, options, self.server_name)
+        await reader.up()
+        await peer.up()
+        peer.write(5000)
+        await peer.link.stop()
+        await reader.events.until(lambda: reader.handler.seen == 5000)
+
+
+class FaultTests(RealRedisTestCase):
+    """Real faults of a real Redis: the link comes back, and no row is passed over."""
+
+    async def write_on(self, writer: Peer, rounds: int) -> None:
+        """Write 20 rows every 2 ms."""
+        for _ in range(rounds):
+            writer.write(20)
+            await deferLater(self.reactor, 0.002, lambda: None)
+
+    async def test_restarted_under_load(self) -> None:
+        """C1, C2: Redis restarts while rows are written; every gap is announced."""
+        redis = self.start_redis()
+        writer = self.start_peer(by_port(redis))
+        reader = self.start_peer(by_port(redis))
+        for peer in (writer, reader):
+            # New to the link, a writer says where it stands.
+            peer.handler.new_connection = (  # type: ignore[method-assign]
+                lambda connection, peer=peer: self.come(peer, connection)  # type: ignore[misc]
+            )
+            await peer.up()
+        await self.write_on(writer, 30)
+        redis.kill()
+        await self.write_on(writer, 10)
+        redis.start()
+        await writer.up(2)
+        await reader.up(2)
+        await self.write_on(writer, 30)
+        await self.until(lambda: reader.handler.seen == writer.token)
+        self.assertEqual(reader.handler.gaps, [])
+        self.assertGreater(writer.losses, 0)
+
+    def come(self, peer: Peer, connection: Any) -> None:
+        """Do as the command handler does on a new connection."""
+        RecordingHandler.new_connection(peer.handler, connection)
+        peer.announce(0)
+
+    async def test_outbound_only(self) -> None:
+        """The sending connection alone is cut, again and again: no gap is hidden."""
+        redis = self.start_redis()
+        writer = self.start_peer(by_port(redis))
+        reader = self.start_peer(by_port(redis))
+        await writer.up()
+        await reader.up()
+        for _ in range(5):
+            made = writer.events.all.count(("made", "redis_out"))
+            await self.write_on(writer, 3)
+            writer.write(200)
+            writer.sender.flush()
+            redis.command("CLIENT", "KILL", "TYPE", "normal")
+            await self.write_on(writer, 3)
+            await writer.events.until(
+                lambda made=made: (  # type: ignore[misc]
+                    writer.events.all.count(("made", "redis_out")) > made
+                )
+            )
+        await self.write_on(writer, 3)
+        await self.until(lambda: reader.handler.seen == writer.token)
+        self.assertEqual(reader.handler.gaps, [])
+        self.assertEqual(reader.events.all.count("new_connection"), 1)
+
+    async def test_slow_subscriber(self) -> None:
+        """C22: Redis kills a subscriber that does not read; it comes back."""
+        redis = self.start_redis(
+            settings={"client-output-buffer-limit": "pubsub 200kb 0 0"}
+        )
+        writer = self.start_peer(by_port(redis))
+        slow = self.start_peer(by_port(redis))
+        await writer.up()
+        await slow.up()
+        slow.handler.connection.pause_producing()  # type: ignore[union-attr]
+        line = b"RDATA events writer 1 [%b]" % (b"1," * 5000 + b"1")
+        while len(redis.clients("pubsub")) == 2:
+            writer.handler.connection.send_lines("RDATA", [line] * 100)  # type: ignore[union-attr]
+            await writer.sender.drained()
+            # The one that pauses is not to hold up the writer's own copy.
+            await deferLater(self.reactor, 0.001, lambda: None)
+        if slow.handler.connection is not None:
+            slow.handler.connection.resume_producing()
+        await slow.up(1)
+        await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
+        self.assertIn("lost_connection", slow.events.all)
+
+    async def test_frozen(self) -> None:
+        """C14: a Redis that says nothing is noticed on both connections."""
+        redis = self.start_redis()
+        peer = self.start_peer(by_port(redis), interval=0.2)
+        await peer.up()
+        redis.freeze()
+        await peer.happened("lost", "'redis'", "TIMED_OUT")
+        await peer.happened("lost", "'redis_out'", "TIMED_OUT")
+        redis.thaw()
+        await peer.up(2)
+
+    async def test_too_many_clients(self) -> None:
+        """C15: turned away by maxclients while AUTH is out, it gets in later."""
+        redis = self.start_redis(password="hush")
+        redis.command("CONFIG", "SET", "maxclients", "1")
+        crowd = self.reactor.connectTCP(
+            redis.host, redis.port, ClientFactory.forProtocol(Protocol)
+        )
+        await self.until(lambda: crowd.state == "connected")
+        peer = self.start_peer(by_port(redis, password="hush"))
+        await peer.happened("again", "'redis'", "max number of clients")
+        await peer.happened("again", "'redis_out'")
+        crowd.disconnect()
+        await self.until(lambda: self.raise_limit(redis))
+        await peer.up()
+
+    def raise_limit(self, redis: PrivateRedis) -> bool:
+        """Let others in, if we are let in."""
+        try:
+            return bool(redis.command("CONFIG", "SET", "maxclients", "100") == "OK")
+        except OSError:
+            return False
+
+    async def test_password_mended(self) -> None:
+        """C15: after a wrong password was mended in Redis, it gets in."""
+        redis = self.start_redis(password="other")
+        peer = self.start_peer(by_port(redis, password="hush"))
+        await peer.happened("again", "'redis'", "WRONGPASS")
+        await peer.happened("again", "'redis_out'", "WRONGPASS")
+        self.assertNotIn("hush", str(peer.events.all))
+        redis.command("CONFIG", "SET", "requirepass", "hush")
+        await peer.up()
+
+    async def test_stalling_server(self) -> None:
+        """C15: a server that swallows AUTH, then is replaced by one that answers."""
+        redis = self.start_redis(password="hush")
+        held: list[Any] = []
+
+        class Silent(Protocol):
+            def connectionMade(self) -> None:
+                held.append(self)
+
+        port = self.reactor.listenTCP(
+            0, Factory.forProtocol(Silent), interface="127.0.0.1"
+        )
+        options = RedisOptions("127.0.0.1", port.getHost().port, password="hush")
+        peer = self.start_peer(options, handshake_timeout=0.1)
+        await peer.happened("again", "'redis'", "no answer")
+        await peer.happened("again", "'redis_out'", "no answer")
+        for silent in held:
+            silent.transport.loseConnection()
+        await port.stopListening()
+        for factory in (peer.link._inbound, peer.link._outbound):
+            connector: Any = factory.connector
+            connector.port = redis.port
+        await peer.up()
+
+
+class TlsTests(RealRedisTestCase):
+    """C23 and C21: TLS, with a certificate asked of us too, on both connections."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        try:
+            available = has_tls(find_redis())
+        except ServerStartError as error:
+            raise SkipTest(str(error)) from error
+        if not available:
+            raise SkipTest(
+                f"{find_redis()} was built without TLS; install Debian's redis-server"
+            )
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.authority = self.make_certificate("authority", None)
+        self.make_certificate("server", self.authority)
+        self.make_certificate("client", self.authority)
+        self.redis = self.start_redis(
+            tls=RedisTls(
+                self.folder / "server.crt",
+                self.folder / "server.key",
+                self.folder / "authority.crt",
+            )
+        )
+        self.tls = RedisTlsOptions(
+            self.folder / "authority.crt",
+            self.folder / "client.crt",
+            self.folder / "client.key",
+        )
+
+    def make_certificate(
+        self, name: str, issuer: tuple[x509.Certificate, Any] | None
+    ) -> tuple[x509.Certificate, Any]:
+        """Write a certificate for 127.0.0.1 and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = datetime.datetime.now(datetime.timezone.utc)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject if issuer is None else issuer[0].subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+                critical=False,
+            )
+            .add_extension(
+                x509.BasicConstraints(ca=issuer is None, path_length=None),
+                critical=True,
+            )
+            .sign(key if issuer is None else issuer[1], hashes.SHA256())
+        )
+        (self.folder / f"{name}.crt").write_bytes(
+            certificate.public_bytes(Encoding.PEM)
+        )
+        (self.folder / f"{name}.key").write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+        return certificate, key
+
+    def options(self, tls: RedisTlsOptions | None) -> RedisOptions:
+        """Say where the port that speaks TLS is."""
+        return RedisOptions(self.redis.host, self.redis.tls_port, tls=tls)
+
+    async def test_tls(self) -> None:
+        """Rows go through TLS, and what was published before the stop arrives."""
+        reader = self.start_peer(self.options(self.tls))
+        writer = Peer(self.reactor, self.options(self.tls), self.server_name)
+        await reader.up()
+        await writer.up()
+        writer.write(5000)
+        await writer.link.stop()
+        await reader.events.until(lambda: reader.handler.seen == 5000)
+
+    async def test_other_authority(self) -> None:
+        """A server whose authority is not trusted is refused, and it is said why."""
+        self.make_certificate("stranger", None)
+        peer = self.start_peer(
+            self.options(RedisTlsOptions(self.folder / "stranger.crt"))
+        )
+        await peer.happened("again", "'redis'", "certificate verify failed")
+
+    async def test_mismatch(self) -> None:
+        """Plain to TLS and TLS to plain: TLS is named in what is reported."""
+        plain = self.start_peer(self.options(None))
+        await plain.happened("again", "'redis'", "TLS")
+        wrong = self.start_peer(
+            by_port(self.redis, tls=self.tls), handshake_timeout=0.5
+        )
+        await wrong.happened("again", "'redis'", "TLS")

@@ -1,0 +1,59 @@
+"""Where Redis is, and by which of the reactor's methods it is connected to."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from twisted.internet.protocol import ClientFactory
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+
+
+class RedisOptionsTests(SynchronousTestCase):
+    """Tests for :class:`RedisOptions` and :class:`RedisTlsOptions`."""
+
+    def setUp(self) -> None:
+        self.reactor = MemoryReactorClock()
+        self.factory = ClientFactory()
+
+    def test_port(self) -> None:
+        """A host and a port are connected to by TCP."""
+        options = RedisOptions("redis.example", 1234)
+        options.connect(self.reactor, self.factory, 10)
+        self.assertEqual(
+            self.reactor.tcpClients[0][:2] + self.reactor.tcpClients[0][3:4],
+            ("redis.example", 1234, 10),
+        )
+        self.assertEqual(options.address, "redis.example:1234")
+
+    def test_unix_socket(self) -> None:
+        """A path wins over host and port."""
+        options = RedisOptions(path="/run/redis.sock")
+        options.connect(self.reactor, self.factory, 10)
+        self.assertEqual(self.reactor.unixClients[0][0], "/run/redis.sock")
+        self.assertEqual(options.address, "/run/redis.sock")
+
+    def test_tls(self) -> None:
+        """With TLS the server is verified, by name or by address."""
+        for host in ("redis.example", "127.0.0.1"):
+            options = RedisOptions(host, tls=RedisTlsOptions())
+            options.connect(self.reactor, self.factory, 10)
+            self.assertEqual(self.reactor.sslClients[-1][0], host)
+        self.assertEqual(options.address, "127.0.0.1:6379 (TLS)")
+
+    def test_secret(self) -> None:
+        """The password is not shown."""
+        self.assertNotIn("hush", repr(RedisOptions(password="hush")))
+
+    def test_files(self) -> None:
+        """A file that is missing, or holds no certificate, is named."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "authority.pem"
+            with self.assertRaises(OSError):
+                RedisTlsOptions(file).context_factory("redis.example")
+            file.write_text("nothing")
+            with self.assertRaisesRegex(ValueError, r"authority\.pem"):
+                RedisTlsOptions(file).context_factory("redis.example")

@@ -1,0 +1,112 @@
+"""Replies of Redis, by both readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import txredisapi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.resp import (
+    PureReader,
+    Reader,
+    encode,
+    encode_publishes,
+    new_reader,
+)
+
+_SIMPLE = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.binary(max_size=20),
+)
+_REPLIES = st.lists(st.one_of(_SIMPLE, st.lists(_SIMPLE, max_size=4)), max_size=5)
+
+
+def write(reply: Any) -> bytes:
+    """Write a reply as Redis does."""
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    return b"*%d\r\n" % len(reply) + b"".join(map(write, reply))
+
+
+def read(reader: Reader, chunks: list[bytes]) -> list[Any]:
+    """Read replies that come in chunks."""
+    replies = []
+    for chunk in chunks:
+        reader.feed(chunk)
+        while (reply := reader.gets()) is not False:
+            replies.append(reply)
+    return replies
+
+
+class ReaderTests(SynchronousTestCase):
+    """Tests for :class:`PureReader`, and that hiredis does the same."""
+
+    @settings(derandomize=True, deadline=None, max_examples=100)
+    @given(_REPLIES, st.integers(1, 7))
+    def test_round_trip(self, replies: list[Any], size: int) -> None:
+        """Both readers give what was written, however it is cut into chunks."""
+        data = b"".join(map(write, replies))
+        chunks = [data[i : i + size] for i in range(0, len(data), size)]
+        self.assertEqual(read(PureReader(), chunks), replies)
+        self.assertEqual(read(new_reader(), chunks), replies)
+
+    def test_every_split(self) -> None:
+        """A message may be cut at any byte."""
+        data = b"+OK\r\n*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\na\r\nb\r\n:7\r\n"
+        expected = [b"OK", [b"message", b"hs", b"a\r\nb"], 7]
+        for at in range(len(data)):
+            self.assertEqual(read(PureReader(), [data[:at], data[at:]]), expected)
+
+    def test_error(self) -> None:
+        """An error reply is given, not raised."""
+        for reader in (PureReader(), new_reader()):
+            (reply,) = read(reader, [b"-NOAUTH no\r\n"])
+            self.assertIsInstance(reply, txredisapi.ResponseError)
+            self.assertEqual(str(reply), "NOAUTH no")
+
+    def test_null_array(self) -> None:
+        """There are arrays that are none."""
+        self.assertEqual(read(PureReader(), [b"*-1\r\n"]), [None])
+
+    def test_nonsense(self) -> None:
+        """What Redis would not say raises, and nothing else happens."""
+        for data in (
+            b"HTTP/1.1 400 Bad\r\n",
+            b":x\r\n",
+            b"$1x\r\n",
+            b"*" * 99 + b"\r\n",
+        ):
+            for reader in (PureReader(), new_reader()):
+                with self.assertRaises(txredisapi.InvalidData):
+                    read(reader, [data])
+
+    def test_depth(self) -> None:
+        """Arrays in arrays are read up to a bound."""
+        with self.assertRaises(txredisapi.InvalidData):
+            read(PureReader(), [b"*1\r\n" * 5000])
+
+
+class EncodeTests(SynchronousTestCase):
+    """Tests for :func:`encode` and :func:`encode_publishes`."""
+
+    def test_command(self) -> None:
+        """Lengths are of bytes."""
+        self.assertEqual(
+            encode(b"SET", "ä".encode(), b""),
+            b"*3\r\n$3\r\nSET\r\n$2\r\n\xc3\xa4\r\n$0\r\n\r\n",
+        )
+
+    def test_publishes(self) -> None:
+        """Publishing many is the same as publishing each."""
+        self.assertEqual(
+            encode_publishes(b"hs", [b"a", b"\r\n"]),
+            [encode(b"PUBLISH", b"hs", b"a"), encode(b"PUBLISH", b"hs", b"\r\n")],
+        )

@@ -1,0 +1,224 @@
+"""Publishing: what is written when, and what is known to be lost."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis import sender as sender_module
+from synapse_replication.redis.resp import PureReader, encode, encode_publishes
+from tests.redis.doubles import MemoryLink, rdata
+
+_POSITION = b"POSITION events writer 9 9"
+
+
+class RedisSenderTests(SynchronousTestCase):
+    """Tests for :class:`RedisSender` and its protocol."""
+
+    def setUp(self) -> None:
+        self.memory = MemoryLink()
+        self.sender = self.memory.link.sender
+
+    @property
+    def written(self) -> list[bytes]:
+        """What the sending connection wrote since it was last looked at."""
+        return self.memory.transports[0].take()
+
+    def publish_rows(self, *tokens: int) -> None:
+        """Publish rows."""
+        self.sender.publish("RDATA", "hs", [rdata(token) for token in tokens])
+
+    def turn(self) -> None:
+        """Let a turn of the reactor end."""
+        self.memory.reactor.advance(0)
+
+    def test_one_write_a_turn(self) -> None:
+        """What is published in one turn is one write, in order, at its end."""
+        self.memory.establish()
+        self.publish_rows(1, 2)
+        self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
+        self.publish_rows(3)
+        self.assertEqual(self.written, [])
+        self.turn()
+        self.assertEqual(
+            self.written,
+            [
+                b"".join(
+                    encode_publishes(b"hs", [rdata(1), rdata(2)])
+                    + encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
+                    + encode_publishes(b"hs", [rdata(3)])
+                )
+            ],
+        )
+        self.assertEqual(self.memory.observer.sent["RDATA"], 3)
+        self.turn()
+        self.assertEqual(self.written, [])
+
+    def test_nothing(self) -> None:
+        """Publishing no lines does nothing."""
+        self.memory.establish()
+        self.publish_rows()
+        self.turn()
+        self.assertEqual(self.written, [])
+
+    def test_acknowledgements(self) -> None:
+        """Answers are counted, however they arrive; the newest tells the receivers."""
+        self.memory.establish()
+        self.publish_rows(1, 2, 3)
+        self.turn()
+        self.assertEqual(self.sender.unacknowledged, 3)
+        self.memory.say(0, b":2\r\n:")
+        self.assertEqual(self.sender.unacknowledged, 2)
+        self.memory.say(0, b"4\r\n:5\r\n")
+        self.assertEqual(self.sender.unacknowledged, 0)
+        self.assertEqual(self.sender.receivers, 5)
+
+    def test_drained(self) -> None:
+        """It can be waited for that everything was acknowledged."""
+        self.memory.establish()
+        self.publish_rows(1)
+        drained = self.sender.drained()
+        self.assertNoResult(drained)
+        self.memory.say(0, b":1\r\n")
+        self.successResultOf(drained)
+        self.successResultOf(self.sender.drained())
+
+    def test_other_commands_between(self) -> None:
+        """Replies find their askers among the acknowledgements, for both readers."""
+        for reader_factory in (None, PureReader):
+            if reader_factory is not None:
+                self.memory = MemoryLink(reader_factory=reader_factory)
+                self.sender = self.memory.link.sender
+            self.memory.establish()
+            protocol = self.memory.protocols[0]
+            self.publish_rows(1)
+            self.turn()
+            first = protocol.get("a")
+            self.publish_rows(2, 3)
+            self.turn()
+            second = protocol.get("b")
+            self.memory.say(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
+            self.assertEqual(self.successResultOf(first), b"12")
+            self.assertIsNone(self.successResultOf(second))
+            self.assertEqual(self.sender.unacknowledged, 0)
+
+    def test_announced_first(self) -> None:
+        """C2: after a loss our position is the first thing on the next connection."""
+        self.memory.establish()
+        self.publish_rows(1, 2, 3)
+        self.turn()
+        self.memory.say(0, b":1\r\n")
+        self.publish_rows(4)
+        self.sender.publish("REMOTE_SERVER_UP", "hs", [b"REMOTE_SERVER_UP x"])
+        self.memory.lose(0)
+        self.assertEqual(self.sender.unacknowledged, 0)
+        # 2 and 3 were not acknowledged, 4 was not written.
+        self.assertEqual(self.sender.lost, 3)
+        self.publish_rows(5)
+        self.turn()
+        self.memory.connect(0)
+        self.assertNotIn(("on_lost", 4), self.memory.events.all)
+        self.memory.transports[0].take()
+        self.memory.say(0, b"+PONG\r\n")
+        self.assertIn(("on_lost", 4), self.memory.events.all)
+        self.publish_rows(6)
+        self.turn()
+        self.assertEqual(
+            self.written,
+            [
+                b"".join(
+                    encode_publishes(
+                        b"hs", [_POSITION, b"REMOTE_SERVER_UP x", rdata(6)]
+                    )
+                )
+            ],
+        )
+        self.assertEqual(self.sender.lost, 0)
+
+    def test_nothing_lost(self) -> None:
+        """If all was acknowledged, a reconnection announces nothing."""
+        self.memory.establish()
+        self.publish_rows(1)
+        self.turn()
+        self.memory.say(0, b":1\r\n")
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.memory.say(0, b"+PONG\r\n")
+        self.turn()
+        self.assertEqual(self.written, [encode(b"PING")])
+
+    def test_announcing_fails(self) -> None:
+        """If the announcement fails, nothing is sent; it is made on the next one."""
+        self.memory.establish()
+        self.memory.lose(0)
+        self.publish_rows(1)
+
+        def fail(count: int) -> None:
+            raise RuntimeError("bug")
+
+        self.sender._on_lost = fail
+        self.memory.connect(0)
+        self.memory.say(0, b"+PONG\r\n")
+        self.assertTrue(self.memory.transports[0].aborted)
+        self.assertIn(
+            ("failure", "announcing positions again", "bug"), self.memory.events.all
+        )
+        self.assertFalse(self.sender.connected)
+        self.assertEqual(self.sender.lost, 1)
+
+    def test_kept_is_bounded(self) -> None:
+        """Without a connection a bounded number of commands is kept, no rows."""
+        lines = [b"REMOTE_SERVER_UP x"] * (sender_module.MAX_KEPT + 5)
+        self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
+        self.publish_rows(1, 2)
+        self.assertEqual(self.sender.lost, 7)
+        self.memory.transports[0].take()
+        self.memory.say(0, b"+PONG\r\n")
+        self.turn()
+        (data,) = self.written
+        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), sender_module.MAX_KEPT)
+
+    def test_redis_does_not_read(self) -> None:
+        """While the transport asks for a pause things wait, up to a bound."""
+        self.memory.establish()
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        producer.pauseProducing()
+        self.publish_rows(1)
+        self.publish_rows(2)
+        self.turn()
+        self.assertEqual(self.written, [])
+        producer.resumeProducing()
+        self.assertEqual(
+            self.written, [b"".join(encode_publishes(b"hs", [rdata(1), rdata(2)]))]
+        )
+        producer.pauseProducing()
+        self.sender._max_pending_bytes = 1000
+        self.sender.publish("RDATA", "hs", [b"x" * 1001])
+        self.assertTrue(self.memory.transports[0].aborted)
+        self.assertEqual(self.sender.lost, 3)
+        self.memory.lose(0)
+        self.assertEqual(self.sender.lost, 3)
+        self.assertIn("does not read", str(self.memory.events.all))
+
+    def test_refused(self) -> None:
+        """A PUBLISH that Redis refuses counts as lost, with what is behind it."""
+        self.memory.establish()
+        self.publish_rows(1, 2, 3)
+        self.turn()
+        self.memory.say(0, b":1\r\n-NOPERM no channel\r\n:1\r\n")
+        self.assertTrue(self.memory.transports[0].aborted)
+        self.memory.lose(0)
+        self.assertEqual(self.sender.lost, 2)
+        self.assertIn("NOPERM no channel", str(self.memory.events.all))
+
+    def test_failed_command(self) -> None:
+        """A command that could not be written spoils the order of no reply."""
+        self.memory.establish()
+        protocol = self.memory.protocols[0]
+        protocol.charset = "ascii"
+        with self.assertRaises(Exception):  # noqa: B017 -- txredisapi's
+            protocol.get("ä")
+        self.publish_rows(1)
+        self.turn()
+        self.memory.say(0, b":1\r\n")
+        self.assertEqual(self.sender.unacknowledged, 0)

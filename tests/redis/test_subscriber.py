@@ -1,0 +1,173 @@
+"""Receiving: the order on connecting, chunks, and the connection's contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import PureReader, encode, new_reader
+from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
+from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
+from tests.redis.doubles import MemoryLink, position, rdata
+
+if TYPE_CHECKING:
+    _: type[ReplicationConnection] = RedisSubscriber
+
+_OK = b"+OK\r\n"
+
+
+def confirmation(channel: bytes) -> bytes:
+    """Say that a channel is subscribed to."""
+    return encode(b"subscribe", channel)[:-2].replace(b"*2", b"*3") + b"\r\n:1\r\n"
+
+
+def message(*lines: bytes) -> bytes:
+    """Say that lines were published."""
+    return b"".join(encode(b"message", b"hs", line) for line in lines)
+
+
+class RedisSubscriberTests(SynchronousTestCase):
+    """Tests for :class:`RedisSubscriber`."""
+
+    def test_order_on_connect(self) -> None:
+        """C1: AUTH, SELECT, SUBSCRIBE, all confirmations; only then REPLICATE."""
+        memory = MemoryLink(
+            RedisOptions(username="bob", password="hush", dbid=3), ["USER_IP"]
+        )
+        transport = memory.transports[1]
+        self.assertEqual(transport.take(), [encode(b"AUTH", b"bob", b"hush")])
+        memory.say(1, _OK)
+        self.assertEqual(transport.take(), [encode(b"SELECT", b"3")])
+        memory.say(1, _OK)
+        self.assertEqual(transport.take(), [encode(b"SUBSCRIBE", b"hs", b"hs/USER_IP")])
+        memory.say(1, confirmation(b"hs"))
+        memory.say(1, message(rdata(1)))
+        self.assertEqual(memory.events.all, [])
+        memory.say(1, confirmation(b"hs/USER_IP") + message(rdata(2)))
+        self.assertEqual(
+            memory.events.all, [("made", "redis"), "new_connection", "received"]
+        )
+        self.assertEqual(len(memory.handler.items), 1)
+        for _ in range(2):
+            memory.say(0, _OK)
+        memory.say(0, b"+PONG\r\n")
+        memory.transports[0].take()
+        memory.reactor.advance(0)
+        self.assertEqual(
+            memory.transports[0].take(), [encode(b"PUBLISH", b"hs", b"REPLICATE ")]
+        )
+
+    def test_chunks(self) -> None:
+        """Messages that arrive together are handed on together, by both readers."""
+        for reader_factory in (new_reader, PureReader):
+            memory = MemoryLink(reader_factory=reader_factory)
+            memory.establish()
+            data = message(rdata(1), rdata(2), b"POSITION events writer 2 2", rdata(3))
+            memory.say(1, data[:-9])
+            memory.say(1, data[-9:])
+            first, second = memory.handler.chunks
+            self.assertEqual(
+                first,
+                [
+                    RdataRun("events", "writer", [1, 2], [b"[1]", b"[2]"]),
+                    position(2),
+                ],
+            )
+            self.assertEqual(second, [RdataRun("events", "writer", [3], [b"[3]"])])
+            self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
+
+    def test_bad_line(self) -> None:
+        """C17: a bad line is reported; the good ones beside it arrive, the link stays."""
+        memory = MemoryLink()
+        memory.establish()
+        memory.say(1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2)))
+        self.assertEqual(memory.handler.seen, 2)
+        self.assertEqual(
+            [e[0] for e in memory.events.all if isinstance(e, tuple)][-2:],
+            ["refused", "refused"],
+        )
+        self.assertFalse(memory.transports[1].aborted)
+
+    def test_close_with_error(self) -> None:
+        """Asked to close for an error it does nothing: the peers are many."""
+        memory = MemoryLink()
+        memory.establish()
+        memory.protocols[1].close_with_error("bad line")
+        memory.reactor.advance(0)
+        self.assertEqual([t.take() for t in memory.transports], [[], []])
+        self.assertFalse(memory.transports[1].disconnecting)
+
+    def test_never_relayed(self) -> None:
+        """C19: what comes back to us is not published again."""
+        memory = MemoryLink()
+        memory.establish()
+        self.assertFalse(memory.protocols[1].relays)
+        memory.protocols[1].send_command(RemoteServerUpCommand("x.example"))
+        memory.reactor.advance(0)
+        self.assertEqual(len(memory.transports[0].take()), 1)
+        memory.say(1, message(b"REMOTE_SERVER_UP x.example"))
+        memory.reactor.advance(0)
+        self.assertEqual(memory.handler.items, [RemoteServerUpCommand("x.example")])
+        self.assertEqual(memory.transports[0].take(), [])
+
+    def test_user_ip_channel(self) -> None:
+        """USER_IP goes out on a channel of its own."""
+        memory = MemoryLink()
+        memory.establish()
+        command = UserIpCommand("@a:hs", "token", "::1", "agent", None, 5)
+        memory.protocols[1].send_command(command)
+        memory.reactor.advance(0)
+        self.assertIn(b"\r\nhs/USER_IP\r\n", memory.transports[0].take()[0])
+
+    def test_too_long(self) -> None:
+        """Lines of which one is too long are refused, and none is published."""
+        memory = MemoryLink()
+        memory.establish()
+        with self.assertRaises(LineTooLongError):
+            memory.protocols[1].send_lines(
+                "RDATA", [rdata(1), b"x" * (MAX_LINE_LENGTH + 1)]
+            )
+        memory.reactor.advance(0)
+        self.assertEqual(memory.transports[0].take(), [])
+
+    def test_pause(self) -> None:
+        """Pausing stops reading; while paused no PING is sent, so none can fail."""
+        memory = MemoryLink()
+        memory.establish()
+        subscriber = memory.protocols[1]
+        memory.reactor.advance(30)
+        self.assertEqual(memory.transports[1].take(), [encode(b"PING")])
+        subscriber.pause_producing()
+        subscriber.pause_producing()
+        self.assertEqual(memory.transports[1].producerState, "paused")
+        memory.reactor.pump([30] * 5)
+        self.assertEqual(memory.transports[1].take(), [])
+        self.assertFalse(memory.transports[1].aborted)
+        subscriber.resume_producing()
+        self.assertEqual(memory.transports[1].producerState, "producing")
+        memory.lose(1)
+        subscriber.pause_producing()
+        subscriber.resume_producing()
+
+    def test_lost(self) -> None:
+        """The handler hears of the loss of a connection that it was told of."""
+        memory = MemoryLink()
+        memory.lose(1)
+        self.assertNotIn("lost_connection", memory.events.all)
+        memory.connect(1)
+        memory.establish()
+        memory.lose(1)
+        self.assertIn("lost_connection", memory.events.all)
+
+    def test_subscribe_refused(self) -> None:
+        """A channel that an ACL forbids is named in what is reported."""
+        memory = MemoryLink()
+        memory.say(1, b"-NOPERM this user has no permissions\r\n")
+        self.assertTrue(memory.transports[1].aborted)
+        memory.lose(1)
+        self.assertIn("SUBSCRIBE: NOPERM", str(memory.events.all))
