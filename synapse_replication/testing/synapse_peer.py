@@ -187,11 +187,15 @@ class SynapseProcess:
 
     def log_tail(self, length: int = 3000) -> str:
         """Give the end of its log."""
-        return self.log.read_text("utf-8", "replace")[-length:].strip()
+        return self._log_text()[-length:].strip()
 
     def problems(self) -> list[str]:
         """Give the lines of its log that tell of an error, with what follows each."""
-        return log_problems(self.log.read_text("utf-8", "replace").splitlines())
+        return log_problems(self._log_text().splitlines())
+
+    def _log_text(self) -> str:
+        # One that was never started has none.
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
 
 def log_problems(lines: Iterable[str], context: int = 25) -> list[str]:

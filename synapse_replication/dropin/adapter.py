@@ -1,0 +1,233 @@
+"""A host homeserver's ``hs``, seen as a :class:`ReplicationHost`.
+
+Theory of operation: everything is asked of ``hs`` by its public getters, when it is
+first needed and not before: a homeserver builds its parts on demand, and some of
+them want the command handler in turn. Time comes from the host's clock, background
+work runs as the host's (which brings its log contexts and metrics, and an end when
+the host shuts down), and rows go through the host's own ``Stream`` classes into its
+data handler and its stores.
+
+The host is untyped here: none of it can be imported where it is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from synapse_replication.dropin.streams import HostStreams
+from synapse_replication.handlers.interfaces import (
+    DelayedCall,
+    Identity,
+    SyncingUser,
+)
+from synapse_replication.streams.registry import MAIN_INSTANCE
+
+__all__ = ["HostClock", "HostCommands", "HostRows", "SynapseHost"]
+
+
+class HostClock:
+    """The host's clock, as a :class:`Clock`."""
+
+    def __init__(self, clock: Any, reactor: Any) -> None:
+        self._clock = clock
+        # A simulated reactor keeps the simulated time.
+        self.seconds: Callable[[], float] = reactor.seconds
+        self.time_msec: Callable[[], int] = clock.time_msec
+        self._duration = _duration_type(clock)
+
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> DelayedCall:
+        """Call ``func(*args)`` after ``delay`` s."""
+        return _HostDelayedCall(
+            self._clock, self._clock.call_later(self._duration(delay), func, *args)
+        )
+
+    def sleep(self, delay: float) -> Awaitable[None]:
+        """Wait ``delay`` s."""
+        sleeping: Awaitable[None] = self._clock.sleep(self._duration(delay))
+        return sleeping
+
+
+def _duration_type(clock: Any) -> Callable[[float], Any]:
+    """Find what the host's clock takes for a time span, given in s.
+
+    Older ones take a number; newer ones a duration, of a class of their own.
+    """
+    parameters = list(inspect.signature(clock.call_later).parameters.values())
+    if "Duration" not in str(parameters[0].annotation):
+        return float
+    duration: type[timedelta] = importlib.import_module(
+        "synapse.util.duration"
+    ).Duration
+    return lambda delay: duration(seconds=delay)
+
+
+class _HostDelayedCall:
+    """A call that the host's clock keeps."""
+
+    def __init__(self, clock: Any, call: Any) -> None:
+        self._clock = clock
+        self._call = call
+
+    def cancel(self) -> None:
+        self._clock.cancel_call_later(self._call)
+
+    def active(self) -> bool:
+        return bool(self._call.active())
+
+
+class HostRows:
+    """The host's data handler, as a :class:`RowSink`."""
+
+    def __init__(self, hs: Any) -> None:
+        self._data_handler = hs.get_replication_data_handler()
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None]:
+        """Take the rows of one token."""
+        handling: Awaitable[None] = self._data_handler.on_rdata(
+            stream_name, instance_name, token, rows
+        )
+        return handling
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None]:
+        """Take note that a writer has nothing more up to ``token``."""
+        handling: Awaitable[None] = self._data_handler.on_position(
+            stream_name, instance_name, token
+        )
+        return handling
+
+
+class HostCommands:
+    """The parts of the host that commands without rows are for.
+
+    Which of them a process has depends on what it is configured to do; a command
+    for a part that it does not have is passed over, as it is for another process.
+    """
+
+    def __init__(self, hs: Any) -> None:
+        self._hs = hs
+        worker = hs.config.worker
+        instance_name = hs.get_instance_name()
+        self._is_main = instance_name == MAIN_INSTANCE
+        self._writes_presence = instance_name in worker.writers.presence
+        self._runs_background_tasks = bool(worker.run_background_tasks)
+        self._queues_federation = self._is_main and not worker.send_federation
+
+    @property
+    def stores_user_ips(self) -> bool:
+        """USER_IP is of use here: to be stored, or to send server notices."""
+        return self._is_main or self._runs_background_tasks
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Give the users who sync with this process."""
+        now = self._hs.get_clock().time_msec()
+        presence = self._hs.get_presence_handler()
+        for (
+            user_id,
+            device_id,
+        ) in presence.get_currently_syncing_users_for_replication():
+            yield SyncingUser(user_id, device_id, now)
+
+    def on_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> Awaitable[None] | None:
+        if not self._writes_presence:
+            return None
+        updating: Awaitable[None] = (
+            self._hs.get_presence_handler().update_external_syncs_row(
+                instance_id, user_id, device_id, is_syncing, last_sync_ms
+            )
+        )
+        return updating
+
+    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
+        if not self._writes_presence:
+            return None
+        clearing: Awaitable[None] = (
+            self._hs.get_presence_handler().update_external_syncs_clear(instance_id)
+        )
+        return clearing
+
+    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
+        if self._queues_federation:
+            self._hs.get_federation_sender().federation_ack(instance_name, token)
+
+    async def on_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen_ms: int,
+    ) -> None:
+        if self._runs_background_tasks:
+            await self._hs.get_datastores().main.insert_client_ip(
+                user_id, access_token, ip, user_agent, device_id, last_seen_ms
+            )
+        if self._is_main:
+            await self._hs.get_server_notices_sender().on_user_ip(user_id)
+
+    def on_remote_server_up(self, server: str) -> None:
+        self._hs.get_notifier().notify_remote_server_up(server)
+
+    def on_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> None:
+        self._hs.get_notifier().notify_lock_released(instance_name, lock_name, lock_key)
+
+    def on_new_active_task(self, task_id: str) -> None:
+        if self._runs_background_tasks:
+            self._hs.get_task_scheduler().on_new_task(task_id)
+
+    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
+        # It may run anywhere; older hosts know no such command.
+        cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
+        return None if cancel is None else _awaitable(cancel(task_id))
+
+    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
+        """Pass over: only older peers ask for it."""
+
+    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
+        """Pass over: only older peers ask for it."""
+
+
+def _awaitable(result: Any) -> Awaitable[None] | None:
+    return result if inspect.isawaitable(result) else None
+
+
+class SynapseHost:
+    """All that ``hs`` offers to replication: a :class:`ReplicationHost`."""
+
+    def __init__(self, hs: Any) -> None:
+        self.identity = Identity(
+            hs.hostname, hs.get_instance_name(), hs.get_instance_id()
+        )
+        self.clock = HostClock(hs.get_clock(), hs.get_reactor())
+        self.streams = HostStreams(hs)
+        self.rows = HostRows(hs)
+        self.commands = HostCommands(hs)
+        self.notifier = hs.get_notifier()
+        self.stores_user_ips = self.commands.stores_user_ips
+        self._run = hs.run_as_background_process
+
+    def run_as_background_process(
+        self, description: str, func: Callable[[], Awaitable[Any]]
+    ) -> Awaitable[Any]:
+        """Start ``func`` as a background process of the host."""
+        process: Awaitable[Any] = self._run(description, func)
+        return process

@@ -1,0 +1,137 @@
+"""Between our classes and those of a host that were not replaced.
+
+An operator may replace some parts only; and a host's own tests put doubles of their
+own in the place of a connection or a handler. Those speak in single commands:
+``handler.on_RDATA(connection, command)`` and ``connection.send_command(command)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import (
+    ConnectionHandler,
+    ReplicationConnection,
+)
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
+from synapse_replication.wire.commands import (
+    Command,
+    RdataCommand,
+    parse_command_from_line,
+)
+
+__all__ = [
+    "ForeignConnection",
+    "ForeignHandler",
+    "as_connection_handler",
+    "installed",
+]
+
+
+def installed(module: str, name: str) -> Any:
+    """Give what stands under a name of the host now: ours, if it was replaced."""
+    return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
+
+
+class ForeignConnection:
+    """A connection that only knows single commands, as one of ours.
+
+    It asks for positions itself when it is up, and cannot be slowed down.
+    """
+
+    relays = False
+
+    def __init__(self, original: Any) -> None:
+        self.name = type(original).__name__
+        self._original = original
+
+    def send_command(self, command: Command) -> None:
+        """Send one command."""
+        self._original.send_command(command)
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        """Send lines of one command, in order."""
+        for line in lines:
+            self._original.send_command(parse_command_from_line(line.decode()))
+
+    def close_with_error(self, text: str) -> None:
+        """Leave it open: it deals with lines that it cannot read by itself."""
+
+    def pause_producing(self) -> None:
+        """Read on: it cannot be paused."""
+
+    def resume_producing(self) -> None:
+        """Read on."""
+
+
+class ForeignHandler:
+    """A command handler that only knows single commands, as one of ours.
+
+    :param run_as_background_process: takes what a command leaves to be waited for.
+    """
+
+    def __init__(
+        self,
+        original: Any,
+        run_as_background_process: Callable[..., Awaitable[Any]],
+        observer: ReplicationObserver,
+    ) -> None:
+        self._original = original
+        self._run = run_as_background_process
+        self._observer = observer
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """Tell of a connection, and ask for positions, as its own ones do."""
+        self._original.new_connection(connection)
+        if not connection.relays:
+            connection.send_command(parse_command_from_line("REPLICATE"))
+            self._original.send_positions_to_connection()
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """Tell of the end of a connection."""
+        self._original.lost_connection(connection)
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Tell of each row and command."""
+        for item in items:
+            if isinstance(item, RefusedLine):
+                connection.close_with_error(str(item.error))
+            elif isinstance(item, RdataRun):
+                for token, row in zip(item.tokens, item.rows, strict=True):
+                    text = "batch" if token is None else str(token)
+                    line = (
+                        f"{item.stream_name} {item.instance_name} {text} {row.decode()}"
+                    )
+                    self._tell(connection, RdataCommand.from_line(line))
+            else:
+                self._tell(connection, item)
+
+    def _tell(self, connection: ReplicationConnection, command: Command) -> None:
+        method = getattr(self._original, f"on_{command.NAME}", None)
+        if method is None:
+            return
+        try:
+            waiting = method(connection, command)
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._observer.failure(f"handling {command.NAME}", error)
+            return
+        if inspect.isawaitable(waiting):
+            self._run(f"replication-{command.NAME}", lambda: waiting)
+
+
+def as_connection_handler(
+    handler: Any,
+    run_as_background_process: Callable[..., Awaitable[Any]],
+    observer: ReplicationObserver,
+) -> ConnectionHandler:
+    """Give a handler that takes what our connections say."""
+    if isinstance(handler, ReplicationCommandHandler):
+        return handler
+    return ForeignHandler(handler, run_as_background_process, observer)

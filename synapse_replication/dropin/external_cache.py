@@ -1,0 +1,64 @@
+"""``synapse.replication.tcp.external_cache`` on ours."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import txredisapi
+from twisted.internet.defer import Deferred
+
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.redis import external_cache
+
+__all__ = ["ExternalCache"]
+
+T = TypeVar("T")
+
+
+class ExternalCache:
+    """Small values that all processes share, if there is a Redis.
+
+    A cache that fails is an empty cache: the host goes on without it.
+    """
+
+    def __init__(self, hs: Any) -> None:
+        self._observer = observer_of(hs)
+        factory = None
+        if hs.config.redis.redis_enabled:
+            # txredisapi has no public name for it.
+            factory = hs.get_outbound_redis_connection()._factory
+        self._cache = external_cache.ExternalCache(
+            factory, hs.get_reactor(), self._observer
+        )
+
+    def is_enabled(self) -> bool:
+        """Tell whether there is a Redis."""
+        return self._cache.is_enabled()
+
+    async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
+        """Keep a JSON value for ``expiry_ms`` ms."""
+        try:
+            await _in_sentinel_context(
+                self._cache.set(cache_name, key, value, expiry_ms)
+            )
+        except txredisapi.RedisError as error:
+            self._observer.failure("setting a value of the external cache", error)
+
+    async def get(self, cache_name: str, key: str) -> Any | None:
+        """Give a value, or ``None`` if there is none."""
+        try:
+            return await _in_sentinel_context(self._cache.get(cache_name, key))
+        except txredisapi.RedisError as error:
+            self._observer.failure("getting a value of the external cache", error)
+            return None
+
+
+def _in_sentinel_context(coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
+    """Run what knows no log contexts, and come back in the caller's own."""
+    context = importlib.import_module("synapse.logging.context")
+    with context.PreserveLoggingContext():
+        waiting = Deferred.fromCoroutine(coroutine)
+    yieldable: Deferred[T] = context.make_deferred_yieldable(waiting)
+    return yieldable

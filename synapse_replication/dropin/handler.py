@@ -1,0 +1,134 @@
+"""``synapse.replication.tcp.handler`` on our command handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from synapse_replication.dropin.adapter import SynapseHost
+from synapse_replication.dropin.bridges import ForeignConnection, installed
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.handlers import handler
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+from synapse_replication.wire.commands import PositionCommand, RdataCommand
+
+__all__ = ["ReplicationCommandHandler"]
+
+#: How long a connection to Redis may take to be made, in s.
+_CONNECT_TIMEOUT = 30.0
+
+
+class ReplicationCommandHandler(handler.ReplicationCommandHandler):
+    """Takes commands from all connections and sends to all of them.
+
+    Besides our own connections it takes any object with ``send_command``, which
+    tells what it receives by ``on_<COMMAND>(connection, command)``.
+
+    :ivar host: ``hs``, as our streamer wants it.
+    """
+
+    def __init__(self, hs: Any) -> None:
+        self._hs = hs
+        self.host = SynapseHost(hs)
+        super().__init__(self.host, observer_of(hs))
+        self._foreign: dict[Any, ForeignConnection] = {}
+        hs.get_notifier().add_lock_released_callback(self.on_lock_released)
+
+    # -- start --------------------------------------------------------------------
+
+    def start_replication(self, hs: Any) -> None:  # type: ignore[override]
+        """Connect to Redis, if that is how the host's processes are connected."""
+        channels = super().start_replication()
+        hs.get_replication_streamer()
+        config = hs.config.redis
+        if not config.redis_enabled:
+            return
+        factory = installed("redis", "RedisDirectTcpReplicationClientFactory")(
+            hs, hs.get_outbound_redis_connection(), channel_names=list(channels)
+        )
+        reactor = hs.get_reactor()
+        if config.redis_path is not None:
+            reactor.connectUNIX(config.redis_path, factory, timeout=_CONNECT_TIMEOUT)
+        elif config.redis_use_tls:
+            reactor.connectSSL(
+                config.redis_host,
+                config.redis_port,
+                factory,
+                installed("context", "ClientContextFactory")(config),
+                timeout=_CONNECT_TIMEOUT,
+                bindAddress=None,
+            )
+        else:
+            reactor.connectTCP(
+                config.redis_host,
+                config.redis_port,
+                factory,
+                timeout=_CONNECT_TIMEOUT,
+                bindAddress=None,
+            )
+
+    # -- for the host -------------------------------------------------------------
+
+    def get_streams(self) -> Mapping[str, Any]:
+        """Give the host's own stream objects, by name."""
+        return {
+            name: stream.original
+            for name, stream in self.host.streams.get_streams().items()
+        }
+
+    def get_streams_to_replicate(self) -> Sequence[Any]:
+        """Give the host's own objects of the streams that this process writes."""
+        return [
+            stream.original for stream in self.host.streams.get_streams_to_replicate()
+        ]
+
+    def on_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> None:
+        """Pass on that a lock of this process was released."""
+        if instance_name == self.host.identity.instance_name:
+            self.send_lock_released(instance_name, lock_name, lock_key)
+
+    def send_positions_to_connection(self) -> None:
+        """Tell everybody where the streams that we write stand."""
+        self.announce_positions()
+
+    # -- connections of others ----------------------------------------------------
+
+    def new_connection(self, connection: Any) -> None:
+        """Begin with a connection: one of ours, or any with ``send_command``."""
+        if isinstance(connection, (BaseReplicationStreamProtocol, RedisSubscriber)):
+            super().new_connection(connection)
+            return
+        foreign = self._foreign[connection] = ForeignConnection(connection)
+        self.add_connection(foreign)
+
+    def lost_connection(self, connection: Any) -> None:
+        """End with a connection."""
+        super().lost_connection(self._foreign.pop(connection, connection))
+
+    def _known(self, connection: Any) -> ReplicationConnection:
+        known: ReplicationConnection = self._foreign.get(connection, connection)
+        return known
+
+    def on_REPLICATE(self, connection: Any, command: Any) -> Any:
+        """Tell our positions to who asks."""
+        return super().on_REPLICATE(self._known(connection), command)
+
+    def on_POSITION(self, connection: Any, command: PositionCommand) -> Any:
+        """Compare a writer's position with ours."""
+        return super().on_POSITION(self._known(connection), command)
+
+    def on_RDATA(self, connection: Any, command: RdataCommand) -> Any:
+        """Take one row."""
+        return super().on_RDATA(self._known(connection), command)
+
+    def on_REMOTE_SERVER_UP(self, connection: Any, command: Any) -> Any:
+        """Tell the host that a remote server is reachable, and relay it."""
+        return super().on_REMOTE_SERVER_UP(self._known(connection), command)
+
+    def on_LOCK_RELEASED(self, connection: Any, command: Any) -> Any:
+        """Tell the host that a lock may be had, and relay it."""
+        return super().on_LOCK_RELEASED(self._known(connection), command)

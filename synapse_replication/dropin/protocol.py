@@ -1,0 +1,48 @@
+"""``synapse.replication.tcp.protocol`` on our line protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synapse_replication.dropin.adapter import HostClock
+from synapse_replication.dropin.bridges import as_connection_handler
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.tcp import protocol
+
+__all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
+
+
+class ServerReplicationStreamProtocol(protocol.ServerReplicationStreamProtocol):
+    """The end that was connected to."""
+
+    def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
+        observer = observer_of(hs)
+        super().__init__(
+            server_name,
+            HostClock(clock, hs.get_reactor()),
+            as_connection_handler(handler, hs.run_as_background_process, observer),
+            observer,
+        )
+
+
+class ClientReplicationStreamProtocol(protocol.ClientReplicationStreamProtocol):
+    """The end that connected."""
+
+    def __init__(
+        self,
+        hs: Any,
+        client_name: str,
+        server_name: str,
+        clock: Any,
+        command_handler: Any,
+    ) -> None:
+        observer = observer_of(hs)
+        super().__init__(
+            client_name,
+            server_name,
+            HostClock(clock, hs.get_reactor()),
+            as_connection_handler(
+                command_handler, hs.run_as_background_process, observer
+            ),
+            observer,
+        )

@@ -1,0 +1,51 @@
+"""``synapse.replication.tcp.resource`` on our streamer and server factory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import ServerFactory
+
+from synapse_replication.dropin.bridges import installed
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.handlers import streamer
+
+__all__ = ["ReplicationStreamProtocolFactory", "ReplicationStreamer"]
+
+
+class ReplicationStreamProtocolFactory(ServerFactory):
+    """Makes the server's end of each direct TCP connection."""
+
+    noisy = False
+
+    def __init__(self, hs: Any) -> None:
+        self._hs = hs
+        self._protocol = installed("protocol", "ServerReplicationStreamProtocol")
+        self._handler = hs.get_replication_command_handler()
+        # Rows are to be streamed as soon as there is somebody to stream to.
+        hs.get_replication_streamer()
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        return self._protocol(
+            self._hs, self._hs.hostname, self._hs.get_clock(), self._handler
+        )
+
+
+class ReplicationStreamer(streamer.ReplicationStreamer):
+    """Sends what this process writes, from its making on."""
+
+    def __init__(self, hs: Any) -> None:
+        handler = hs.get_replication_command_handler()
+        super().__init__(
+            handler.host,
+            handler,
+            observer_of(hs),
+            options=streamer.StreamerOptions(
+                torture_level=getattr(
+                    hs.config.server, "replication_torture_level", None
+                )
+                or 0
+            ),
+        )
+        self.start()

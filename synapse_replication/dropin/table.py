@@ -1,0 +1,244 @@
+"""What is replaced in Synapse, and how its callers call it.
+
+Each entry was found by looking at the installed packages from outside: names, and
+the parameters that ``inspect.signature`` gives. Spec, sections 2 to 7.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from synapse_replication.dropin.substitution import Substitution
+
+__all__ = ["PARTS", "PROVEN_VERSIONS", "SUBSTITUTIONS"]
+
+#: The versions of matrix-synapse that all of this was shown to work with.
+PROVEN_VERSIONS: Final = ("1.153.0", "1.163.2")
+
+#: What can be chosen, with what it is.
+PARTS: Final = {
+    "commands": "the commands of the protocol",
+    "protocol": "both ends of a direct TCP connection",
+    "handler": "the command handler and the streamer",
+    "redis": "connections to Redis",
+    "external_cache": "the cache in Redis that all processes share",
+    "ids": "ids and positions in the database",
+}
+
+_TCP = "synapse.replication.tcp"
+_OURS = "synapse_replication.dropin"
+_WIRE = "synapse_replication.wire.commands"
+
+
+def _command(name: str, shape: str) -> Substitution:
+    return Substitution(
+        part="commands",
+        module=f"{_TCP}.commands",
+        name=name,
+        replacement=f"{_WIRE}:{name}",
+        shapes=(shape,),
+        methods={"from_line": "(line)", "to_line": "()"},
+    )
+
+
+_COMMANDS = (
+    Substitution(
+        part="commands",
+        module=f"{_TCP}.commands",
+        name="Command",
+        replacement=f"{_WIRE}:Command",
+        methods={
+            "from_line": "(line)",
+            "to_line": "()",
+            "get_logcontext_id": "()",
+            "redis_channel_name": "(prefix)",
+        },
+    ),
+    _command("ServerCommand", "(data)"),
+    _command("RdataCommand", "(stream_name, instance_name, token, row)"),
+    _command("PositionCommand", "(stream_name, instance_name, prev_token, new_token)"),
+    _command("ErrorCommand", "(data)"),
+    _command("PingCommand", "(data)"),
+    _command("NameCommand", "(data)"),
+    _command("ReplicateCommand", "()"),
+    _command(
+        "UserSyncCommand",
+        "(instance_id, user_id, device_id, is_syncing, last_sync_ms)",
+    ),
+    _command("ClearUserSyncsCommand", "(instance_id)"),
+    _command("FederationAckCommand", "(instance_name, token)"),
+    _command(
+        "UserIpCommand",
+        "(user_id, access_token, ip, user_agent, device_id, last_seen)",
+    ),
+    _command("RemoteServerUpCommand", "(data)"),
+    _command("LockReleasedCommand", "(instance_name, lock_name, lock_key)"),
+    _command("NewActiveTaskCommand", "(data)"),
+    _command("CancelTaskCommand", "(data)"),
+    Substitution(
+        part="commands",
+        module=f"{_TCP}.commands",
+        name="parse_command_from_line",
+        replacement=f"{_WIRE}:parse_command_from_line",
+        shapes=("(line)",),
+    ),
+)
+
+_PROTOCOL = (
+    Substitution(
+        part="protocol",
+        module=f"{_TCP}.protocol",
+        name="ServerReplicationStreamProtocol",
+        replacement=f"{_OURS}.protocol:ServerReplicationStreamProtocol",
+        shapes=("(hs, server_name, clock, handler)",),
+        methods={"connectionMade": "()", "connectionLost": "(reason)", "close": "()"},
+    ),
+    Substitution(
+        part="protocol",
+        module=f"{_TCP}.protocol",
+        name="ClientReplicationStreamProtocol",
+        replacement=f"{_OURS}.protocol:ClientReplicationStreamProtocol",
+        shapes=("(hs, client_name, server_name, clock, command_handler)",),
+        methods={"connectionMade": "()", "connectionLost": "(reason)", "close": "()"},
+    ),
+)
+
+_HANDLER = (
+    Substitution(
+        part="handler",
+        module=f"{_TCP}.handler",
+        name="ReplicationCommandHandler",
+        replacement=f"{_OURS}.handler:ReplicationCommandHandler",
+        shapes=("(hs)",),
+        methods={
+            "start_replication": "(hs)",
+            "get_streams": "()",
+            "get_streams_to_replicate": "()",
+            "connected": "()",
+            "new_connection": "(connection)",
+            "lost_connection": "(connection)",
+            "send_command": "(cmd)",
+            "send_federation_ack": "(token)",
+            "send_user_sync": (
+                "(instance_id, user_id, device_id, is_syncing, last_sync_ms)"
+            ),
+            "send_user_ip": (
+                "(user_id, access_token, ip, user_agent, device_id, last_seen)"
+            ),
+            "send_remote_server_up": "(server)",
+            "send_new_active_task": "(task_id)",
+            "stream_update": "(stream_name, token, data)",
+            "on_lock_released": "(instance_name, lock_name, lock_key)",
+            "subscribe_to_channel": "(channel_name)",
+        },
+    ),
+    Substitution(
+        part="handler",
+        module=f"{_TCP}.resource",
+        name="ReplicationStreamer",
+        replacement=f"{_OURS}.resource:ReplicationStreamer",
+        shapes=("(hs)",),
+        methods={"on_notifier_poke": "()"},
+    ),
+    Substitution(
+        part="handler",
+        module=f"{_TCP}.resource",
+        name="ReplicationStreamProtocolFactory",
+        replacement=f"{_OURS}.resource:ReplicationStreamProtocolFactory",
+        shapes=("(hs)",),
+        methods={"buildProtocol": "(addr)"},
+    ),
+)
+
+_REDIS = (
+    Substitution(
+        part="redis",
+        module=f"{_TCP}.redis",
+        name="SynapseRedisFactory",
+        replacement=f"{_OURS}.redis:SynapseRedisFactory",
+        shapes=(
+            "(hs, uuid, dbid, poolsize, isLazy=, handler=, charset=, username=, "
+            "password=, replyTimeout=, convertNumbers=)",
+            "(hs, uuid, dbid, poolsize, isLazy=, handler=, charset=, password=, "
+            "replyTimeout=, convertNumbers=)",
+        ),
+    ),
+    Substitution(
+        part="redis",
+        module=f"{_TCP}.redis",
+        name="RedisDirectTcpReplicationClientFactory",
+        replacement=f"{_OURS}.redis:RedisDirectTcpReplicationClientFactory",
+        shapes=("(hs, outbound_redis_connection, channel_names)",),
+    ),
+    Substitution(
+        part="redis",
+        module=f"{_TCP}.redis",
+        name="lazyConnection",
+        replacement=f"{_OURS}.redis:lazyConnection",
+        shapes=(
+            "(hs, host=, port=, dbid=, reconnect=, username=, password=, "
+            "replyTimeout=)",
+            "(hs, host=, port=, dbid=, reconnect=, password=, replyTimeout=)",
+        ),
+    ),
+    Substitution(
+        part="redis",
+        module=f"{_TCP}.redis",
+        name="lazyUnixConnection",
+        replacement=f"{_OURS}.redis:lazyUnixConnection",
+        shapes=(
+            "(hs, path=, dbid=, reconnect=, username=, password=, replyTimeout=)",
+            "(hs, path=, dbid=, reconnect=, password=, replyTimeout=)",
+        ),
+    ),
+)
+
+_EXTERNAL_CACHE = (
+    Substitution(
+        part="external_cache",
+        module=f"{_TCP}.external_cache",
+        name="ExternalCache",
+        replacement=f"{_OURS}.external_cache:ExternalCache",
+        shapes=("(hs)",),
+        methods={
+            "is_enabled": "()",
+            "set": "(cache_name, key, value, expiry_ms)",
+            "get": "(cache_name, key)",
+        },
+    ),
+)
+
+_IDS = (
+    Substitution(
+        part="ids",
+        module="synapse.storage.util.id_generators",
+        name="MultiWriterIdGenerator",
+        replacement=f"{_OURS}.id_generators:MultiWriterIdGenerator",
+        shapes=(
+            "(*, db_conn, db, notifier, stream_name, server_name, instance_name, "
+            "tables, sequence_name, writers, positive=)",
+        ),
+        methods={
+            "get_next": "()",
+            "get_next_mult": "(n)",
+            "get_next_txn": "(txn)",
+            "get_next_mult_txn": "(txn, n)",
+            "get_current_token": "()",
+            "get_current_token_for_writer": "(instance_name)",
+            "get_minimal_local_current_token": "()",
+            "get_positions": "()",
+            "get_persisted_upto_position": "()",
+            "get_max_allocated_token": "()",
+            "advance": "(instance_name, new_id)",
+        },
+    ),
+)
+
+SUBSTITUTIONS: Final = (
+    *_COMMANDS,
+    *_PROTOCOL,
+    *_HANDLER,
+    *_REDIS,
+    *_EXTERNAL_CACHE,
+    *_IDS,
+)
