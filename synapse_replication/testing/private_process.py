@@ -111,9 +111,10 @@ class PrivateServer:
         """Whether it was started, and not stopped or killed since."""
         return self._process is not None
 
-    def start(self: ServerT) -> ServerT:
+    def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
         """Start it, or start it again on the same data, and wait until it answers.
 
+        :param timeout: how long it may take, in s.
         :raises ServerStartError: there is no binary, or it did not come up.
         """
         if self._process is not None:
@@ -128,7 +129,7 @@ class PrivateServer:
                 shutil.rmtree(self.directory, ignore_errors=True)
                 raise
             self._prepared = True
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + timeout
         # Right after kill -9 PostgreSQL may find its shared memory still in use,
         # and give up at once.
         while not self._start_once(deadline):

@@ -1,0 +1,45 @@
+"""What all private servers share."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.private_process import (
+    free_port,
+    is_binary,
+    wheel_folder,
+)
+
+
+class PrivateProcessTests(SynchronousTestCase):
+    """Tests for the functions; the class is tested with its servers."""
+
+    def test_free_port(self) -> None:
+        """A free port can be listened on."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", free_port()))
+
+    def test_binaries(self) -> None:
+        """A program is a binary; a script, a text and nothing at all are none."""
+        self.assertTrue(is_binary(Path(sys.executable)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "program"
+            self.assertFalse(is_binary(path))
+            path.write_bytes(b"\x7fELF")
+            self.assertFalse(is_binary(path))
+            path.chmod(0o755)
+            self.assertTrue(is_binary(path))
+            path.write_bytes(b"#!/bin/sh")
+            self.assertFalse(is_binary(path))
+
+    def test_wheels(self) -> None:
+        """A package's folder is found without importing it, if it is there."""
+        self.assertIsNone(wheel_folder("no_such_package"))
+        found = wheel_folder("twisted")
+        assert found is not None
+        self.assertTrue((found / "__init__.py").exists())

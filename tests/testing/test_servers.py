@@ -1,0 +1,270 @@
+"""The private servers, which most tests of adapters stand on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.servers import (
+    PrivatePostgres,
+    PrivateRedis,
+    RedisTls,
+    find_postgres,
+    find_redis,
+    has_tls,
+    shared_postgres,
+    shared_redis,
+)
+
+
+def query(dsn: str, sql: str) -> list[tuple[object, ...]]:
+    """Run one statement and give what it returns."""
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return [] if cursor.description is None else list(cursor.fetchall())
+    finally:
+        connection.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether there is a process, which is more than a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look every 10 ms, for 20 s at most."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class PrivatePostgresTests(SynchronousTestCase):
+    """Tests for :class:`PrivatePostgres`."""
+
+    def start(self, **options: bool) -> PrivatePostgres:
+        """Start one that is stopped in the end."""
+        server = PrivatePostgres(**options)  # type: ignore[arg-type]
+        self.addCleanup(server.stop)
+        return server.start()
+
+    def test_survives(self) -> None:
+        """What was committed is there after kill -9, and after a restart."""
+        server = self.start()
+        dsn = server.new_database()
+        query(dsn, "CREATE TABLE notes (id int)")
+        for kept in (1, 2):
+            query(dsn, "INSERT INTO notes VALUES (1)")
+            if kept == 1:
+                server.kill()
+                self.assertFalse(server.running)
+                server.start()
+            else:
+                server.restart()
+            self.assertEqual(query(dsn, "SELECT count(*) FROM notes"), [(kept,)])
+
+    def test_restart_in_use(self) -> None:
+        """After kill -9 it starts again though its own children are still busy."""
+        server = self.start()
+        busy = psycopg2.connect(server.dsn())
+        self.addCleanup(busy.close)
+        busy.cursor().execute("SELECT 1")
+        server.kill()
+        server.start()
+        self.assertEqual(query(server.dsn(), "SELECT 1"), [(1,)])
+
+    def test_settings(self) -> None:
+        """By default it does not wait for the disk; durable, it does."""
+        dsn = shared_postgres().dsn()
+        for name, value in (
+            ("fsync", "off"),
+            ("full_page_writes", "off"),
+            ("synchronous_commit", "on"),
+            ("server_encoding", "UTF8"),
+        ):
+            self.assertEqual(query(dsn, f"SHOW {name}"), [(value,)])
+        durable = self.start(durable=True, tcp=True)
+        self.assertEqual(query(durable.dsn(tcp=True), "SHOW fsync"), [("on",)])
+        with self.assertRaises(psycopg2.OperationalError):
+            psycopg2.connect(
+                durable.dsn(tcp=True).replace(durable.password, "wrong")
+            ).close()
+
+    def test_databases(self) -> None:
+        """Each database is a new one, and can be named."""
+        server = shared_postgres()
+        self.assertIs(server, shared_postgres())
+        self.assertNotEqual(server.new_database(), server.new_database())
+        dsn = server.new_database(f"named_{os.getpid()}")
+        self.assertEqual(
+            query(dsn, "SELECT current_database()"), [(f"named_{os.getpid()}",)]
+        )
+        self.assertEqual(
+            query(
+                dsn, "SELECT datcollate FROM pg_database WHERE datname LIKE 'named%'"
+            ),
+            [("C",)],
+        )
+
+    def test_stopped(self) -> None:
+        """Stopped, its process and its folder are gone; stopping twice is no error."""
+        with PrivatePostgres() as server:
+            pid, folder = server.pid, server.directory
+            server.freeze()
+        server.stop()
+        self.assertFalse(is_alive(pid))
+        self.assertFalse(folder.exists())
+        with self.assertRaises(ServerStartError):
+            _ = server.pid
+
+    def test_bad_settings(self) -> None:
+        """A server that does not come up says why."""
+        server = PrivatePostgres(settings={"no_such_setting": "1"})
+        self.addCleanup(server.stop)
+        with self.assertRaisesRegex(ServerStartError, "no_such_setting"):
+            server.start(timeout=1)
+
+
+class PrivateRedisTests(SynchronousTestCase):
+    """Tests for :class:`PrivateRedis`."""
+
+    def test_restarted(self) -> None:
+        """Killed or restarted it has the same port, and has forgotten everything."""
+        with PrivateRedis(password="hush") as server:
+            port = server.port
+            self.assertEqual(server.command("SET", "a", 1), "OK")
+            server.kill()
+            server.start()
+            self.assertIsNone(server.command("GET", "a"))
+            server.restart()
+            self.assertEqual(
+                server.command("CONFIG", "GET", "port"), ["port", str(port)]
+            )
+            self.assertEqual(server.command("INCR", "b"), 1)
+            self.assertTrue(server.command("NONSENSE").startswith("-ERR"))
+            folder, pid = server.directory, server.pid
+        self.assertFalse(folder.exists())
+        self.assertFalse(is_alive(pid))
+
+    def test_options(self) -> None:
+        """Users, limits and the rest are as ``redis.conf`` has them."""
+        with PrivateRedis(
+            acl=["user bob on >secret ~* &* +@all"],
+            settings={"maxclients": "7"},
+        ) as server:
+            self.assertEqual(server.command("CONFIG", "GET", "maxclients")[1], "7")
+            self.assertIn("bob", server.command("ACL", "USERS"))
+
+    def test_frozen(self) -> None:
+        """Frozen it does not answer; thawed it does."""
+        with PrivateRedis() as server:
+            server.freeze()
+            wait_until(
+                lambda: Path(f"/proc/{server.pid}/stat").read_text().split()[2] == "T"
+            )
+            server.thaw()
+            self.assertEqual(server.command("PING"), "PONG")
+
+    def test_shared(self) -> None:
+        """One is shared by the tests of a process."""
+        self.assertIs(shared_redis(), shared_redis())
+
+    def test_tls_missing(self) -> None:
+        """A binary without TLS is refused with what to install."""
+        if has_tls(find_redis()):
+            self.skipTest("this Redis speaks TLS")
+        nothing = Path(os.devnull)
+        with self.assertRaisesRegex(ServerStartError, "redis-server"):
+            PrivateRedis(tls=RedisTls(nothing, nothing, nothing)).start()
+
+    def test_orphaned(self) -> None:
+        """When its launcher is killed, it ends too."""
+        script = (
+            "import time\n"
+            "from synapse_replication.testing.servers import PrivateRedis\n"
+            "print(PrivateRedis().start().pid, flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            launcher = subprocess.Popen(
+                [sys.executable, "-c", script],
+                stdout=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "TMPDIR": folder,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+            )
+            assert launcher.stdout is not None
+            with launcher.stdout as output:
+                pid = int(output.readline())
+            self.assertTrue(is_alive(pid))
+            launcher.send_signal(signal.SIGKILL)
+            launcher.wait()
+            wait_until(lambda: not is_alive(pid))
+
+
+class FindTests(SynchronousTestCase):
+    """Tests for :func:`find_postgres` and :func:`find_redis`."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def make(self, name: str, content: bytes) -> Path:
+        """Make a program."""
+        path = self.folder / name
+        path.write_bytes(content)
+        path.chmod(0o755)
+        return path
+
+    def test_named(self) -> None:
+        """What an environment variable names is taken, or it is said what is wrong."""
+        variable = "SYNAPSE_REPLICATION_POSTGRES_BIN"
+        with self.assertRaisesRegex(ServerStartError, variable):
+            find_postgres({variable: str(self.folder)})
+        for name in ("postgres", "initdb"):
+            self.make(name, b"\x7fELF")
+        self.assertEqual(find_postgres({variable: str(self.folder)}), self.folder)
+        variable = "SYNAPSE_REPLICATION_REDIS_SERVER"
+        with self.assertRaisesRegex(ServerStartError, variable):
+            find_redis({variable: str(self.folder / "redis")})
+        redis = self.make("redis", b"\x7fELF")
+        self.assertEqual(find_redis({variable: str(redis)}), redis)
+
+    def test_path(self) -> None:
+        """On ``PATH`` a binary is taken, behind a symbolic link too."""
+        for name in ("postgres", "initdb", "redis-server"):
+            self.make(name, b"\x7fELF")
+        linked = self.folder / "linked"
+        linked.mkdir()
+        (linked / "postgres").symlink_to(self.folder / "postgres")
+        self.assertEqual(find_postgres({"PATH": str(linked)}), self.folder.resolve())
+        self.assertEqual(
+            find_redis({"PATH": str(self.folder)}), self.folder / "redis-server"
+        )
+
+    def test_wrapper(self) -> None:
+        """A script of that name on ``PATH`` is passed over: its pid is not the server's."""
+        for name in ("postgres", "initdb", "redis-server"):
+            self.make(name, b"#!/bin/sh\n")
+        environ = {"PATH": str(self.folder)}
+        self.assertNotEqual(find_postgres(environ), self.folder)
+        self.assertNotEqual(find_redis(environ).parent, self.folder)
