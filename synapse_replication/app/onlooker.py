@@ -7,12 +7,15 @@ order of arrival. Spec, sections 3 and 4.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from synapse_replication.app.clock import ReactorClock
@@ -32,7 +35,7 @@ from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.batching import ReceivedItem
 from synapse_replication.wire.commands import Command, NameCommand, PingCommand
 
-__all__ = ["DirectTcpOnlooker", "Follower", "RedisOnlooker", "make_follower"]
+__all__ = ["DirectTcpOnlooker", "Follower", "Output", "RedisOnlooker", "make_follower"]
 
 #: What is called for each line: ``(channel, line)``.
 Tap = Callable[[str, bytes], None]
@@ -192,52 +195,53 @@ class Follower(Service):
         return Deferred.fromCoroutine(stop())
 
 
-class _Output:
-    """Standard output that is flushed once a turn of the reactor, and may end.
+class Output:
+    """A text stream that is flushed once a turn of the reactor, and may end.
 
-    When the reader of a pipe goes away (``| head``), the process ends well.
+    :param clock: the reactor.
+    :param at_end: called when the reader of a pipe has gone away (``| head``).
     """
 
-    def __init__(self, out: TextIO, reactor: Any) -> None:
+    def __init__(
+        self, out: TextIO, clock: IReactorTime, at_end: Callable[[], object]
+    ) -> None:
         self._out = out
-        self._reactor = reactor
+        self._clock = clock
+        self._at_end = at_end
         self._flushing = False
         self._gone = False
 
     def isatty(self) -> bool:
+        """Tell whether people read it."""
         return self._out.isatty()
 
     def fileno(self) -> int:
+        """Give the file, to ask for the width of its terminal."""
         return self._out.fileno()
 
     def write(self, text: str) -> int:
-        if self._gone:
-            return len(text)
-        if not self._flushing:
-            self._flushing = True
-            self._reactor.callLater(0, self._flush)
-        try:
-            return self._out.write(text)
-        except BrokenPipeError:
-            self._end()
-            return len(text)
+        """Write, soon."""
+        if not self._gone:
+            if not self._flushing:
+                self._flushing = True
+                self._clock.callLater(0, self._flush)
+            self._guard(lambda: self._out.write(text))
+        return len(text)
 
     def flush(self) -> None:
         """Wait for the end of the turn."""
 
     def _flush(self) -> None:
         self._flushing = False
-        try:
-            self._out.flush()
-        except BrokenPipeError:
-            self._end()
+        self._guard(self._out.flush)
 
-    def _end(self) -> None:
-        self._gone = True
-        # Python flushes standard output at exit, and would complain.
-        sys.stdout = None
-        if self._reactor.running:
-            self._reactor.stop()
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BrokenPipeError:
+            if not self._gone:
+                self._gone = True
+                self._at_end()
 
 
 def make_follower(
@@ -254,16 +258,27 @@ def make_follower(
     :param with_positions: print where each writer was seen last, at the end.
     :raises ConfigError: the way to the deployment cannot be used.
     """
+    out = out or sys.stdout
     clock = ReactorClock(reactor)
-    output: Any = _Output(out or sys.stdout, reactor)
-    follow = Follow(make_printer(output, as_json), filters, clock.seconds)
+    gone = False
+
+    def end() -> None:
+        nonlocal gone
+        gone = True
+        # Python flushes standard output at exit, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        reactor.stop()
+
+    output: Any = Output(out, reactor, end)
+    follow = Follow(make_printer(output, as_json), filters, time.monotonic)
     observer = LoggingObserver(Logger())
 
     def at_end() -> None:
         if with_positions:
             for stream, writer, token in follow.positions():
                 sys.stderr.write(f"{stream} {writer} {token}\n")
-        (out or sys.stdout).flush()
+        if not gone:
+            out.flush()
 
     if config.redis is not None:
         link = RedisOnlooker(

@@ -16,10 +16,10 @@ from typing import Any
 
 from opentelemetry import trace
 from prometheus_client import CollectorRegistry
-from twisted.application.service import IService, Service
+from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.protocol import ServerFactory
+from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
 
 from synapse_replication.app.clock import ReactorClock
@@ -217,7 +217,7 @@ class ProcessService(Service):
                 ) from error
             self._at_stop("closing the Redis connections", link.stop)
 
-    async def _listen(self, description: str, factory: ServerFactory) -> None:
+    async def _listen(self, description: str, factory: IProtocolFactory) -> None:
         endpoint = server_endpoint(self._reactor, description, self._config.files)
         try:
             port = await endpoint.listen(factory)
@@ -234,7 +234,7 @@ class ProcessService(Service):
             [ConfigProblem(", ".join(self._config.files), key, problem, mend)]
         )
 
-    def _start_service(self, service: IService) -> None:
+    def _start_service(self, service: Any) -> None:
         service.startService()
         self._at_stop(f"stopping {service!r}", service.stopService)
 

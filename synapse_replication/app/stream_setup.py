@@ -13,12 +13,14 @@ Spec, sections 5, 7 and 9; cases C27, C40.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Hashable, Mapping
 from operator import attrgetter
 from typing import Any
 
-import attrs
+import psycopg2
+from twisted.logger import Logger
 
 from synapse_replication.app.config import ProcessConfig
 from synapse_replication.app.handled import HandledIds
@@ -28,7 +30,11 @@ from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.sequences import (
+    IdStream,
+    read_sequence,
+    read_stored_positions,
+)
 from synapse_replication.storage.tables import (
     WriterIds,
     standard_stream,
@@ -38,26 +44,20 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.registry import STANDARD_STREAMS, StandardStream
 from synapse_replication.streams.stream import UpdateFunction
-from synapse_replication.streams.table import IdColumn, TableStream
+from synapse_replication.streams.table import TableStream
 
 __all__ = ["StreamSetup"]
+
+_log = Logger()
+
+#: Between two attempts to reach the database at the start, in s.
+_LONGEST_DELAY = 5.0
 
 #: What a row replaces older rows of, for streams in memory where it does.
 _KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
 
 #: ``(stream, writer) -> token``.
 Positions = Mapping[tuple[str, str], int]
-
-
-@attrs.frozen
-class _Kept:
-    """What is the same for a declared and a standard stream in the database."""
-
-    name: str
-    positions_name: str | None
-    sequence: str
-    id_columns: tuple[IdColumn, ...]
-    negative: bool
 
 
 class StreamSetup:
@@ -78,8 +78,9 @@ class StreamSetup:
         self._host = host
         self._database = database
         self._client = client
-        self._stored: Positions = {}
         self._saved: Positions = {}
+        #: Of the streams in the database, by name; tokens as on the wire.
+        self._stored: dict[str, dict[str, int]] = {}
 
     async def run(self, sink: RowSink) -> None:
         """Make the streams and tell the sink where they begin.
@@ -90,8 +91,7 @@ class StreamSetup:
         saved_positions = getattr(sink, "saved_positions", None)
         if saved_positions is not None:
             self._saved = saved_positions()
-        if self._database is not None:
-            self._stored = await read_stream_positions(self._database)
+        await self._read_stored()
         for declared in self._config.streams:
             stream = await self._make(declared)
             self._host.streams.add(
@@ -119,36 +119,31 @@ class StreamSetup:
     async def _make(self, declared: str | TableStream) -> AdvancingStream:
         instance_name = self._config.instance_name
         if isinstance(declared, TableStream):
-            kept = _Kept(
-                declared.name,
-                declared.positions_name,
-                declared.sequence,
-                declared.id_columns,
-                declared.negative,
-            )
             return table_stream(
                 declared,
                 self._get_database(),
-                await self._ids(kept),
+                await self._ids(declared.name, self._id_stream(declared)),
                 instance_name=instance_name,
                 on_write=self._host.notifier.notify,
             )
         standard = STANDARD_STREAMS[declared]
         if standard.description.held_in_memory:
             return self._make_in_memory(standard)
-        assert standard.sequence is not None
-        kept = _Kept(
-            standard.name,
-            standard.positions_name,
-            standard.sequence,
-            standard.id_columns,
-            standard.negative,
-        )
         return standard_stream(
             standard,
             self._get_database(),
-            await self._ids(kept),
+            await self._ids(standard.name, self._id_stream(standard)),
             instance_name=instance_name,
+        )
+
+    def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
+        assert declared.sequence is not None, "it is not held in memory"
+        return IdStream(
+            stream_name=declared.positions_name or declared.name,
+            sequence=declared.sequence,
+            tables=declared.id_columns,
+            writers=self._config.writers[declared.name],
+            negative=declared.negative,
         )
 
     def _get_database(self) -> Database:
@@ -173,35 +168,69 @@ class StreamSetup:
             self._client.for_stream(name), self._host.clock, random.random
         )
 
-    async def _ids(self, kept: _Kept) -> HandledIds:
+    async def _ids(self, name: str, stream: IdStream) -> HandledIds:
         own: WriterIds | None = None
-        if self._writes(kept.name):
-            own = await self._generator(kept)
-        stored = {
-            writer: abs(token)
-            for (name, writer), token in self._stored.items()
-            if name == kept.positions_name
-        }
+        if self._writes(name):
+            own = await self._generator(stream)
         saved = {
-            writer: token
-            for (name, writer), token in self._saved.items()
-            if name == kept.name
+            writer: token for (of, writer), token in self._saved.items() if of == name
         }
-        known = saved or stored
-        if known:
-            unknown = min(known.values())
-        elif kept.positions_name is None:
-            unknown = await read_sequence(self._get_database(), kept.sequence)
-        else:
-            unknown = FIRST_POSITION
+        handled = saved or self._stored[name]
+        unknown = min(handled.values(), default=FIRST_POSITION)
+        if not handled and not stream.writers:
+            # Nobody says where its writers are; what is to come is beyond this.
+            unknown = await self._get_database().transact(
+                "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
+            )
         return HandledIds(
-            kept.name,
+            name,
             self._config.instance_name,
-            known,
+            handled,
             unknown,
             own,
-            negative=kept.negative,
+            negative=stream.negative,
         )
 
-    async def _generator(self, kept: _Kept) -> WriterIds:
+    async def _generator(self, stream: IdStream) -> WriterIds:
         raise NotImplementedError
+
+    async def _read_stored(self) -> None:
+        """Read where the writers are, as soon as the database can say it."""
+        streams = {
+            name: self._id_stream(declared)
+            for name, declared in self._declared()
+            if not declared.description.held_in_memory
+        }
+        if not streams:
+            return
+
+        def read(txn: Any) -> dict[str, dict[str, int]]:
+            return {
+                name: read_stored_positions(txn, stream) if stream.writers else {}
+                for name, stream in streams.items()
+            }
+
+        clock = self._host.clock
+        for attempt in itertools.count():
+            try:
+                self._stored = await self._get_database().transact(
+                    "positions_at_start", read
+                )
+            except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
+                delay = min(0.5 * 1.5**attempt, _LONGEST_DELAY)
+                _log.warn(
+                    "Cannot read where the streams are: {why}; again in {delay:.1f} s",
+                    why=str(error).strip(),
+                    delay=delay,
+                )
+                await clock.sleep(delay)
+            else:
+                return
+
+    def _declared(self) -> list[tuple[str, StandardStream | TableStream]]:
+        return [
+            (declared.name, declared)
+            if isinstance(declared, TableStream)
+            else (declared, STANDARD_STREAMS[declared])
+            for declared in self._config.streams
+        ]

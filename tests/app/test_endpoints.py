@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -68,7 +69,7 @@ class EndpointTests(SynchronousTestCase):
         )
         for description in descriptions:
             self.successResultOf(
-                server_endpoint(self.reactor, description, []).listen(None)
+                server_endpoint(self.reactor, description, []).listen(Factory())
             )
         self.assertEqual(
             [(port, address) for port, _, _, address in self.reactor.tcpServers],
@@ -79,7 +80,7 @@ class EndpointTests(SynchronousTestCase):
         """A listener may be a Unix socket, whatever its path looks like."""
         (description,) = listener_descriptions(listener(path="/run/a:b=c"))
         self.successResultOf(
-            server_endpoint(self.reactor, description, []).listen(None)
+            server_endpoint(self.reactor, description, []).listen(Factory())
         )
         self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter
 from treq.testing import StubTreq
 from twisted.trial.unittest import SynchronousTestCase
@@ -17,7 +19,7 @@ class MakeSiteTests(SynchronousTestCase):
         Counter("seen", "A counter.", registry=registry).inc()
         replication: Resource = Data(b"rows", "text/plain")
         site = make_site(frozenset(names), replication, registry)
-        http = StubTreq(site.resource)
+        http: Any = StubTreq(site.resource)
         response = self.successResultOf(http.get(f"http://process{path}"))
         self.addCleanup(http.flush)
         return response.code, self.successResultOf(response.text())
