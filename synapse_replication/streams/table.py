@@ -201,12 +201,10 @@ class TableStream:
         class_name = (
             "".join(word[:1].upper() + word[1:] for word in words) + "StreamRow"
         )
-        return attrs.make_class(
-            class_name if class_name.isidentifier() else "_" + class_name,
-            {name: attrs.field(type=type_) for name, type_ in self.columns},
-            frozen=True,
-            slots=True,
-        )
+        namespace = {"__annotations__": dict(self.columns), "__module__": __name__}
+        if not class_name.isidentifier():
+            class_name = "_" + class_name
+        return attrs.frozen(type(class_name, (), namespace))
 
     @property
     def column_names(self) -> tuple[str, ...]:
