@@ -109,7 +109,8 @@ class RowCodec(Generic[RowT]):
         self.row_type: Callable[..., RowT] = row_type
         hints = typing.get_type_hints(row_type)
         fields = attrs.fields(row_type)  # type: ignore[arg-type]
-        types = tuple(hints[field.name] for field in fields)
+        # A class that was made by make_class has no annotations in older attrs.
+        types = tuple(hints.get(field.name, field.type) for field in fields)
         self._names = [field.name for field in fields]
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
