@@ -161,25 +161,28 @@ class ReplicationCommandHandler(CommandSender):
         connected, we ask, and tell our positions unasked: over Redis nobody else
         knows that we came.
         """
-        self.add_connection(connection)
+        self._begin(connection)
         if not connection.relays:
             self._send_to(connection, ReplicateCommand())
             self.announce_positions(connection)
+        self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
         """Begin with a connection that asks for positions, and tells ours, itself."""
+        self._begin(connection)
+        self._send_syncing_users(connection)
+
+    def _begin(self, connection: ReplicationConnection) -> None:
         self._links[connection] = Link(connection)
         self._observer.connections_changed(len(self._links))
-        identity = self._host.identity
+
+    def _send_syncing_users(self, connection: ReplicationConnection) -> None:
+        instance_id = self._host.identity.instance_id
         for user in self._host.commands.get_currently_syncing_users():
             self._send_to(
                 connection,
                 UserSyncCommand(
-                    identity.instance_id,
-                    user.user_id,
-                    user.device_id,
-                    True,
-                    user.last_sync_ms,
+                    instance_id, user.user_id, user.device_id, True, user.last_sync_ms
                 ),
             )
 

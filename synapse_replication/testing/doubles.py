@@ -248,9 +248,19 @@ class SourceStream:
         *,
         instance_name: str = "reader",
         page_rows: int = 100,
-        **flags: bool,
+        idempotent: bool = False,
+        resettable: bool = False,
+        held_in_memory: bool = False,
+        announce_own_moves_only: bool = False,
     ) -> None:
-        self.description = StreamDescription(name, RowCodec(name, row_type), **flags)
+        self.description = StreamDescription(
+            name,
+            RowCodec(name, row_type),
+            idempotent,
+            resettable,
+            held_in_memory,
+            announce_own_moves_only,
+        )
         self.instance_name = instance_name
         self.page_rows = page_rows
         self.is_held = False

@@ -72,13 +72,22 @@ def receiving(
     *more: SourceStream,
     receiver: ReceiverOptions | None = None,
     page_rows: int = 100,
-    **flags: bool,
+    idempotent: bool = False,
+    resettable: bool = False,
+    held_in_memory: bool = False,
 ) -> Receiving:
     """Build a handler that follows ``events`` and has one connection.
 
     Its wait after the first failure is 1 s, then 2 s, up to 8 s, without jitter.
     """
-    stream = SourceStream("events", Row, page_rows=page_rows, **flags)
+    stream = SourceStream(
+        "events",
+        Row,
+        page_rows=page_rows,
+        idempotent=idempotent,
+        resettable=resettable,
+        held_in_memory=held_in_memory,
+    )
     host = MemoryHost(stream, *more)
     options = receiver or ReceiverOptions()
     options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, lambda: 1.0))

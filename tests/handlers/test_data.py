@@ -1,0 +1,174 @@
+"""Tests of the end of the road, and of waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.errors import WaitTimeoutError
+from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.testing.doubles import SourceStream
+from tests.handlers.receiving import Row
+
+
+class Sink:
+    """Notes where the stream stands when it is called."""
+
+    def __init__(self, stream: SourceStream) -> None:
+        self.stream = stream
+        self.calls: list[tuple[str, int, int]] = []
+        self.answer: Awaitable[None] | None = None
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        self.calls.append(("rows", token, self.stream.current_token(instance_name)))
+        return self.answer
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None] | None:
+        self.calls.append(("position", token, self.stream.current_token(instance_name)))
+        return self.answer
+
+
+class ReplicationDataHandlerTests(SynchronousTestCase):
+    """Rows first, then the position, then those who wait."""
+
+    def setUp(self) -> None:
+        self.stream = SourceStream("events", Row)
+        self.sink = Sink(self.stream)
+        self.reactor = Clock()
+        self.data = ReplicationDataHandler(
+            {"events": self.stream}, self.sink, ReactorClock(self.reactor)
+        )
+
+    def wait(self, position: int, writer: str = "w") -> Deferred[None]:
+        return Deferred.fromCoroutine(
+            self.data.wait_for_stream_position(writer, "events", position, 10)
+        )
+
+    def note(self, _: None, woken: list[int], number: int) -> None:
+        woken.append(number)
+
+    def run_it(self, waiting: Awaitable[None] | None) -> Deferred[None]:
+        async def run() -> None:
+            assert waiting is not None
+            await waiting
+
+        return Deferred.fromCoroutine(run())
+
+    def rows(self, token: int, writer: str = "w") -> None:
+        self.assertIsNone(self.data.on_rdata("events", writer, token, [Row("a")]))
+
+    def assertNothingLeft(self) -> None:
+        self.assertEqual(self.data._waiters, {})
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_rows_before_position(self) -> None:
+        """C44: the host has its rows before the position moves."""
+        self.rows(3)
+        self.assertEqual(self.sink.calls, [("rows", 3, 0)])
+        self.assertEqual(self.stream.current_token("w"), 3)
+
+    def test_waits_for_the_host(self) -> None:
+        """C44: the position moves only when the host is done, also with a position."""
+        held: Deferred[None] = Deferred()
+        self.sink.answer = held
+        finished = self.run_it(self.data.on_rdata("events", "w", 3, []))
+        self.assertEqual(self.stream.current_token("w"), 0)
+        held.callback(None)
+        self.successResultOf(finished)
+        self.assertEqual(self.stream.current_token("w"), 3)
+        self.sink.answer = succeed(None)
+        self.successResultOf(self.run_it(self.data.on_position("events", "w", 5)))
+        self.assertEqual(self.stream.current_token("w"), 5)
+
+    def test_late_rows_move_nothing(self) -> None:
+        """A late row does not move the position back; a position may."""
+        self.rows(5)
+        self.rows(3)
+        self.assertEqual(self.stream.current_token("w"), 5)
+        self.data.on_position("events", "w", 1)
+        self.assertEqual(self.stream.current_token("w"), 1)
+
+    def test_already_there(self) -> None:
+        """Nobody waits for what was reached."""
+        self.rows(5)
+        self.successResultOf(self.wait(5))
+        self.assertNothingLeft()
+
+    def test_several_waiters(self) -> None:
+        """C43: all who wait for a position wake, in order, when it is reached."""
+        woken: list[int] = []
+        for number, position in enumerate((5, 3, 5, 9)):
+            self.wait(position).addCallback(self.note, woken, number)
+        self.rows(4)
+        self.assertEqual(woken, [1])
+        self.rows(6)
+        self.assertEqual(woken, [1, 0, 2])
+        self.data.on_position("events", "w", 9)
+        self.assertEqual(woken, [1, 0, 2, 3])
+        self.assertNothingLeft()
+
+    def test_wakes_on_its_writer_alone(self) -> None:
+        """C43: other writers, however far, wake nobody."""
+        waiting = self.wait(5)
+        self.rows(100, "other")
+        self.assertNoResult(waiting)
+        self.rows(5)
+        self.successResultOf(waiting)
+
+    def test_time_out(self) -> None:
+        """C43: waiting ends after its time, with an error that says where it stands."""
+        waiting = self.wait(5)
+        self.wait(6).addErrback(lambda _: None)
+        self.rows(4)
+        self.reactor.advance(10)
+        error = self.failureResultOf(waiting, WaitTimeoutError).value
+        self.assertEqual((error.position, error.current), (5, 4))
+        self.assertNothingLeft()
+
+    def test_cancelled(self) -> None:
+        """C43: a waiter that is cancelled leaves nothing behind."""
+        waiting = self.wait(5)
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+        self.assertNothingLeft()
+
+    def test_a_waiter_that_waits_again(self) -> None:
+        """Somebody who waits anew as soon as they wake is waited for."""
+        again: list[Deferred[None]] = []
+        self.wait(5).addCallback(lambda _: again.append(self.wait(6)))
+        self.rows(5)
+        self.assertNoResult(again[0])
+        self.rows(6)
+        self.successResultOf(again[0])
+
+    def test_more_than_was_allocated(self) -> None:
+        """C41: a token above anything allocated is capped to what can be reached."""
+        answers: dict[str, int | None] = {"events": 7}
+
+        async def largest_token(stream_name: str) -> int | None:
+            return answers[stream_name]
+
+        self.data = ReplicationDataHandler(
+            {"events": self.stream},
+            self.sink,
+            ReactorClock(self.reactor),
+            largest_token=largest_token,
+        )
+        waiting = self.wait(1_000_000)
+        self.rows(7)
+        self.successResultOf(waiting)
+        self.successResultOf(self.wait(1_000_000))
+        answers["events"] = None
+        waiting = self.wait(1_000_000)
+        self.reactor.advance(10)
+        self.failureResultOf(waiting, WaitTimeoutError)
+        self.assertNothingLeft()

@@ -1,0 +1,316 @@
+"""Tests of the command handler: connections and commands."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import LocalProtocolError, StreamConfigurationError
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.commands import PingCommand, RdataCommand
+from tests.handlers.receiving import Receiving, Row, receiving
+
+
+class ConnectionTests(SynchronousTestCase):
+    """Connections that come and go."""
+
+    def setUp(self) -> None:
+        self.stream = SourceStream("events", Row, instance_name="writer")
+        self.stream.local_token = 7
+        self.host = MemoryHost(self.stream, written=["events"], instance_name="writer")
+        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
+
+    def test_a_new_connection(self) -> None:
+        """C1: a link that is up gets REPLICATE, then our positions, then users."""
+        self.host.commands.syncing = [SyncingUser("@a:b", None, 5)]
+        connection = MemoryConnection()
+        self.handler.new_connection(connection)
+        self.assertEqual(
+            connection.take(),
+            [
+                "REPLICATE",
+                "POSITION events writer 7 7",
+                "USER_SYNC writer-id @a:b None start 5",
+            ],
+        )
+
+    def test_a_peer_that_connected_to_us(self) -> None:
+        """A peer that connected is told positions when it asks."""
+        connection = MemoryConnection(relays=True)
+        self.handler.new_connection(connection)
+        self.assertEqual(connection.take(), [])
+        Receiving(self.host, self.handler, connection, self.stream).receive("REPLICATE")
+        self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
+
+    def test_connected(self) -> None:
+        """The handler is connected while it has a connection."""
+        connection = MemoryConnection()
+        self.assertFalse(self.handler.connected())
+        self.handler.new_connection(connection)
+        self.assertTrue(self.handler.connected())
+        self.assertEqual(self.host.observer.connections, 1)
+        self.handler.lost_connection(connection)
+        self.handler.lost_connection(connection)
+        self.assertFalse(self.handler.connected())
+        self.assertEqual(self.host.observer.connections, 0)
+
+    def test_nothing_is_received_after_the_end(self) -> None:
+        """A connection that was lost is never resumed from."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.handler.lost_connection(it.connection)
+        it.receive('RDATA events w 1 ["a"]', "POSITION events w 1 1")
+        self.assertEqual(it.texts(), [])
+
+    def test_passive(self) -> None:
+        """A passive handler sends nothing, whatever happens."""
+        handler = ReplicationCommandHandler(
+            self.host, self.host.observer, options=HandlerOptions(passive=True)
+        )
+        connection = MemoryConnection()
+        handler.new_connection(connection)
+        handler.send_remote_server_up("a.example")
+        handler.send_rows("events", [(8, [b'["a"]'])])
+        Receiving(self.host, handler, connection, self.stream).receive("REPLICATE")
+        self.assertEqual(connection.take(), [])
+
+    def test_a_written_stream_must_be_known(self) -> None:
+        """C40: writing a stream that is not among the streams is refused."""
+        host = MemoryHost(self.stream, written=["events"])
+        streams = {"events": self.stream}
+
+        class Directory:
+            def get_streams(self) -> dict[str, SourceStream]:
+                return {}
+
+            def get_streams_to_replicate(self) -> list[SourceStream]:
+                return list(streams.values())
+
+        host.streams = Directory()  # type: ignore[assignment]
+        with self.assertRaisesRegex(StreamConfigurationError, "writes events"):
+            ReplicationCommandHandler(host, host.observer)
+
+
+class ChannelTests(SynchronousTestCase):
+    """The Redis channels that are heard."""
+
+    def test_only_who_stores_ips_hears_them(self) -> None:
+        """C51: USER_IP is subscribed to only where it is stored."""
+        for stores, channels in ((True, ("USER_IP",)), (False, ())):
+            host = MemoryHost(stores_user_ips=stores)
+            handler = ReplicationCommandHandler(host, host.observer)
+            self.assertEqual(handler.start_replication(), channels)
+
+    def test_too_late(self) -> None:
+        """A channel that is added after the start is an error; twice is once."""
+        host = MemoryHost()
+        handler = ReplicationCommandHandler(host, host.observer)
+        handler.subscribe_to_channel("extra")
+        handler.subscribe_to_channel("extra")
+        self.assertEqual(handler.start_replication(), ("extra",))
+        with self.assertRaisesRegex(LocalProtocolError, "before start_replication"):
+            handler.subscribe_to_channel("late")
+
+
+class ReceivedTests(SynchronousTestCase):
+    """What arrives and is not rows of others."""
+
+    def test_commands_go_to_the_host(self) -> None:
+        """Each command reaches its method of the host."""
+        it = receiving()
+        it.host.stores_user_ips = True
+        it.receive(
+            "USER_SYNC id1 @a:b My Phone start 5",
+            "CLEAR_USER_SYNC id1",
+            "FEDERATION_ACK fed1 9",
+            'USER_IP @a:b ["secret","1.2.3.4","agent",null,6]',
+            "REMOTE_SERVER_UP a.example",
+            'LOCK_RELEASED ["w1","lock","key"]',
+            "NEW_ACTIVE_TASK t1",
+            "CANCEL_TASK t2",
+            "REMOVE_PUSHER app key @a:b",
+            'INVALIDATE_CACHE func ["x"]',
+            "PING 1",
+        )
+        self.assertEqual(
+            it.host.commands.calls,
+            [
+                ("on_user_sync", "id1", "@a:b", "My Phone", True, 5),
+                ("on_clear_user_sync", "id1"),
+                ("on_federation_ack", "fed1", 9),
+                ("on_user_ip", "@a:b", "secret", "1.2.3.4", "agent", None, 6),
+                ("on_remote_server_up", "a.example"),
+                ("on_lock_released", "w1", "lock", "key"),
+                ("on_new_active_task", "t1"),
+                ("on_cancel_task", "t2"),
+                ("on_remove_pusher", "app", "key", "@a:b"),
+                ("on_invalidate_cache", "func", ["x"]),
+            ],
+        )
+        self.assertEqual(it.host.observer.processes, [])
+
+    def test_user_ips_are_for_who_stores_them(self) -> None:
+        """C51: a process that stores no IPs does nothing with them."""
+        it = receiving()
+        it.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
+        self.assertEqual(it.host.commands.calls, [])
+
+    def test_our_own_come_back(self) -> None:
+        """What Redis brings back to us is dropped before it is looked at."""
+        it = receiving()
+        it.receive(
+            "POSITION events reader 0 5",
+            "RDATA events reader 6 nonsense",
+            "USER_SYNC reader-id @a:b None start 5",
+            "CLEAR_USER_SYNC reader-id",
+            'LOCK_RELEASED ["reader","lock","key"]',
+            "RDATA events reader x []",
+        )
+        self.assertEqual(it.host.commands.calls, [])
+        self.assertEqual(it.texts(), [])
+        self.assertEqual(
+            it.host.observer.discards["events", "reader", DiscardReason.OWN_ECHO], 2
+        )
+        self.assertEqual(it.host.observer.failures, [])
+
+    def test_unknown_streams(self) -> None:
+        """C17: rows and positions of an unknown stream are counted and passed."""
+        it = receiving()
+        it.receive("POSITION new w 0 0", "RDATA new w 1 []", "RDATA new w x []")
+        self.assertEqual(
+            it.host.observer.discards["new", "w", DiscardReason.UNKNOWN_STREAM], 2
+        )
+
+    def test_unknown_commands(self) -> None:
+        """C17: an unknown command does not end the link, nor lose the next line."""
+        it = receiving()
+        it.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
+        self.assertEqual(it.connection.closed_with, [])
+        self.assertEqual(len(it.host.commands.calls), 1)
+
+    def test_broken_lines(self) -> None:
+        """C18: a line that does not parse is answered with one ERROR."""
+        it = receiving()
+        it.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
+        self.assertEqual(len(it.connection.closed_with), 1)
+        self.assertEqual(len(it.host.commands.calls), 1)
+
+    def test_a_host_that_waits(self) -> None:
+        """A background process starts only when the host has to wait."""
+        it = receiving()
+        waiting: Deferred[None] = Deferred()
+        it.host.commands.answer = waiting
+        it.receive("REMOTE_SERVER_UP a.example")
+        self.assertEqual(it.host.observer.processes, ["replication_REMOTE_SERVER_UP"])
+        self.assertEqual(it.host.observer.open_processes, 1)
+        waiting.callback(None)
+        self.assertEqual(it.host.observer.open_processes, 0)
+
+    def test_a_host_that_fails(self) -> None:
+        """A host's failure is reported, and the next command is handled."""
+        it = receiving()
+        it.host.commands.error = ValueError("at once")
+        it.receive("REMOTE_SERVER_UP a.example")
+        it.host.commands.error = None
+        failed: Deferred[None] = Deferred()
+        it.host.commands.answer = failed
+        it.receive("REMOTE_SERVER_UP b.example")
+        failed.errback(ValueError("later"))
+        self.assertEqual(
+            [str(error) for _, error in it.host.observer.failures],
+            ["at once", "later"],
+        )
+
+    def test_a_parsed_row(self) -> None:
+        """A row that was parsed elsewhere is taken like any other."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.handler.received(it.connection, [RdataCommand("events", "w", 1, ["a"])])
+        self.assertEqual(it.texts(), [("w", 1, ["a"])])
+        it.handler.lost_connection(it.connection)
+        it.handler.on_RDATA(it.connection, RdataCommand("events", "w", 2, ["b"]))
+        self.assertEqual(it.texts(), [("w", 1, ["a"])])
+
+    def test_waiting_until_idle(self) -> None:
+        """One can wait until everything that arrived was handled."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.host.rows.is_held = True
+        it.receive('RDATA events w 1 ["a"]')
+        idle = Deferred.fromCoroutine(it.handler.wait_until_idle())
+        self.assertNoResult(idle)
+        it.host.rows.release()
+        self.successResultOf(idle)
+
+    def test_processes_for_many_rows(self) -> None:
+        """C54: many rows cost one process for each stream that is drained."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        del it.host.observer.processes[:]
+        it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
+        while it.host.reactor.getDelayedCalls():
+            it.break_time()
+        self.assertEqual(it.stream.current_token("w"), 10_000)
+        self.assertEqual(len(it.host.observer.processes), 1)
+
+
+class RelayTests(SynchronousTestCase):
+    """What is told on."""
+
+    def setUp(self) -> None:
+        self.it = receiving()
+        self.first = MemoryConnection("first", relays=True)
+        self.second = MemoryConnection("second", relays=True)
+        for connection in (self.first, self.second):
+            self.it.handler.new_connection(connection)
+
+    def test_to_the_others_only(self) -> None:
+        """Over direct TCP what is for all goes to the other connections."""
+        self.it.receive(
+            "REMOTE_SERVER_UP a.example",
+            'LOCK_RELEASED ["w1","lock","key"]',
+            connection=self.first,
+        )
+        expected = ["REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]']
+        self.assertEqual(self.first.take(), [])
+        self.assertEqual(self.second.take(), expected)
+        self.assertEqual(self.it.connection.take(), expected)
+
+    def test_never_over_redis(self) -> None:
+        """C19: what arrives over Redis, our own come back, is never sent again."""
+        self.it.receive(
+            "REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]'
+        )
+        for connection in (self.first, self.second, self.it.connection):
+            self.assertEqual(connection.take(), [])
+
+
+class ConnectionEndTests(SynchronousTestCase):
+    """Connections that end while others are told."""
+
+    def test_a_peer_may_go_while_all_are_told(self) -> None:
+        """A connection that ends while it is sent to disturbs no other."""
+        it = receiving()
+        handler = it.handler
+
+        class Leaving(MemoryConnection):
+            def send_lines(self, command_name: str, lines: object) -> None:
+                handler.lost_connection(self)
+
+        leaving = Leaving("leaving", relays=True)
+        handler.new_connection(leaving)
+        last = it.connect("last")
+        last.take()
+        handler.send_command(PingCommand("1"))
+        self.assertEqual(last.take(), ["PING 1"])
+        self.assertEqual(it.connection.take(), ["PING 1"])

@@ -1,0 +1,244 @@
+"""Tests of how written rows become RDATA and POSITION."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from tests.handlers.receiving import Row
+
+
+class Backwards:
+    """Randomness that is none: shuffles by turning round."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def shuffle(self, x: list[Any]) -> None:
+        x.reverse()
+
+
+class ReplicationStreamerTests(SynchronousTestCase):
+    """A process ``w`` that writes ``events`` and ``caches``."""
+
+    def build(self, options: StreamerOptions | None = None) -> None:
+        self.events = SourceStream("events", Row, instance_name="w")
+        self.caches = SourceStream(
+            "caches", Row, instance_name="w", announce_own_moves_only=True
+        )
+        self.events.is_guess = self.caches.is_guess = False
+        self.host = MemoryHost(
+            self.events, self.caches, written=["events", "caches"], instance_name="w"
+        )
+        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
+        self.streamer = ReplicationStreamer(
+            self.host,
+            self.handler,
+            self.host.observer,
+            options=options,
+            random_source=Backwards(),
+        )
+        self.streamer.start()
+        self.connection = MemoryConnection()
+        self.handler.new_connection(self.connection)
+        self.connection.take()
+
+    def setUp(self) -> None:
+        self.build()
+
+    def write(self, token: int, *rows: str) -> None:
+        """Commit rows of ours, and say so."""
+        self.events.persist("w", token, *([row] for row in rows))
+        self.host.notifier.notify()
+
+    def test_rows(self) -> None:
+        """C20: rows are sent with their token, the others of it as batch."""
+        self.write(1, "a")
+        self.write(3, "b", "c")
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["a"]',
+                'RDATA events w batch ["b"]',
+                'RDATA events w 3 ["c"]',
+            ],
+        )
+
+    def test_position_beyond_the_last_row(self) -> None:
+        """A token that has no row is announced behind the last row."""
+        self.events.persist("w", 2, ["a"])
+        self.events.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(
+            self.connection.take(),
+            ['RDATA events w 2 ["a"]', "POSITION events w 2 5"],
+        )
+
+    def test_position_without_rows(self) -> None:
+        """C53: a token that moved without rows of ours is announced, no more."""
+        self.events.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
+        self.assertEqual(self.events.requests, [])
+
+    def test_idle_writers_are_announced(self) -> None:
+        """C29: a token that moves because of others is announced within 1 s."""
+        self.events.local_token = 5
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
+        self.host.reactor.pump([1.0] * 10)
+        self.assertEqual(self.connection.take(), [])
+
+    def test_nothing_new_costs_nothing(self) -> None:
+        """C54: pokes without news start no background process."""
+        self.host.reactor.pump([1.0] * 10)
+        self.host.notifier.notify()
+        self.assertEqual(self.host.observer.processes, [])
+
+    def test_caches_do_not_echo(self) -> None:
+        """C52: a token of ``caches`` that moved because of others is not told."""
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), [])
+        self.caches.persist("w", 6, ["a"])
+        self.caches.local_token = 9
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ['RDATA caches w 6 ["a"]'])
+        self.handler.announce_positions()
+        self.assertIn("POSITION caches w 9 9", self.connection.take())
+
+    def test_commits_while_rows_are_fetched(self) -> None:
+        """C11: what is committed during a fetch is sent, never passed by a POSITION."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.persist("w", 2, ["b"])
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), [])
+        self.events.answer()
+        self.events.answer()
+        self.assertEqual(
+            self.connection.take(),
+            ['RDATA events w 1 ["a"]', 'RDATA events w 2 ["b"]'],
+        )
+        self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 2)])
+
+    def test_a_large_commit_races_the_notifier(self) -> None:
+        """C11: 150 rows of one commit go out as RDATA, with no POSITION over them."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.persist("w", 2, *([str(n)] for n in range(150)))
+        self.handler.announce_positions()
+        self.assertIn("POSITION events w 0 0", self.connection.take())
+        self.events.answer()
+        self.host.reactor.advance(1)
+        self.events.answer()
+        sent = self.connection.take()
+        self.assertEqual(len([line for line in sent if "RDATA" in line]), 151)
+        self.assertEqual([line for line in sent if "POSITION" in line], [])
+
+    def test_one_loop_at_a_time(self) -> None:
+        """C54: any number of pokes while it runs makes it run once more."""
+        self.events.is_held = True
+        self.write(1, "a")
+        for token in range(2, 50):
+            self.write(token, "b")
+        self.assertEqual(len(self.events.requests), 1)
+        self.events.answer()
+        self.events.answer()
+        self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 49)])
+        self.assertEqual(self.host.observer.processes, ["replication_streamer"])
+        self.assertEqual(len(self.connection.take()), 49)
+
+    def test_nobody_connected(self) -> None:
+        """With nobody to tell, positions move and nothing is fetched."""
+        self.handler.lost_connection(self.connection)
+        self.write(5, "a")
+        self.assertEqual(self.events.requests, [])
+        self.handler.new_connection(self.connection)
+        self.assertIn("POSITION events w 5 5", self.connection.take())
+
+    def test_many_rows_starve_nobody(self) -> None:
+        """A stream with many rows waiting sends a page, then others get theirs."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.page_rows = 3
+        for token in range(1, 8):
+            self.events.persist("w", token, [str(token)])
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["1"]',
+                'RDATA events w 2 ["2"]',
+                'RDATA caches w 1 ["c"]',
+            ],
+        )
+        self.host.reactor.advance(0)
+        self.assertEqual(
+            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+        )
+
+    def test_a_source_that_fails(self) -> None:
+        """Rows that could not be fetched are sent a second later, once."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.fail(CatchUpError("down"))
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+        self.assertEqual(self.connection.take(), [])
+        self.events.is_held = False
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+
+    def test_a_row_that_is_not_json(self) -> None:
+        """C12: a row that JSON cannot say leaves a gap that readers see."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.persist("w", 1, ["a"])
+        self.events.persist("w", 2, [float("nan")])
+        self.events.persist("w", 3, ["b"])
+        self.host.notifier.notify()
+        self.host.reactor.advance(0)
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["a"]',
+                "POSITION events w 2 2",
+                'RDATA events w 3 ["b"]',
+            ],
+        )
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+
+    def test_torture(self) -> None:
+        """Torture sends the streams in another order, each after a delay."""
+        self.build(StreamerOptions(torture_level=100))
+        self.caches.persist("w", 1, ["c"])
+        self.write(1, "e")
+        self.assertEqual(self.connection.take(), [])
+        self.host.reactor.advance(0.05)
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
+        self.host.reactor.advance(0.05)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["e"]'])
+
+    def test_stop(self) -> None:
+        """Stopping sends what was written, waits for it, and leaves no timer."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.successResultOf(stopped)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))

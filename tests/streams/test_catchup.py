@@ -1,0 +1,126 @@
+"""Tests of what a POSITION means, and of pages."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.streams.catchup import (
+    Backoff,
+    Gap,
+    InSync,
+    Page,
+    Redundant,
+    Reset,
+    check_page,
+    plan_catch_up,
+)
+from synapse_replication.streams.stream import StreamUpdateResult
+
+tokens = st.integers(min_value=0, max_value=50)
+
+
+class PlanCatchUpTests(SynchronousTestCase):
+    """What to do about an announced position."""
+
+    def test_between_the_two_tokens(self) -> None:
+        """C53: who stands between the tokens, or at one of them, missed nothing."""
+        for current in (10, 11, 12):
+            self.assertEqual(plan_catch_up(current, 10, 12), InSync(12))
+
+    def test_behind(self) -> None:
+        """Who stands before the first token may have missed rows."""
+        self.assertEqual(plan_catch_up(9, 10, 12), Gap(9, 12))
+
+    def test_first_announcement(self) -> None:
+        """C9: a repeated token says nothing of what lies before."""
+        self.assertEqual(plan_catch_up(9, 12, 12), Gap(9, 12))
+
+    def test_ahead(self) -> None:
+        """Who stands beyond both has nothing to do."""
+        self.assertEqual(plan_catch_up(13, 10, 12), Redundant())
+
+    def test_ahead_of_a_stored_stream_that_began_again(self) -> None:
+        """C4: the position of a stored stream goes back; nothing is fetched."""
+        self.assertEqual(plan_catch_up(90, 10, 12, resettable=True), Reset(12, 12))
+
+    def test_ahead_of_a_stream_in_memory_that_began_again(self) -> None:
+        """C46: a stream in memory is fetched from its beginning."""
+        self.assertEqual(
+            plan_catch_up(90, 10, 12, resettable=True, held_in_memory=True),
+            Reset(0, 12),
+        )
+
+    def test_tokens_that_go_backwards(self) -> None:
+        """A pair in the wrong order asks for what lies up to the second."""
+        self.assertEqual(plan_catch_up(9, 12, 10), Gap(9, 10))
+        self.assertEqual(plan_catch_up(10, 12, 10), InSync(10))
+
+    @settings(derandomize=True, deadline=None)
+    @given(tokens, tokens, tokens, st.booleans(), st.booleans())
+    def test_never_passes_what_may_have_been_missed(
+        self, current: int, prev: int, new: int, resettable: bool, in_memory: bool
+    ) -> None:
+        """No plan passes a token between ours and the first one announced."""
+        plan = plan_catch_up(
+            current, prev, new, resettable=resettable, held_in_memory=in_memory
+        )
+        if isinstance(plan, InSync):
+            self.assertTrue(prev <= current or current == new)
+            self.assertGreaterEqual(plan.upto_token, current)
+        elif isinstance(plan, Gap):
+            self.assertEqual((plan.from_token, plan.upto_token), (current, new))
+            self.assertLess(current, new)
+        else:
+            self.assertGreater(current, new)
+            self.assertEqual(isinstance(plan, Reset), resettable)
+
+
+class CheckPageTests(SynchronousTestCase):
+    """What is taken from a source's answer."""
+
+    def test_gathers_by_token(self) -> None:
+        """Rows of a token are gathered, in their order."""
+        result = StreamUpdateResult([(3, "a"), (3, "b"), (5, "c")], 9, False)
+        self.assertEqual(
+            check_page(result, 2, 9), Page([(3, ["a", "b"]), (5, ["c"])], 3, 9)
+        )
+
+    def test_leaves_out_what_was_not_asked_for(self) -> None:
+        """C5: rows outside the range are left out, and the end is not beyond it."""
+        result = StreamUpdateResult([(2, "a"), (3, "b"), (10, "c")], 12, False)
+        self.assertEqual(check_page(result, 2, 9), Page([(3, ["b"])], 1, 9))
+
+    def test_leaves_out_rows_beyond_a_limited_answer(self) -> None:
+        """C6: rows beyond the token that the answer vouches for are asked again."""
+        result = StreamUpdateResult([(3, "a"), (4, "b")], 3, True)
+        self.assertEqual(check_page(result, 2, 9), Page([(3, ["a"])], 1, 3))
+
+    def test_sorts(self) -> None:
+        """Rows out of order are put in order."""
+        result = StreamUpdateResult([(5, "c"), (3, "a"), (5, "d")], 9, False)
+        self.assertEqual(
+            check_page(result, 2, 9).batches, [(3, ["a"]), (5, ["c", "d"])]
+        )
+
+    def test_an_answer_that_does_not_bring_us_on(self) -> None:
+        """An answer that ends where we stand is an error that says so."""
+        with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
+            check_page(StreamUpdateResult([], 2, True), 2, 9)
+
+
+class BackoffTests(SynchronousTestCase):
+    """The wait after a failure."""
+
+    def test_doubles_up_to_a_bound(self) -> None:
+        """The wait doubles with each failure, and is bounded."""
+        backoff = Backoff(1.0, 5.0, lambda: 1.0)
+        self.assertEqual([backoff.delay(n) for n in (1, 2, 3, 4)], [1, 2, 4, 5])
+        self.assertEqual(backoff.delay(10_000), 5)
+
+    def test_jitter(self) -> None:
+        """At random, the wait is between half and all of that."""
+        self.assertEqual(Backoff(1.0, 5.0, lambda: 0.0).delay(3), 2)
+        self.assertEqual(Backoff(1.0, 5.0, lambda: 0.5).delay(3), 3)

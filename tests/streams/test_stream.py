@@ -1,0 +1,44 @@
+"""Tests of the description of a stream."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.streams.rows import RawRowCodec
+from synapse_replication.streams.stream import (
+    Stream,
+    StreamDescription,
+    StreamUpdateResult,
+)
+from synapse_replication.testing.doubles import SourceStream
+from tests.handlers.receiving import Row
+
+
+class StreamTests(SynchronousTestCase):
+    """What is said of a stream."""
+
+    def test_promises_nothing_by_default(self) -> None:
+        """Without further words a stream is stored, ordered, and never goes back."""
+        description = StreamDescription("s", RawRowCodec("s"))
+        self.assertEqual(
+            (
+                description.idempotent,
+                description.resettable,
+                description.held_in_memory,
+                description.announce_own_moves_only,
+            ),
+            (False, False, False, False),
+        )
+
+    def test_is_a_value(self) -> None:
+        """Two answers with the same rows are equal, and cannot be changed."""
+        result = StreamUpdateResult([(1, ["a"])], 1, False)
+        self.assertEqual(result, StreamUpdateResult([(1, ["a"])], 1, False))
+        with self.assertRaises(AttributeError):
+            result.upto_token = 2  # type: ignore[misc]
+
+    def test_a_double_is_a_stream(self) -> None:
+        """What the double offers is what the protocol asks for."""
+        stream: Stream = SourceStream("s", Row, idempotent=True)
+        self.assertTrue(stream.description.idempotent)
+        self.assertEqual(stream.current_token("w"), 0)

@@ -1,0 +1,205 @@
+"""Tests of the doubles: they do what the real things promise, and no more."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import (
+    CatchUpError,
+    LineTooLongError,
+    UnknownCommandError,
+)
+from synapse_replication.handlers.interfaces import (
+    ReplicationConnection,
+    ReplicationHost,
+    SyncingUser,
+)
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.testing.doubles import (
+    EPOCH_MS,
+    MemoryConnection,
+    MemoryHost,
+    RecordingObserver,
+    SourceStream,
+)
+from synapse_replication.wire.commands import PingCommand, ReplicateCommand
+from tests.handlers.receiving import Row
+
+
+class MemoryHostTests(SynchronousTestCase):
+    """A host whose time stands still."""
+
+    def test_offers_what_a_host_offers(self) -> None:
+        """The host has the streams that it was given, and those that it writes."""
+        stream = SourceStream("s", Row)
+        host = MemoryHost(stream, SourceStream("t", Row), written=["s"])
+        contract: ReplicationHost = host
+        self.assertEqual(list(contract.streams.get_streams()), ["s", "t"])
+        self.assertEqual(contract.streams.get_streams_to_replicate(), [stream])
+        self.assertFalse(contract.stores_user_ips)
+
+    def test_time(self) -> None:
+        """Both clocks move only when the test moves them."""
+        host = MemoryHost()
+        self.assertEqual(host.clock.time_msec(), EPOCH_MS)
+        slept = host.clock.sleep(2)
+        host.reactor.advance(1)
+        self.assertNoResult(slept)
+        host.reactor.advance(1)
+        self.successResultOf(slept)
+        self.assertEqual(host.clock.seconds(), 2)
+        self.assertEqual(host.clock.time_msec(), EPOCH_MS + 2000)
+
+    def test_notifier(self) -> None:
+        """Who asked is told of a write."""
+        host = MemoryHost()
+        rung: list[int] = []
+        host.notifier.add_replication_callback(lambda: rung.append(1))
+        host.notifier.notify()
+        self.assertEqual(rung, [1])
+
+    def test_commands(self) -> None:
+        """Calls are kept, answered and failed as the test says."""
+        commands = MemoryHost().commands
+        commands.syncing = [SyncingUser("@a:b", None, 1)]
+        self.assertEqual(len(list(commands.get_currently_syncing_users())), 1)
+        commands.answer = Deferred()
+        self.assertIs(commands.on_cancel_task("t"), commands.answer)
+        commands.error = ValueError()
+        self.assertRaises(ValueError, commands.on_clear_user_sync, "id")
+        self.assertEqual(
+            commands.calls, [("on_cancel_task", "t"), ("on_clear_user_sync", "id")]
+        )
+
+
+class MemoryConnectionTests(SynchronousTestCase):
+    """A connection that goes nowhere."""
+
+    def test_keeps_lines(self) -> None:
+        """Commands and lines are kept in order, as text."""
+        connection = MemoryConnection()
+        seam: ReplicationConnection = connection
+        seam.send_command(ReplicateCommand())
+        seam.send_command(PingCommand("1"))
+        seam.send_lines("RDATA", [b"RDATA a", b"RDATA b"])
+        self.assertEqual(
+            connection.take(), ["REPLICATE", "PING 1", "RDATA a", "RDATA b"]
+        )
+        self.assertEqual(connection.take(), [])
+        self.assertEqual(connection.writes, [1, 1, 2])
+
+    def test_refuses_long_lines(self) -> None:
+        """A line that is too long is refused, with all that came with it."""
+        connection = MemoryConnection(max_line_length=5)
+        with self.assertRaises(LineTooLongError):
+            connection.send_lines("RDATA", [b"short", b"longer"])
+        self.assertEqual(connection.take(), [])
+
+    def test_breaks(self) -> None:
+        """A broken connection raises what it was told to."""
+        connection = MemoryConnection()
+        connection.broken = ValueError()
+        self.assertRaises(ValueError, connection.send_command, PingCommand("1"))
+
+    def test_control(self) -> None:
+        """Closing, pausing and resuming are kept."""
+        connection = MemoryConnection()
+        connection.close_with_error("why")
+        connection.pause_producing()
+        self.assertTrue(connection.is_paused)
+        connection.resume_producing()
+        self.assertFalse(connection.is_paused)
+        self.assertEqual(connection.closed_with, ["why"])
+
+
+class SourceStreamTests(SynchronousTestCase):
+    """A store that answers when it is told to."""
+
+    def test_pages_do_not_split_tokens(self) -> None:
+        """A page ends between tokens, and says that there is more."""
+        stream = SourceStream("s", Row, page_rows=2)
+        stream.persist("w", 1, ["a"])
+        stream.persist("w", 2, ["b"], ["c"])
+        stream.persist("w", 3, ["d"])
+        self.assertEqual(
+            self.successResultOf(stream.get_updates_since("w", 0, 9)),
+            StreamUpdateResult([(1, ["a"]), (2, ["b"]), (2, ["c"])], 2, True),
+        )
+        self.assertEqual(
+            self.successResultOf(stream.get_updates_since("w", 2, 9)),
+            StreamUpdateResult([(3, ["d"])], 9, False),
+        )
+        stream.forget("w")
+        self.assertEqual(
+            self.successResultOf(stream.get_updates_since("w", 0, 9)).updates, []
+        )
+
+    def test_held(self) -> None:
+        """A held store answers with what it has when it answers."""
+        stream = SourceStream("s", Row)
+        stream.is_held = True
+        first, second = (stream.get_updates_since("w", 0, 9) for _ in range(2))
+        self.assertEqual(stream.waiting, 2)
+        stream.fail(CatchUpError("down"))
+        self.failureResultOf(first, CatchUpError)
+        stream.persist("w", 1, ["a"])
+        stream.answer()
+        self.assertEqual(self.successResultOf(second).updates, [(1, ["a"])])
+
+    def test_local_updates(self) -> None:
+        """Our own rows move our token; whether there are any is a guess or known."""
+        stream = SourceStream("s", Row, instance_name="w")
+        stream.persist("w", 3, ["a"])
+        self.assertEqual(stream.minimal_local_current_token(), 3)
+        self.assertTrue(stream.has_local_updates(3, 9))
+        stream.is_guess = False
+        self.assertFalse(stream.has_local_updates(3, 9))
+        self.assertTrue(stream.has_local_updates(2, 3))
+
+
+class RecordingSinkTests(SynchronousTestCase):
+    """A sink that takes rows when it is told to."""
+
+    def test_takes_and_advances(self) -> None:
+        """Rows are kept and move the stream on, never back; positions may."""
+        stream = SourceStream("s", Row)
+        sink = MemoryHost(stream).rows
+        for token in (5, 3):
+            self.assertIsNone(sink.on_rdata("s", "w", token, [Row("a")]))
+        self.assertEqual(stream.current_token("w"), 5)
+        self.assertEqual(sink.tokens("w"), [5, 3])
+        self.assertEqual(sink.tokens("w", "other"), [])
+        sink.on_position("s", "w", 1)
+        self.assertEqual(stream.current_token("w"), 1)
+
+    def test_held_and_failing(self) -> None:
+        """A call is held until it is released, or fails, as the test says."""
+        sink = MemoryHost(SourceStream("s", Row)).rows
+        sink.failures = [None, ValueError()]
+        sink.is_held = True
+        waiting = sink.on_rdata("s", "w", 1, [])
+        assert isinstance(waiting, Deferred)
+        self.assertRaises(ValueError, sink.on_rdata, "s", "w", 2, [])
+        self.assertEqual(sink.tokens("w"), [])
+        sink.release()
+        self.successResultOf(waiting)
+        self.assertEqual(sink.tokens("w"), [1])
+
+
+class RecordingObserverTests(SynchronousTestCase):
+    """An observer that remembers."""
+
+    def test_remembers(self) -> None:
+        """What is told is kept, counted where it has a count."""
+        observer = RecordingObserver()
+        for _ in range(2):
+            observer.discarded("s", "w", DiscardReason.OLD_TOKEN, 2)
+        observer.line_refused("c", UnknownCommandError("X"))
+        with observer.background_process("work"):
+            self.assertEqual(observer.open_processes, 1)
+        self.assertEqual(observer.open_processes, 0)
+        self.assertEqual(observer.discards["s", "w", DiscardReason.OLD_TOKEN], 4)
+        self.assertEqual(len(observer.refused), 1)
+        self.assertEqual(observer.processes, ["work"])
