@@ -109,9 +109,10 @@ def worker_command(config_paths: tuple[str, ...]) -> None:
 
 
 def _run(config: ProcessConfig) -> NoReturn:
-    from synapse_replication.app.run import run_service
+    from synapse_replication.app.run import run_service, start_logging
     from synapse_replication.app.services import make_process
 
+    start_logging(sys.stderr)
     reactor = _get_reactor()
     sys.exit(run_service(reactor, lambda: make_process(config, reactor)))
 
@@ -178,9 +179,10 @@ def follow_command(
     """Print what a running deployment replicates; send it nothing."""
     from synapse_replication.app.follow import Filters
     from synapse_replication.app.onlooker import make_follower
-    from synapse_replication.app.run import run_service
+    from synapse_replication.app.run import run_service, start_logging
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
+    start_logging(sys.stderr)
     reactor = _get_reactor()
     filters = Filters(
         frozenset(streams),

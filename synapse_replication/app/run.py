@@ -58,13 +58,11 @@ def run_service(
 
     :param reactor: one that was not run yet.
     :param make: makes the service; called in the running reactor.
-    :param stderr: where the log and the last words go.
+    :param stderr: where the last words go.
     :return: the exit status: 1 if the service could not be made or started, or
         failed to stop.
     """
-    stderr = stderr or sys.stderr
-    start_logging(stderr)
-    process = _Process(reactor, make, stderr)
+    process = _Process(reactor, make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)
     reactor.run()
     return process.status

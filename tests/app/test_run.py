@@ -1,0 +1,138 @@
+"""Tests for synapse_replication.app.run."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.run import Runnable, run_service
+from synapse_replication.errors import StorageError
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class FakeReactor:
+    """Runs until there is nothing to do."""
+
+    def __init__(self) -> None:
+        self.running = False
+        self.queue: list[Callable[[], object]] = []
+        self.before_shutdown: list[Callable[[], Deferred[None] | None]] = []
+
+    def callWhenRunning(self, func: Callable[[], object]) -> None:
+        self.queue.append(func)
+
+    def callFromThread(self, func: Callable[[], object]) -> None:
+        self.queue.append(func)
+
+    def addSystemEventTrigger(
+        self, phase: str, event: str, func: Callable[[], Deferred[None] | None]
+    ) -> None:
+        assert (phase, event) == ("before", "shutdown")
+        self.before_shutdown.append(func)
+
+    def run(self) -> None:
+        self.running = True
+        while self.queue:
+            self.queue.pop(0)()
+
+    def stop(self) -> None:
+        self.running = False
+        for func in self.before_shutdown:
+            func()
+
+
+class FakeService:
+    """Starts and stops as a test wants it."""
+
+    def __init__(self) -> None:
+        self.started: Deferred[None] = Deferred()
+        self.stopped: Deferred[None] = succeed(None)
+        self.calls: list[str] = []
+
+    def startService(self) -> None:
+        self.calls.append("start")
+
+    def stopService(self) -> Deferred[None]:
+        self.calls.append("stop")
+        return self.stopped
+
+
+if TYPE_CHECKING:
+    _service: type[Runnable] = FakeService
+
+
+class RunServiceTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        for number in _SIGNALS:
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+        self.reactor = FakeReactor()
+        self.service = FakeService()
+        self.stderr = io.StringIO()
+
+    def run_it(self) -> int:
+        return run_service(self.reactor, lambda: self.service, self.stderr)
+
+    def signal_after_start(self, number: signal.Signals) -> None:
+        start = self.service.startService
+
+        def start_and_signal() -> None:
+            start()
+            self.reactor.callWhenRunning(lambda: signal.raise_signal(number))
+
+        self.service.startService = start_and_signal  # type: ignore[method-assign]
+
+    def test_signal(self) -> None:
+        """The first signal stops the service; the next would end the process."""
+        self.service.started.callback(None)
+        self.signal_after_start(signal.SIGTERM)
+        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.service.calls, ["start", "stop"])
+        for number in _SIGNALS:
+            self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
+
+    def test_does_not_start(self) -> None:
+        """A service that cannot start says why, in words, and the status is 1."""
+        self.service.started.errback(StorageError("no such thing"))
+        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(self.stderr.getvalue(), "synapse-replication: no such thing\n")
+        self.assertEqual(self.service.calls, ["start", "stop"])
+
+    def test_cannot_be_made(self) -> None:
+        """A service that cannot be made says why, and the status is 1."""
+
+        def make() -> Runnable:
+            raise StorageError("no such thing")
+
+        self.assertEqual(run_service(self.reactor, make, self.stderr), 1)
+        self.assertIn("no such thing", self.stderr.getvalue())
+
+    def test_unexpected_failure(self) -> None:
+        """A failure that is a mistake of ours is logged with all that is known."""
+        self.service.started.errback(RuntimeError("oops"))
+        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_stopped_before_it_was_up(self) -> None:
+        """A signal that comes before the service is up is no failure."""
+        self.signal_after_start(signal.SIGINT)
+
+        def stop() -> Deferred[None]:
+            self.service.started.errback(RuntimeError("cancelled"))
+            return succeed(None)
+
+        self.service.stopService = stop  # type: ignore[method-assign]
+        self.assertEqual(self.run_it(), 0)
+
+    def test_does_not_stop(self) -> None:
+        """A service that fails to stop makes the status 1."""
+        self.service.started.errback(StorageError("no such thing"))
+        self.service.stopped = Deferred()
+        self.service.stopped.errback(RuntimeError("stuck"))
+        self.assertEqual(self.run_it(), 1)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
