@@ -297,7 +297,7 @@ class SendTests(ProtocolTestCase):
         protocol = self.connected_server()
         line = b"RDATA events w 1 " + b"x" * 1000
         sent = 0
-        while not self.transport.disconnecting:
+        while not self.transport.disconnecting and sent < 20_000:
             protocol.send_lines("RDATA", [line] * 10)
             sent += 10
         self.assertLess(sent, 10_200)
