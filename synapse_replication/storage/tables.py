@@ -58,11 +58,14 @@ class WriterIds(Protocol):
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Tell up to where a writer has finished."""
+        """Tell up to where a writer has finished; of ours, what may be announced."""
         ...
 
     def get_minimal_local_current_token(self) -> int:
-        """Tell up to where this process, as a writer, has finished."""
+        """Give the greatest finished id of ours that may be announced.
+
+        Nothing of ours lies between it and what may be announced.
+        """
         ...
 
     def advance(self, instance_name: str, new_id: int) -> None:
@@ -137,12 +140,16 @@ class PostgresStream:
         return self._sign * self._ids.get_current_token_for_writer(instance_name)
 
     def minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce."""
-        return self._sign * self._ids.get_minimal_local_current_token()
+        """Tell what this process, as a writer, may announce.
+
+        It moves with the positions of others while we write nothing (C29).
+        """
+        return self.current_token(self._instance_name)
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell whether we may have written rows: only the table knows (C11)."""
-        return upto_token > from_token
+        """Tell whether we may have written rows in the range (C11)."""
+        newest = self._sign * self._ids.get_minimal_local_current_token()
+        return from_token < min(upto_token, newest)
 
     def advance(self, instance_name: str, token: int) -> None:
         """Take note that a writer's rows up to ``token`` were handled here."""

@@ -74,6 +74,8 @@ class CountingIds:
             self.unfinished.discard(self.last)
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
+        if instance_name == "w1":
+            return self.sign * max(self.last, *map(abs, self.others.values()), 1)
         return self.others.get(instance_name, self.sign)
 
     def get_minimal_local_current_token(self) -> int:
@@ -236,6 +238,8 @@ class PostgresStreamTests(SynchronousTestCase):
             self.fetch_all(stream, "w1", 2, 4), [(3, ["a", 1]), (4, ["a", 2])]
         )
         self.assertEqual(stream.minimal_local_current_token(), 4)
+        self.assertTrue(stream.has_local_updates(3, 4))
+        self.assertFalse(stream.has_local_updates(4, 9))
         stream.advance("w2", 7)
         self.assertEqual(stream.current_token("w2"), 7)
         self.assertEqual(self.ids.others, {"w2": -7})
@@ -244,11 +248,18 @@ class PostgresStreamTests(SynchronousTestCase):
         """Where writers stand is known to the id generator alone."""
         stream = self.make()
         stream.advance("w2", 7)
-        self.wait(stream.write([self.row("a", 1)]))
 
         self.assertEqual(stream.current_token("w2"), 7)
-        self.assertEqual(stream.minimal_local_current_token(), 2)
-        self.assertTrue(stream.has_local_updates(1, 2))
+
+    def test_an_idle_writer_moves_without_a_query(self) -> None:
+        """C29, C53: what others write moves what we announce; nothing is read."""
+        stream = self.make()
+        self.wait(stream.write([self.row("a", 1)]))
+        stream.advance("w2", 7)
+
+        self.assertEqual(stream.minimal_local_current_token(), 7)
+        self.assertTrue(stream.has_local_updates(1, 7))
+        self.assertFalse(stream.has_local_updates(2, 7))
         self.assertFalse(stream.has_local_updates(2, 2))
 
     def test_without_a_writer_column(self) -> None:
