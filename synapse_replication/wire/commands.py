@@ -350,14 +350,10 @@ class UserSyncCommand(Command):
         )
 
     def to_line(self) -> str:
-        return " ".join(
-            (
-                self.instance_id,
-                self.user_id,
-                "None" if self.device_id is None else self.device_id,
-                "start" if self.is_syncing else "end",
-                str(self.last_sync_ms),
-            )
+        device_id = "None" if self.device_id is None else self.device_id
+        state = "start" if self.is_syncing else "end"
+        return (
+            f"{self.instance_id} {self.user_id} {device_id} {state} {self.last_sync_ms}"
         )
 
 
