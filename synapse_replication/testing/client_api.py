@@ -185,6 +185,15 @@ class ApiUser:
         )
         return str(answer["event_id"])
 
+    def create_note(self, room_id: str, text: str) -> str:
+        """Send an event that is no message, and give its id."""
+        answer = self.call(
+            "PUT",
+            f"/rooms/{_quote(room_id)}/send/org.example.note/{self._transaction()}",
+            {"body": text},
+        )
+        return str(answer["event_id"])
+
     def redact(self, room_id: str, event_id: str) -> str:
         """Redact an event and give the id of the redaction."""
         answer = self.call(

@@ -231,6 +231,8 @@ class SynapseDeployment:
     :ivar processes: by instance name, the main one first.
     :ivar config_file: the shared ``homeserver.yaml``.
     :ivar secret: ``worker_replication_secret``.
+    :ivar database: see above.
+    :ivar stream_writers: see above.
     """
 
     def __init__(
@@ -254,9 +256,9 @@ class SynapseDeployment:
         self.replication_ports = {MAIN: free_port()} | {
             spec.name: free_port() for spec in workers
         }
-        self._database = dict(database)
+        self.database = dict(database)
         self._redis = dict(redis)
-        self._stream_writers = {k: list(v) for k, v in (stream_writers or {}).items()}
+        self.stream_writers = {k: list(v) for k, v in (stream_writers or {}).items()}
         self._settings = dict(settings or {})
         self._environ = dict(environ or {})
         launchers = launchers or {}
@@ -349,11 +351,11 @@ class SynapseDeployment:
             ],
             "database": {
                 "name": "psycopg2",
-                "args": {**self._database, "cp_min": 1, "cp_max": 5},
+                "args": {**self.database, "cp_min": 1, "cp_max": 5},
             },
             "redis": {"enabled": True, **self._redis},
             "instance_map": instance_map,
-            "stream_writers": self._stream_writers,
+            "stream_writers": self.stream_writers,
             "trusted_key_servers": [],
             "suppress_key_server_warning": True,
             "federation_domain_whitelist": [],
