@@ -107,6 +107,9 @@ class RecordingHandler:
 
     :ivar seen: the newest token that it may take itself to be at.
     :ivar gaps: rows that came though the one before them had not.
+    :ivar waits_for_position: pass over rows until a connection has brought the
+        writer's POSITION, as the command handler does.
+    :ivar answer: called when somebody says REPLICATE.
     """
 
     def __init__(self, events: Events) -> None:
@@ -115,9 +118,13 @@ class RecordingHandler:
         self.chunks: list[Sequence[ReceivedItem]] = []
         self.seen = 0
         self.gaps: list[tuple[int, int]] = []
+        self.waits_for_position = False
+        self.answer: Callable[[], None] = lambda: None
+        self._live = False
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         self.connection = connection
+        self._live = not self.waits_for_position
         self.events.add("new_connection")
         connection.send_command(ReplicateCommand())
 
@@ -130,13 +137,16 @@ class RecordingHandler:
     ) -> None:
         self.chunks.append(items)
         for item in items:
-            if isinstance(item, RdataRun):
+            if isinstance(item, RdataRun) and self._live:
                 for token in item.tokens:
                     assert token is not None
                     if token > self.seen + 1:
                         self.gaps.append((self.seen, token))
                     self.seen = max(self.seen, token)
-            elif isinstance(item, PositionCommand):
+            elif isinstance(item, ReplicateCommand):
+                self.answer()
+            elif isinstance(item, PositionCommand) and item.instance_name == "writer":
+                self._live = True
                 self.seen = max(self.seen, item.new_token)
         self.events.add("received")
 

@@ -47,7 +47,9 @@ from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rda
 class Peer:
     """One process's link, its handler and what happened to it.
 
-    As a writer it says its position when it comes and after losses.
+    It says its position when it comes, when asked, and after losses.
+
+    :param instance_name: ``writer`` is the one whose rows are counted.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Peer:
         server_name: str,
         channels: Sequence[str] = (),
         *,
+        instance_name: str = "writer",
         interval: float = 30.0,
         handshake_timeout: float = 10.0,
         reader_factory: ReaderFactory = new_reader,
@@ -64,6 +67,7 @@ class Peer:
         self.events = Events()
         self.observer = RecordingObserver(self.events)
         self.handler = RecordingHandler(self.events)
+        self.instance_name = instance_name
         self.token = 0
         self.losses = 0
         self.link = RedisReplicationLink(
@@ -88,7 +92,7 @@ class Peer:
 
     def announce(self, count: int) -> None:
         self.losses += count
-        self.send(PositionCommand("events", "writer", self.token, self.token))
+        self.send(PositionCommand("events", self.instance_name, self.token, self.token))
 
     def send(self, command: Command) -> None:
         if self.handler.connection is not None:
@@ -223,7 +227,8 @@ class RoundTripTests(RealRedisTestCase):
             )
         self.assertIn(command, with_ips.handler.items)
         self.assertNotIn(command, without.handler.items)
-        self.assertEqual(with_ips.sender.receivers, 2)
+        await without.sender.drained()
+        self.assertEqual(without.sender.receivers, 2)
 
     async def test_flushed_on_stop(self) -> None:
         """What was published right before the stop arrives."""
@@ -249,14 +254,7 @@ class FaultTests(RealRedisTestCase):
     async def test_restarted_under_load(self) -> None:
         """C1, C2: Redis restarts while rows are written; every gap is announced."""
         redis = self.start_redis()
-        writer = self.start_peer(by_port(redis))
-        reader = self.start_peer(by_port(redis))
-        for peer in (writer, reader):
-            # New to the link, a writer says where it stands.
-            peer.handler.new_connection = (  # type: ignore[method-assign]
-                lambda connection, peer=peer: self.come(peer, connection)  # type: ignore[misc]
-            )
-            await peer.up()
+        writer, reader = await self.start_pair(redis)
         await self.write_on(writer, 30)
         redis.kill()
         await self.write_on(writer, 10)
@@ -268,18 +266,20 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(reader.handler.gaps, [])
         self.assertGreater(writer.losses, 0)
 
-    def come(self, peer: Peer, connection: Any) -> None:
-        """Do as the command handler does on a new connection."""
-        RecordingHandler.new_connection(peer.handler, connection)
-        peer.announce(0)
+    async def start_pair(self, redis: PrivateRedis) -> tuple[Peer, Peer]:
+        """Start a writer, and a reader that knows where it stands."""
+        writer = self.start_peer(by_port(redis))
+        writer.handler.answer = lambda: writer.announce(0)
+        reader = self.start_peer(by_port(redis), instance_name="reader")
+        reader.handler.waits_for_position = True
+        await writer.up()
+        await reader.happened("received")
+        return writer, reader
 
     async def test_outbound_only(self) -> None:
         """The sending connection alone is cut, again and again: no gap is hidden."""
         redis = self.start_redis()
-        writer = self.start_peer(by_port(redis))
-        reader = self.start_peer(by_port(redis))
-        await writer.up()
-        await reader.up()
+        writer, reader = await self.start_pair(redis)
         for _ in range(5):
             made = writer.events.all.count(("made", "redis_out"))
             await self.write_on(writer, 3)
