@@ -11,14 +11,21 @@ import attrs
 import psycopg2
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from synapse_replication.app.clock import ReactorClock
 from synapse_replication.errors import (
     CatchUpError,
     LocalProtocolError,
     StreamConfigurationError,
 )
-from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.database import (
+    Database,
+    Transaction,
+    TransactionRunner,
+)
+from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.sequences import IdStream
 from synapse_replication.storage.tables import (
     PostgresStream,
     WriterIds,
@@ -409,3 +416,77 @@ class StandardStreamTests(SynchronousTestCase):
         result = defer.ensureDeferred(self.make("push_rules").write([row]))
 
         self.failureResultOf(result, StreamConfigurationError)
+
+
+class RealIdsTests(TestCase):
+    """Tests for a declared stream with its id generator, in threads."""
+
+    async def make(self, dsn: str, instance_name: str) -> PostgresStream:
+        database = Database(dsn, self.reactor, max_connections=4)
+        self.addCleanup(database.close)
+        ids = await load_id_generator(
+            database,
+            IdStream(
+                stream_name=ORDERS.positions_name,
+                sequence=ORDERS.sequence,
+                tables=ORDERS.id_columns,
+                writers=ORDERS.writers,
+            ),
+            instance_name,
+            self.reactor,
+            ReactorClock(self.reactor),
+        )
+        return table_stream(ORDERS, database, ids, instance_name=instance_name)
+
+    @property
+    def reactor(self) -> Any:
+        from twisted.internet import reactor  # noqa: TID251
+
+        return reactor
+
+    def test_two_writers_at_once(self) -> Deferred[None]:
+        """
+        Two processes write at once; what each announces covers its rows, and each
+        finds all rows of the other.
+        """
+        dsn = shared_postgres().new_database()
+        connection = psycopg2.connect(dsn)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(SCHEMA)
+            cursor.execute(
+                "CREATE SEQUENCE orders_seq START 2; CREATE TABLE stream_positions ("
+                "stream_name text NOT NULL, instance_name text NOT NULL, "
+                "stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name))"
+            )
+        connection.close()
+
+        async def run() -> None:
+            streams = [await self.make(dsn, name) for name in ORDERS.writers]
+            written = await defer.gatherResults(
+                [
+                    defer.ensureDeferred(
+                        streams[n % 2].write([ORDERS.row_type("item", n)] * (1 + n % 3))
+                    )
+                    for n in range(40)
+                ]
+            )
+            self.assertEqual(sorted(written), list(range(2, 42)))
+            for number, (name, stream) in enumerate(
+                zip(ORDERS.writers, streams, strict=True)
+            ):
+                other = streams[1 - number]
+                upto = stream.minimal_local_current_token()
+                self.assertTrue(stream.has_local_updates(1, upto))
+                page = await other.get_updates_since(name, 1, upto)
+                self.assertEqual(
+                    list(page.updates),
+                    sorted(
+                        (written[n], ["item", n])
+                        for n in range(number, 40, 2)
+                        for _ in range(1 + n % 3)
+                    ),
+                )
+                other.advance(name, upto)
+                self.assertGreaterEqual(other.current_token(name), upto)
+
+        return defer.ensureDeferred(run())
