@@ -118,6 +118,11 @@ from synapse_replication.wire.commands import (
 
 if TYPE_CHECKING:
     from synapse_replication.storage.database import Database
+    from synapse_replication.storage.id_generators import (
+        MultiWriterIdGenerator,
+        load_id_generator,
+    )
+    from synapse_replication.storage.sequences import IdStream
     from synapse_replication.storage.tables import (
         PostgresStream,
         standard_stream,
@@ -150,6 +155,7 @@ __all__ = [
     "HandlerOptions",
     "HttpCatchUpClient",
     "HttpCatchUpError",
+    "IdStream",
     "Identity",
     "InvalidateCacheCommand",
     "JsonValue",
@@ -158,6 +164,7 @@ __all__ = [
     "LockReleasedCommand",
     "LoggingObserver",
     "MemoryStream",
+    "MultiWriterIdGenerator",
     "NameCommand",
     "NewActiveTaskCommand",
     "Notifier",
@@ -211,6 +218,7 @@ __all__ = [
     "UserIpCommand",
     "UserSyncCommand",
     "WaitTimeoutError",
+    "load_id_generator",
     "parse_command_from_line",
     "standard_stream",
     "table_stream",
@@ -219,7 +227,10 @@ __all__ = [
 _STORAGE = MappingProxyType(
     {
         "Database": "database",
+        "IdStream": "sequences",
+        "MultiWriterIdGenerator": "id_generators",
         "PostgresStream": "tables",
+        "load_id_generator": "id_generators",
         "standard_stream": "tables",
         "table_stream": "tables",
     }

@@ -113,7 +113,7 @@ class ProcessService(Service):
         if (close := getattr(sink, "close", None)) is not None:
             self._at_stop("closing the sink", close)
         host.set_sink(sink)
-        await StreamSetup(config, host, database, client).run(sink)
+        await StreamSetup(config, host, database, client, self._reactor).run(sink)
         services = [service for make in make_modules if (service := make(host))]
         handler = ReplicationCommandHandler(host, self._observer)
         streamer = ReplicationStreamer(host, handler, self._observer)

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 import psycopg2
+from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
 from synapse_replication.app.config import ProcessConfig
@@ -30,6 +31,7 @@ from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_generators import load_id_generator
 from synapse_replication.storage.sequences import (
     IdStream,
     read_sequence,
@@ -53,6 +55,19 @@ _log = Logger()
 #: Between two attempts to reach the database at the start, in s.
 _LONGEST_DELAY = 5.0
 
+#: The main process of a deployment without Synapse makes the table.
+_MAKE_POSITIONS = """
+    DO $$ BEGIN IF to_regclass('stream_positions') IS NULL THEN
+        CREATE TABLE stream_positions (
+            stream_name text NOT NULL,
+            instance_name text NOT NULL,
+            stream_id bigint NOT NULL
+        );
+        CREATE UNIQUE INDEX stream_positions_idx
+            ON stream_positions (stream_name, instance_name);
+    END IF; END $$
+"""
+
 #: What a row replaces older rows of, for streams in memory where it does.
 _KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
 
@@ -65,6 +80,7 @@ class StreamSetup:
 
     :param database: ``None`` if the configuration needs none.
     :param client: asks writers for what they hold in memory.
+    :param reactor: to come back from the database's threads.
     """
 
     def __init__(
@@ -73,8 +89,10 @@ class StreamSetup:
         host: StandaloneHost,
         database: Database | None,
         client: HttpCatchUpClient,
+        reactor: IReactorFromThreads,
     ) -> None:
         self._config = config
+        self._reactor = reactor
         self._host = host
         self._database = database
         self._client = client
@@ -124,7 +142,6 @@ class StreamSetup:
                 self._get_database(),
                 await self._ids(declared.name, self._id_stream(declared)),
                 instance_name=instance_name,
-                on_write=self._host.notifier.notify,
             )
         standard = STANDARD_STREAMS[declared]
         if standard.description.held_in_memory:
@@ -192,7 +209,15 @@ class StreamSetup:
         )
 
     async def _generator(self, stream: IdStream) -> WriterIds:
-        raise NotImplementedError
+        return await load_id_generator(
+            self._get_database(),
+            stream,
+            self._config.instance_name,
+            self._reactor,
+            self._host.clock,
+            on_finished=self._host.notifier.notify,
+            observer=self._host.observer,
+        )
 
     async def _read_stored(self) -> None:
         """Read where the writers are, as soon as the database can say it."""
@@ -205,6 +230,8 @@ class StreamSetup:
             return
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
+            if self._config.is_main:
+                txn.execute(_MAKE_POSITIONS)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}
                 for name, stream in streams.items()

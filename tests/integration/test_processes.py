@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,18 +57,18 @@ def expected_rows(upto: int) -> list[list[Any]]:
 
 class ProcessTests(SynchronousTestCase):
     def setUp(self) -> None:
-        # Short, since it holds sockets.
-        self.folder = Path(self.mktemp()).resolve()
-        self.folder.mkdir()
-        self.socket = Path(os.path.relpath(self.folder / "main.sock", _ROOT))
+        # The path of a socket has to be short.
+        self.folder = Path(tempfile.mkdtemp(prefix="replication-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.socket = self.folder / "main.sock"
         dsn = shared_postgres().new_database()
         with contextlib.closing(psycopg2.connect(dsn)) as connection:
             connection.cursor().execute(_SCHEMA)
             connection.commit()
         redis = shared_redis()
-        self.server_name = f"{os.path.basename(self.folder.parent)}.test"
         self.shared: dict[str, Any] = {
-            "server_name": self.server_name,
+            # A channel of its own, on a Redis that others use, too.
+            "server_name": f"{self.folder.name}.test",
             "database": {"name": "psycopg2", "args": {"dsn": dsn, "cp_max": 3}},
             "redis": {"enabled": True, "host": redis.host, "port": redis.port},
             "instance_map": {"main": {"path": str(self.socket)}},
@@ -207,8 +208,12 @@ class ProcessTests(SynchronousTestCase):
         )
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         self.assertEqual(self.stop(follow), 0, self.log_of("follow"))
-        rows = [entry["row"] for entry in seen() if entry.get("stream_name") == "notes"]
-        self.assertEqual([r for r in rows if r], expected_rows(20))
+        rows = [
+            entry["row"]
+            for entry in seen()
+            if (entry["command"], entry.get("stream_name")) == ("RDATA", "notes")
+        ]
+        self.assertEqual(rows, expected_rows(20))
 
     def test_killed_worker_resumes(self) -> None:
         """A worker that was killed gets what it missed, and nothing twice."""
