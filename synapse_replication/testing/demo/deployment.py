@@ -91,7 +91,7 @@ class Deployment:
         """Stop all processes in order; give the exit status of each."""
         for process in self.processes.values():
             process.ask_to_stop()
-        return {name: process.stop() for name, process in self.processes.items()}
+        return {name: process.wait() for name, process in self.processes.items()}
 
     def close(self) -> None:
         """Stop everything, and remove the folder."""
@@ -228,22 +228,26 @@ class Deployment:
                 "module": "synapse_replication.app.journal.make_journal",
                 "config": {"path": str(self.journal_of(name))},
             }
-        if name in self._tcp_ports:
-            own["direct_tcp"] = {
-                "listen": f"tcp:{self._tcp_ports[name]}:interface=127.0.0.1"
-            }
-        elif self._tcp_ports:
-            own["direct_tcp"] = {
-                "connect": [
-                    f"tcp:127.0.0.1:{port}" for port in self._tcp_ports.values()
-                ]
-            }
+        if self._tcp_ports:
+            own["direct_tcp"] = self._direct_tcp(name)
         if name == MAIN_INSTANCE:
             return {"listeners": listeners, "synapse_replication": own}
         return {
             "worker_name": name,
             "worker_listeners": listeners,
             "synapse_replication": own,
+        }
+
+    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
+        # Nobody relays rows: each process connects to each other that writes.
+        addresses = {
+            writer: f"tcp:127.0.0.1:{port}" for writer, port in self._tcp_ports.items()
+        }
+        if addresses.pop(name, None) is None:
+            return {"connect": list(addresses.values())}
+        return {
+            "connect": list(addresses.values()),
+            "listen": f"tcp:{self._tcp_ports[name]}:interface=127.0.0.1",
         }
 
     def _writer_module(self, name: str) -> Mapping[str, Any]:

@@ -88,26 +88,24 @@ class ReplicationProcess:
 
     def kill(self) -> None:
         """End it with SIGKILL."""
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
+            self.wait()
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM, once: a second one would not let it end in order."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.terminate()
 
-    def stop(self) -> int | None:
-        """Stop it in order.
+    def wait(self) -> int | None:
+        """Wait until it ended; kill it if that takes too long.
 
-        :return: its exit status, ``None`` if it was not running; below zero if it
-            had to be killed.
+        :return: its exit status, ``None`` if it was not started; below zero if a
+            signal ended it.
         """
-        return self._end(signal.SIGTERM)
-
-    def _end(self, signal_number: signal.Signals) -> int | None:
         process, self._process = self._process, None
         if process is None:
             return None
-        process.send_signal(signal_number)
         try:
             return process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:

@@ -123,11 +123,21 @@ class _Course:
         return False
 
     def _is_level(self) -> bool:
-        first, *others = (tail.positions for tail in self._readers.values())
-        return all(positions == first for positions in others) and all(
-            first.get(key, 0) >= token
-            for writer in self._writers.values()
-            for key, token in writer.positions.items()
+        """Tell whether each reader knows of each writer that nothing is to come.
+
+        All writers of a stream take their ids from one sequence, so in the end all
+        announce its last one.
+        """
+        last: dict[str, int] = {}
+        for writer in self._writers.values():
+            for (stream, _), token in writer.positions.items():
+                last[stream] = max(token, last.get(stream, 0))
+        return all(
+            reader.positions.get((stream.name, writer), -1) == last[stream.name]
+            for reader in self._readers.values()
+            for stream in STREAMS.values()
+            for writer in stream.writers.values()
+            if stream.name in last
         )
 
     def _written(self) -> int:

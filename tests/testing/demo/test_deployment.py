@@ -45,14 +45,15 @@ class DeploymentTests(SynchronousTestCase):
         )
 
     def test_direct_tcp(self) -> None:
-        """Without Redis, each reader connects to each process that writes."""
+        """Without Redis, each process connects to each other that writes."""
         deployment = self.start(use_redis=False)
         self.assertIsNone(deployment.redis)
         configs = self.configs(deployment)
-        listened = {configs[name].tcp_listen[0].split(":")[1] for name in WRITERS}
-        for name in READERS:
-            connected = {place.split(":")[2] for place in configs[name].tcp_connect}
-            self.assertEqual(connected, listened)
+        ports = {name: configs[name].tcp_listen[0].split(":")[1] for name in WRITERS}
+        for name, config in configs.items():
+            connected = {place.split(":")[2] for place in config.tcp_connect}
+            others = {port for writer, port in ports.items() if writer != name}
+            self.assertEqual(connected, others)
 
     def test_written_rows_come_from_their_source(self) -> None:
         """Rows are read from the table; those in memory, from the writer's notes."""

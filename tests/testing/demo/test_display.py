@@ -43,11 +43,16 @@ class ShowTableTests(SynchronousTestCase):
 
 class PositionsAgreeTests(SynchronousTestCase):
     def test_agreement(self) -> None:
-        """Readers agree if they end at one position, not below the last row."""
+        """Readers agree if they end at one position of the stream, its last row's."""
         other = attrs.evolve(GOOD, reader="reader2")
         self.assertTrue(positions_agree([GOOD, other]))
         self.assertFalse(
             positions_agree([GOOD, attrs.evolve(other, final_position=98)])
+        )
+        writer2 = attrs.evolve(GOOD, instance_name="event_writer2", last_token=0)
+        self.assertTrue(positions_agree([GOOD, writer2]))
+        self.assertFalse(
+            positions_agree([GOOD, attrs.evolve(writer2, final_position=98)])
         )
         behind = attrs.evolve(GOOD, final_position=90)
         self.assertFalse(positions_agree([behind]))

@@ -21,7 +21,7 @@ class ReplicationProcessTests(SynchronousTestCase):
             Path("/nowhere/reader9.sock"),
             Path(self.mktemp()),
         )
-        self.addCleanup(self.process.stop)
+        self.addCleanup(self.process.kill)
 
     def test_one_that_ends_is_told_with_its_log(self) -> None:
         """A process that does not come up is named, with what it said last."""
@@ -36,7 +36,7 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.process.check()
         self.process.ask_to_stop()
         self.assertFalse(self.process.is_ready())
-        self.assertIsNone(self.process.stop())
+        self.assertIsNone(self.process.wait())
 
     def test_kill(self) -> None:
         """A process that is killed is gone, and may be started again."""
@@ -44,4 +44,5 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.process.kill()
         self.process.check()
         self.process.start()
-        self.assertIsNotNone(self.process.stop())
+        self.process.ask_to_stop()
+        self.assertIsNotNone(self.process.wait())
