@@ -110,8 +110,18 @@ def worker_command(config_paths: tuple[str, ...]) -> None:
 
 def _run(config: ProcessConfig) -> NoReturn:
     from synapse_replication.app.run import run_service, start_logging
-    from synapse_replication.app.services import make_process
 
+    try:
+        from synapse_replication.app.services import make_process
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg2":
+            raise
+        click.echo(
+            "synapse-replication: PostgreSQL's driver is missing; install "
+            "synapse_replication[postgres-binary], or psycopg2 of your system",
+            err=True,
+        )
+        sys.exit(1)
     start_logging(sys.stderr)
     reactor = _get_reactor()
     sys.exit(run_service(reactor, lambda: make_process(config, reactor)))

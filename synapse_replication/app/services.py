@@ -151,6 +151,8 @@ class ProcessService(Service):
             config.conninfo, self._reactor, max_connections=config.max_connections
         )
         self._at_stop("closing the database", database.close)
+        background = self.host.run_as_background_process
+        self._at_stop("ending background work", background.wait)
         return database
 
     async def _listen_http(self) -> None:
