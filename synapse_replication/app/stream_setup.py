@@ -247,7 +247,7 @@ class StreamSetup:
                 delay = min(0.5 * 1.5**attempt, _LONGEST_DELAY)
                 _log.warn(
                     "Cannot read where the streams are: {why}; again in {delay:.1f} s",
-                    why=str(error).strip(),
+                    why=" ".join(str(error).split()),
                     delay=delay,
                 )
                 await clock.sleep(delay)
