@@ -84,26 +84,23 @@ class _HostDelayedCall:
 class HostRows:
     """The host's data handler, as a :class:`RowSink`."""
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Any, streams: HostStreams) -> None:
         self._data_handler = hs.get_replication_data_handler()
+        self._streams = streams.get_streams()
 
-    def on_rdata(
+    async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> Awaitable[None]:
+    ) -> None:
         """Take the rows of one token."""
-        handling: Awaitable[None] = self._data_handler.on_rdata(
-            stream_name, instance_name, token, rows
-        )
-        return handling
+        await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
+        self._streams[stream_name].heard_of(instance_name, token)
 
-    def on_position(
+    async def on_position(
         self, stream_name: str, instance_name: str, token: int
-    ) -> Awaitable[None]:
+    ) -> None:
         """Take note that a writer has nothing more up to ``token``."""
-        handling: Awaitable[None] = self._data_handler.on_position(
-            stream_name, instance_name, token
-        )
-        return handling
+        await self._data_handler.on_position(stream_name, instance_name, token)
+        self._streams[stream_name].heard_of(instance_name, token)
 
 
 class HostCommands:
@@ -219,7 +216,7 @@ class SynapseHost:
         )
         self.clock = HostClock(hs.get_clock(), hs.get_reactor())
         self.streams = HostStreams(hs)
-        self.rows = HostRows(hs)
+        self.rows = HostRows(hs, self.streams)
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips

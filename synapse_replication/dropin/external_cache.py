@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ __all__ = ["ExternalCache"]
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 class ExternalCache:
     """Small values that all processes share, if there is a Redis.
@@ -24,13 +27,12 @@ class ExternalCache:
     """
 
     def __init__(self, hs: Any) -> None:
-        self._observer = observer_of(hs)
         factory = None
         if hs.config.redis.redis_enabled:
             # txredisapi has no public name for it.
             factory = hs.get_outbound_redis_connection()._factory
         self._cache = external_cache.ExternalCache(
-            factory, hs.get_reactor(), self._observer
+            factory, hs.get_reactor(), observer_of(hs)
         )
 
     def is_enabled(self) -> bool:
@@ -44,14 +46,14 @@ class ExternalCache:
                 self._cache.set(cache_name, key, value, expiry_ms)
             )
         except txredisapi.RedisError as error:
-            self._observer.failure("setting a value of the external cache", error)
+            logger.warning("Cannot set a value of the external cache: %s", error)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
         """Give a value, or ``None`` if there is none."""
         try:
             return await _in_sentinel_context(self._cache.get(cache_name, key))
         except txredisapi.RedisError as error:
-            self._observer.failure("getting a value of the external cache", error)
+            logger.warning("Cannot get a value of the external cache: %s", error)
             return None
 
 

@@ -125,8 +125,6 @@ def adopt_metrics(
             name = next(iter(value.describe())).name
             if name in names:
                 found[name] = value
-        elif (
-            Collector in type(value).__mro__ and getattr(value, "name", None) in names
-        ):
+        elif Collector in type(value).__mro__ and getattr(value, "name", None) in names:
             registry.unregister(value)
     return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
+from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
 from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
@@ -61,35 +62,58 @@ class HostStream:
     :ivar original: the host's own object.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, instance_name: str) -> None:
         self.original = stream
+        self._instance_name = instance_name
         name: str = stream.NAME
-        codec = HostRowCodec(name, stream.parse_row)
         known = STANDARD_STREAMS.get(name)
-        self.description = (
-            StreamDescription(name, codec)
-            if known is None
-            else StreamDescription(
-                name,
-                codec,
-                idempotent=known.description.idempotent,
-                resettable=known.description.resettable,
-                held_in_memory=known.description.held_in_memory,
-                announce_own_moves_only=known.description.announce_own_moves_only,
-            )
+        held_in_memory = known is not None and known.description.held_in_memory
+        self.description = StreamDescription(
+            name,
+            HostRowCodec(name, stream.parse_row),
+            idempotent=known is not None and known.description.idempotent,
+            # Whatever is in the database is not begun again.
+            resettable=held_in_memory,
+            held_in_memory=held_in_memory,
+            announce_own_moves_only=(
+                known is not None and known.description.announce_own_moves_only
+            ),
         )
+        self._tells_local_updates = not held_in_memory and ids_are_ours()
+        self._heard_of: dict[str, int] | None = None
+        if known is not None and known.anybody_writes:
+            self._heard_of = {}
 
     def current_token(self, instance_name: str) -> int:
         """Tell how far this process has got with a writer's rows."""
-        return int(self.original.current_token(instance_name))
+        if self._heard_of is None or instance_name == self._instance_name:
+            return int(self.original.current_token(instance_name))
+        # Of a writer that is not declared the host only knows up to where all
+        # writers together are, which our own writing moves past what we lack.
+        token = self._heard_of.get(instance_name)
+        if token is None:
+            token = int(self.original.current_token(instance_name))
+            self._heard_of[instance_name] = token
+        return token
+
+    def heard_of(self, instance_name: str, token: int) -> None:
+        """Take note that a writer's rows up to ``token`` were handled."""
+        known = self._heard_of
+        if known is not None and token > known.get(instance_name, 0):
+            known[instance_name] = token
 
     def minimal_local_current_token(self) -> int:
         """Tell what this process, as a writer, may announce."""
-        return int(self.original.minimal_local_current_token())
+        return int(self.original.current_token(self._instance_name))
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Guess: the host's streams make no such promise."""
-        return True
+        """Tell whether we may have written rows after ``from_token``.
+
+        What the host's own ids say of it is not always so (C11); ours keep it.
+        """
+        if not self._tells_local_updates:
+            return True
+        return int(self.original.minimal_local_current_token()) > from_token
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
@@ -101,13 +125,21 @@ class HostStream:
         return StreamUpdateResult(updates, upto, limited)
 
 
+def ids_are_ours() -> bool:
+    """Tell whether the host's ids come from our generator."""
+    module = importlib.import_module("synapse.storage.util.id_generators")
+    return issubclass(module.MultiWriterIdGenerator, MultiWriterIdGenerator)
+
+
 class HostStreams:
     """All of the host's streams, and those that this process writes."""
 
     def __init__(self, hs: Any) -> None:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
-        self._streams = {name: HostStream(cls(hs)) for name, cls in classes.items()}
         instance_name = hs.get_instance_name()
+        self._streams = {
+            name: HostStream(cls(hs), instance_name) for name, cls in classes.items()
+        }
         self._written = [
             stream
             for name, stream in self._streams.items()

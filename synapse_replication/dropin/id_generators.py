@@ -1,0 +1,182 @@
+"""``synapse.storage.util.id_generators`` on our ids and positions.
+
+Theory of operation: the host gives an open connection for the start, and its pool
+for later. With PostgreSQL ours runs as it is. With SQLite there is one process and
+no sequence: ids are counted on from the greatest in the tables.
+
+Transactions run as background processes of the host: one serves several callers,
+and may go on when the request that it began for is over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from synapse_replication.dropin.adapter import HostClock
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.storage import id_generators
+from synapse_replication.storage.sequences import IdStream, load_positions
+from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
+from synapse_replication.streams.table import IdColumn
+
+__all__ = ["HostDatabase", "MultiWriterIdGenerator"]
+
+T = TypeVar("T")
+
+_NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
+
+
+class HostDatabase:
+    """The host's pool, as a :class:`TransactionRunner`."""
+
+    def __init__(self, db: Any, server_name: str) -> None:
+        self._db = db
+        self._server_name = server_name
+        self._context = importlib.import_module("synapse.logging.context")
+        self._processes = importlib.import_module(
+            "synapse.metrics.background_process_metrics"
+        )
+        self.is_postgres = is_postgres(db.engine)
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        """Run ``func(cursor)`` in a transaction of the host."""
+        if not self.is_postgres:
+            func = _with_sqlite_parameters(func)
+        result: Deferred[T] = Deferred()
+
+        async def run() -> None:
+            outcome: Any
+            try:
+                outcome = await self._db.runInteraction(
+                    description, func, db_autocommit=autocommit
+                )
+            except Exception:  # noqa: BLE001 -- whoever asked is told
+                outcome = Failure()  # type: ignore[no-untyped-call]
+            with self._context.PreserveLoggingContext():
+                result.callback(outcome)
+
+        self._processes.run_as_background_process(description, self._server_name, run)
+        return result
+
+
+def is_postgres(engine: Any) -> bool:
+    """Tell whether it is PostgreSQL that the host talks to."""
+    engines = importlib.import_module("synapse.storage.engines")
+    return isinstance(engine, engines.PostgresEngine)
+
+
+def _with_sqlite_parameters(func: Callable[[Any], T]) -> Callable[[Any], T]:
+    return lambda txn: func(_SqliteCursor(txn))
+
+
+class _SqliteCursor:
+    """A cursor that takes the named parameters of PostgreSQL's driver."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+        self.fetchall = txn.fetchall
+        self.fetchone = txn.fetchone
+
+    def execute(self, sql: str, parameters: Any = ()) -> None:
+        """Run a statement."""
+        self._txn.execute(_NAMED_PARAMETER.sub(r":\1", sql), parameters)
+
+
+class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
+    """Gives out a stream's ids and knows what is complete.
+
+    :param db_conn: an open connection, used while this is made.
+    :param db: the host's pool.
+    :param notifier: told when something was finished.
+    :param tables: ``(table, column of the writer, column of the id)``.
+    :param positive: ``False`` for a stream that counts down.
+    """
+
+    def __init__(
+        self,
+        *,
+        db_conn: Any,
+        db: Any,
+        notifier: Any,
+        stream_name: str,
+        server_name: str,
+        instance_name: str,
+        tables: Sequence[tuple[str, str, str]],
+        sequence_name: str,
+        writers: Sequence[str],
+        positive: bool = True,
+    ) -> None:
+        # The host asks whether what it holds is one.
+        importlib.import_module(
+            "synapse.storage.util.id_generators"
+        ).AbstractStreamIdGenerator.register(MultiWriterIdGenerator)
+        hs = db.hs
+        stream = IdStream(
+            stream_name=stream_name,
+            sequence=sequence_name,
+            tables=[IdColumn(table, id_, writer) for table, writer, id_ in tables],
+            writers=writers,
+            negative=not positive,
+        )
+        database = HostDatabase(db, server_name)
+        cursor = db_conn.cursor(txn_name=f"load_positions_{stream_name}")
+        try:
+            if database.is_postgres:
+                positions = load_positions(cursor, stream, instance_name)
+            else:
+                positions = _load_from_tables(cursor, stream, instance_name)
+        finally:
+            cursor.close()
+        db_conn.commit()
+        self._next_local_id = itertools.count(positions.max_finished + 1)
+        super().__init__(
+            database,
+            stream,
+            positions,
+            hs.get_reactor(),
+            HostClock(hs.get_clock(), hs.get_reactor()),
+            on_finished=notifier.notify_replication,
+            observer=observer_of(hs),
+        )
+        self._is_postgres = database.is_postgres
+        self._yieldable = importlib.import_module(
+            "synapse.logging.context"
+        ).make_deferred_yieldable
+
+    def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
+        """Keep the host's rule: who waits comes back in its own log context."""
+        waiting: Deferred[None] = self._yieldable(deferred)
+        return waiting
+
+    def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
+        if self._is_postgres:
+            return super()._fetch_ids(txn, fetch, n)
+        return list(itertools.islice(self._next_local_id, n))
+
+    async def get_max_allocated_token(self) -> int:
+        """Tell how far ids were given out."""
+        if self._is_postgres:
+            return await super().get_max_allocated_token()
+        return self.get_current_token()
+
+
+def _load_from_tables(
+    txn: Any, stream: IdStream, instance_name: str
+) -> WriterPositions:
+    """Find out where a stream stands that one process writes."""
+    farthest = FIRST_POSITION
+    for column in stream.tables:
+        function = "min" if stream.negative else "max"
+        txn.execute(f"SELECT {function}({column.id_column}) FROM {column.table}")
+        (id_,) = txn.fetchone()
+        farthest = max(farthest, stream.sign * (id_ or 0))
+    return WriterPositions(instance_name, stream.writers, complete_upto=farthest)
