@@ -53,6 +53,14 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         self.assertEqual(config.instance_name, "stream_writer1")
         self.assertEqual(config.writers["typing"], ("stream_writer1",))
 
+    def test_direct_tcp(self) -> None:
+        """The example of direct TCP goes with the homeserver's file, too."""
+        files = [
+            str(EXAMPLES / name) for name in ("homeserver.yaml", "direct_tcp.yaml")
+        ]
+        config = load_config(files, Purpose.WORKER)
+        self.assertEqual(len(config.tcp_connect), 3)
+
     def test_declared_stream(self) -> None:
         """The stream that is declared in YAML is the one declared in Python."""
         config = load_config([str(EXAMPLES / "orders.yaml")], Purpose.MAIN)
