@@ -28,6 +28,8 @@ Spec, section 7, "Threads".
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -133,6 +135,9 @@ class Database:
         self._running: set[Deferred[None]] = set()
         self._closing: Deferred[None] | None = None
         self._pool = ThreadPool(0, max_connections, "synapse_replication.storage")
+        # A process that ends without close() is not held up: what it had open is
+        # rolled back, as if it had been killed.
+        self._pool.threadFactory = functools.partial(threading.Thread, daemon=True)
         self._pool.start()
 
     def transact(

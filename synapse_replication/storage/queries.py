@@ -1,0 +1,149 @@
+"""Every SQL statement about sequences and positions, by name.
+
+Values are named parameters; identifiers (tables, columns, sequences) cannot be,
+and are put in by :func:`identifier`. In ``stream_positions`` the ids of a stream
+that counts down are below zero, as in its tables.
+
+Spec, section 7.
+"""
+
+from __future__ import annotations
+
+from synapse_replication.streams.table import IdColumn
+
+__all__ = [
+    "DELETE_POSITIONS_OF_OTHERS",
+    "INDEXES",
+    "INSERT_POSITION",
+    "LOCK_POSITIONS",
+    "NEXT_IDS",
+    "POSITIONS",
+    "greatest_id",
+    "greatest_id_by_writer",
+    "identifier",
+    "ids_beyond",
+    "ids_beyond_by_writer",
+    "sequence_state",
+    "upsert_position",
+]
+
+#: ``count`` ids of the sequence ``sequence``, in one round trip.
+NEXT_IDS = """
+    SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
+"""
+
+#: Writer and position of each row that is kept of a stream.
+POSITIONS = """
+    SELECT instance_name, stream_id FROM stream_positions
+    WHERE stream_name = %(stream_name)s
+"""
+
+#: Where a new writer begins; nothing if it is known.
+INSERT_POSITION = """
+    INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+    VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
+    ON CONFLICT (stream_name, instance_name) DO NOTHING
+"""
+
+_UPSERT_POSITION = """
+    INSERT INTO stream_positions AS kept (stream_name, instance_name, stream_id)
+    VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
+    ON CONFLICT (stream_name, instance_name)
+    DO UPDATE SET stream_id = EXCLUDED.stream_id
+    WHERE EXCLUDED.stream_id {further} kept.stream_id
+"""
+
+#: Forget who is no declared writer any more.
+DELETE_POSITIONS_OF_OTHERS = """
+    DELETE FROM stream_positions
+    WHERE stream_name = %(stream_name)s AND instance_name <> ALL(%(writers)s)
+"""
+
+#: The columns of each index of a table that holds all of its rows.
+INDEXES = """
+    SELECT
+        ARRAY(
+            SELECT attname::text
+            FROM unnest(indkey) WITH ORDINALITY AS part (attnum, place)
+            JOIN pg_attribute USING (attnum)
+            WHERE attrelid = indrelid
+            ORDER BY place
+        ),
+        indisunique
+    FROM pg_index
+    WHERE indrelid = to_regclass(%(table)s) AND indisvalid AND indpred IS NULL
+"""
+
+#: Held to its end by a transaction that repairs positions.
+LOCK_POSITIONS = """
+    SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
+"""
+
+
+def identifier(name: str) -> str:
+    """Quote a name, after its schema and a dot if it has one."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+
+
+def sequence_state(sequence: str) -> str:
+    """Read ``last_value`` and ``is_called`` of a sequence."""
+    return f"SELECT last_value, is_called FROM {identifier(sequence)}"
+
+
+def upsert_position(negative: bool) -> str:
+    """Move a position on; never back, and without an UPDATE that changes nothing."""
+    return _UPSERT_POSITION.format(further="<" if negative else ">")
+
+
+def greatest_id(column: IdColumn, negative: bool) -> str:
+    """Read the id that is farthest from zero. Wants an index of the id."""
+    return f"""
+        SELECT {_farthest(negative)}({identifier(column.id_column)})
+        FROM {identifier(column.table)}
+    """
+
+
+def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
+    """Read the id that is farthest from zero, of ``writers``.
+
+    Wants an index of writer and id.
+    """
+    assert column.writer_column is not None
+    return f"""
+        SELECT {_farthest(negative)}(farthest) FROM (
+            SELECT (
+                SELECT {_farthest(negative)}({identifier(column.id_column)})
+                FROM {identifier(column.table)}
+                WHERE {identifier(column.writer_column)} = writer
+            ) AS farthest
+            FROM unnest(%(writers)s::text[]) AS writer
+        ) AS of_each
+    """
+
+
+def ids_beyond(column: IdColumn, negative: bool) -> str:
+    """Read ids beyond ``low``, at most ``limit`` rows, nearest first."""
+    id_ = identifier(column.id_column)
+    sign, order = ("<", "DESC") if negative else (">", "ASC")
+    return f"""
+        SELECT {id_} FROM {identifier(column.table)}
+        WHERE {id_} {sign} %(low)s ORDER BY {id_} {order} LIMIT %(limit)s
+    """
+
+
+def ids_beyond_by_writer(column: IdColumn, negative: bool) -> str:
+    """Read ids of ``writers`` beyond ``low``, of each at most ``limit`` rows."""
+    assert column.writer_column is not None
+    id_, writer = identifier(column.id_column), identifier(column.writer_column)
+    sign, order = ("<", "DESC") if negative else (">", "ASC")
+    return f"""
+        SELECT beyond.id FROM unnest(%(writers)s::text[]) AS writer, LATERAL (
+            SELECT {id_} AS id FROM {identifier(column.table)}
+            WHERE {writer} = writer AND {id_} {sign} %(low)s
+            ORDER BY {id_} {order} LIMIT %(limit)s
+        ) AS beyond
+    """
+
+
+def _farthest(negative: bool) -> str:
+    return "min" if negative else "max"

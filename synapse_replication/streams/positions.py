@@ -1,0 +1,326 @@
+"""The bookkeeping of a stream's ids: what may be called complete.
+
+Theory of operation. Every id of a stream comes from one sequence, which all
+writers share and which only grows. An id is *finished* once its transaction is
+committed or never will be. :class:`WriterPositions` is told
+
+- when ids are about to be fetched (:meth:`~WriterPositions.begin_fetch`), which
+  they were (:meth:`~WriterPositions.end_fetch`), and when they are finished
+  (:meth:`~WriterPositions.finish`);
+- what other writers announced (:meth:`~WriterPositions.advance`);
+
+and says, at any moment and from one state,
+
+- *announced*: what this process may announce as its position: each id of its own
+  at or below it is finished, ids being fetched included. It is always an id
+  that is known to be finished, whoever wrote it: peers count on that, see below;
+- *local*: the largest of its own ids that are finished and covered by the
+  announced one. If it is at or below a token, nothing of ours lies between that
+  token and the announced one (C11);
+- *persisted up to*: each id at or below it, of every writer, is finished.
+
+Why ids being fetched count: between the moment at which the sequence gives out
+an id and the moment at which that is registered here, others may finish greater
+ids and announce them (C25). So a fetch has a *floor*, the greatest id that was
+known to be finished when it began. What the sequence gives is greater, and until
+it is known, nothing above the floor is called ours and complete.
+
+Persisted-up-to grows in two ways. It is at least the smallest position of any
+writer. And if the ids just above it are known to be finished one by one (5, 6,
+7), it passes them, even while a writer is behind. This is why only finished ids
+are announced: an announced id of another writer that is still open would let
+everybody else pass it.
+
+Ids here are distances from zero: positive also for streams that count down.
+
+Spec, section 7.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+
+__all__ = ["FIRST_POSITION", "FinishedIds", "WriterPositions"]
+
+#: Where a stream stands that nobody has written. The first usable id is the next.
+FIRST_POSITION = 1
+
+#: Ranges of finished ids that are remembered at most. Forgetting one delays
+#: persisted-up-to until the writers behind it have moved on; it is never wrong.
+MAX_RANGES = 10_000
+
+
+class FinishedIds:
+    """A set of ids, kept as ranges: small, as long as there are few gaps.
+
+    :param max_ranges: beyond that, the greatest range is forgotten.
+    """
+
+    def __init__(self, max_ranges: int = MAX_RANGES) -> None:
+        self._max_ranges = max_ranges
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __contains__(self, id_: int) -> bool:
+        index = bisect_right(self._starts, id_) - 1
+        return index >= 0 and self._ends[index] >= id_
+
+    def __len__(self) -> int:
+        """Give the number of ranges."""
+        return len(self._starts)
+
+    def add(self, id_: int) -> None:
+        """Put an id in. Again does nothing."""
+        starts, ends = self._starts, self._ends
+        after = bisect_right(starts, id_)
+        before = after - 1
+        if before >= 0 and ends[before] >= id_:
+            return
+        joins_before = before >= 0 and ends[before] == id_ - 1
+        joins_after = after < len(starts) and starts[after] == id_ + 1
+        if joins_before and joins_after:
+            ends[before] = ends.pop(after)
+            del starts[after]
+        elif joins_before:
+            ends[before] = id_
+        elif joins_after:
+            starts[after] = id_
+        else:
+            starts.insert(after, id_)
+            ends.insert(after, id_)
+            if len(starts) > self._max_ranges:
+                del starts[-1], ends[-1]
+
+    def run_from(self, id_: int) -> int:
+        """Give the last of the ids that follow ``id_`` without a gap, else it."""
+        index = bisect_right(self._starts, id_ + 1) - 1
+        if index >= 0 and self._ends[index] > id_:
+            return self._ends[index]
+        return id_
+
+    def last_upto(self, limit: int) -> int | None:
+        """Give the greatest id at or below ``limit``, if there is one."""
+        index = bisect_right(self._starts, limit) - 1
+        return min(self._ends[index], limit) if index >= 0 else None
+
+    def forget_upto(self, id_: int) -> None:
+        """Take out every range that ends at or below ``id_``."""
+        count = bisect_right(self._ends, id_)
+        if count:
+            del self._starts[:count], self._ends[:count]
+
+
+class WriterPositions:
+    """Where each writer of one stream stands, as one process knows it.
+
+    Not safe from several threads at once: callers hold a lock. No method raises
+    except as said.
+
+    :param instance_name: this process.
+    :param writers: the declared writers; none if anybody may write.
+    :param stored: the positions of writers that were kept from before; others'
+        than the declared ones are passed over.
+    :param finished: further ids that are known to be finished, of any writer: rows
+        that are committed.
+    :param complete_upto: each id up to here is known to be finished, by other
+        means than the positions; also where a writer begins of whom nothing is
+        kept, if nothing is kept of anybody.
+    """
+
+    def __init__(
+        self,
+        instance_name: str,
+        writers: Iterable[str] = (),
+        stored: Mapping[str, int] | None = None,
+        finished: Iterable[int] = (),
+        complete_upto: int = FIRST_POSITION,
+    ) -> None:
+        self.instance_name = instance_name
+        declared = list(writers)
+        self.is_writer = not declared or instance_name in declared
+        self._finished = FinishedIds()
+        self._fetches: dict[int, int] = {}
+        self._last_fetch = 0
+        self._in_flight: set[int] = set()
+        self._in_flight_heap: list[int] = []
+        self._own_finished: list[int] = []
+
+        known = {w: p for w, p in (stored or {}).items() if w in declared}
+        for id_ in (*known.values(), *finished):
+            self._finished.add(id_)
+        upto = max(complete_upto, min(known.values(), default=FIRST_POSITION))
+        self._persisted_upto = self._finished.run_from(upto)
+        #: The greatest id that is known to be finished, of any writer.
+        self.max_finished = max(self._persisted_upto, *known.values(), *finished, 0)
+        # A writer of whom nothing is known has written nothing up to here (C27).
+        self._others = {
+            writer: known.get(writer, self._persisted_upto)
+            for writer in declared
+            if writer != instance_name
+        }
+        # Whoever just started has nothing in flight.
+        self._announced = self._local = (
+            self.max_finished if self.is_writer else self._persisted_upto
+        )
+        self._last_local = self._local
+        self._settle()
+
+    # -- what is known ---------------------------------------------------------------
+
+    @property
+    def persisted_upto(self) -> int:
+        """Each id at or below it, of every writer, is finished. Never falls."""
+        return self._persisted_upto
+
+    @property
+    def announced(self) -> int:
+        """Each of our own ids at or below it is finished. Never falls."""
+        return self._announced
+
+    @property
+    def local(self) -> int:
+        """The greatest of our own finished ids that is at or below ``announced``.
+
+        Right after the start: ``announced``, for what we wrote before.
+        """
+        return self._local
+
+    @property
+    def unfinished(self) -> int:
+        """How many of our ids are in flight, fetches counted as one each."""
+        return len(self._in_flight) + len(self._fetches)
+
+    def writer_position(self, instance_name: str) -> int:
+        """Tell up to where a writer itself was heard of (our own: announced)."""
+        if self.is_writer and instance_name == self.instance_name:
+            return self._announced
+        return self._others.get(instance_name, self._persisted_upto)
+
+    def current_token(self, instance_name: str) -> int:
+        """Tell up to where a writer's ids are all finished.
+
+        Ahead of :meth:`writer_position` if others' ids without a gap show it.
+        """
+        return max(self.writer_position(instance_name), self._persisted_upto)
+
+    def all_positions(self) -> dict[str, int]:
+        """Give the position of each writer, our own as :attr:`local`."""
+        positions = dict(self._others)
+        if self.is_writer:
+            positions[self.instance_name] = self._local
+        return positions
+
+    def has_local_updates(self, from_token: int) -> bool:
+        """Tell whether we may have written anything above ``from_token``.
+
+        ``False`` is a promise, also about what is above :attr:`announced`.
+        """
+        return from_token < self._last_local
+
+    # -- what happens ------------------------------------------------------------------
+
+    def begin_fetch(self) -> int:
+        """Take note that ids are about to be asked for.
+
+        :return: a handle for :meth:`end_fetch`, which must follow.
+        """
+        self._last_fetch += 1
+        self._fetches[self._last_fetch] = self.max_finished
+        return self._last_fetch
+
+    def is_usable(self, fetch: int, id_: int) -> bool:
+        """Tell whether an id that was given may be used.
+
+        It may not if it is at or below what was finished when the fetch began, or
+        is known already: then the sequence has gone backwards (C34), or it is the
+        position at which an unwritten stream stands.
+        """
+        return (
+            id_ > self._fetches[fetch]
+            and id_ not in self._in_flight
+            and id_ not in self._finished
+        )
+
+    def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
+        """Take note of which ids a fetch brought, or that it failed (none).
+
+        :raises ValueError: one of them is not usable, or there are two the same;
+            nothing has changed.
+        """
+        if len(set(ids)) != len(ids) or not all(
+            self.is_usable(fetch, id_) for id_ in ids
+        ):
+            raise ValueError(f"ids {list(ids)} are not new")
+        del self._fetches[fetch]
+        for id_ in ids:
+            self._in_flight.add(id_)
+            heappush(self._in_flight_heap, id_)
+        self._settle()
+
+    def finish(self, ids: Iterable[int]) -> None:
+        """Take note that ids of ours are committed, or never will be.
+
+        :raises KeyError: one is not in flight.
+        """
+        for id_ in ids:
+            self._in_flight.remove(id_)
+            self._own_is_finished(id_)
+        self._settle()
+
+    def advance(self, instance_name: str, id_: int) -> None:
+        """Take note of what a writer announced: it has nothing open up to ``id_``.
+
+        Positions never fall; a smaller one still tells that ``id_`` is finished.
+        """
+        if self.is_writer and instance_name == self.instance_name:
+            if id_ > self._announced:
+                self._own_is_finished(id_)
+        elif id_ > self._others.get(instance_name, 0):
+            self._others[instance_name] = id_
+        if id_ > self._persisted_upto:
+            self._finished.add(id_)
+        self.max_finished = max(self.max_finished, id_)
+        self._settle()
+
+    def _own_is_finished(self, id_: int) -> None:
+        self._finished.add(id_)
+        heappush(self._own_finished, id_)
+        self.max_finished = max(self.max_finished, id_)
+        self._last_local = max(self._last_local, id_)
+
+    def _own_limit(self) -> int | None:
+        """Give the greatest id that may be called complete for us, if bounded."""
+        heap = self._in_flight_heap
+        while heap and heap[0] not in self._in_flight:
+            heappop(heap)
+        # Fetches are in order of their beginning, and so of their floors.
+        floor = next(iter(self._fetches.values()), None)
+        if not heap:
+            return floor
+        return heap[0] - 1 if floor is None else min(heap[0] - 1, floor)
+
+    def _settle(self) -> None:
+        """Derive everything again from what is in flight, fetched and finished."""
+        limit = self._own_limit()
+        if not self.is_writer:
+            announced = self._persisted_upto
+        elif limit is None:
+            announced = self.max_finished
+        else:
+            announced = self._finished.last_upto(limit) or 0
+        announced = max(announced, self._announced)
+
+        slowest = min(self._others.values(), default=None)
+        if self.is_writer:
+            slowest = announced if slowest is None else min(slowest, announced)
+        upto = max(self._persisted_upto, slowest or 0)
+        upto = self._finished.run_from(upto)
+        self._persisted_upto = upto
+        self._announced = announced = max(announced, upto)
+        # What the greatest announced position covers is not looked up again.
+        self._finished.forget_upto(upto)
+
+        while self._own_finished and self._own_finished[0] <= announced:
+            self._local = max(self._local, heappop(self._own_finished))
