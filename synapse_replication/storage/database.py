@@ -28,7 +28,6 @@ Spec, section 7, "Threads".
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -112,6 +111,12 @@ def connect(
     return connection
 
 
+class _DaemonThread(threading.Thread):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.daemon = True
+
+
 class Database:
     """A pool of connections and the threads that use them.
 
@@ -137,7 +142,7 @@ class Database:
         self._pool = ThreadPool(0, max_connections, "synapse_replication.storage")
         # A process that ends without close() is not held up: what it had open is
         # rolled back, as if it had been killed.
-        self._pool.threadFactory = functools.partial(threading.Thread, daemon=True)
+        self._pool.threadFactory = _DaemonThread
         self._pool.start()
 
     def transact(

@@ -111,6 +111,7 @@ class MultiWriterIdGenerator:
         self._fetching = False
         self._unkept: list[Deferred[None]] = []
         self._keeping = False
+        self._gathers = False
         self._retry_is_due = False
         self._kept = 0
         self._upsert = queries.upsert_position(stream.negative)
@@ -257,7 +258,7 @@ class MultiWriterIdGenerator:
         self._check_writer()
         request = _Request(n)
         self._wanted.append(request)
-        if not self._fetching:
+        if not self._fetching and not self._gathers:
             self._fetch()
         return request
 
@@ -294,12 +295,11 @@ class MultiWriterIdGenerator:
             if request.given_up:
                 self._end_unclaimed(request)
         self._fetching = False
-        if self._wanted:
-            self._fetch()
-        for request in requests:
-            request.wake(None)
-        if given_up:
-            self._have_finished()
+        with self._gathering():
+            for request in requests:
+                request.wake(None)
+            if given_up:
+                self._have_finished()
 
     def _could_not_fetch(
         self, failure: Failure, fetch: int, requests: list[_Request]
@@ -307,10 +307,9 @@ class MultiWriterIdGenerator:
         with self._locked() as positions:
             positions.end_fetch(fetch, [])
         self._fetching = False
-        if self._wanted:
-            self._fetch()
-        for request in requests:
-            request.wake(failure)
+        with self._gathering():
+            for request in requests:
+                request.wake(failure)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Give what a block is to wait for; a host may have rules of its own."""
@@ -354,7 +353,7 @@ class MultiWriterIdGenerator:
     def _keep_later(self) -> Deferred[None]:
         waiting: Deferred[None] = Deferred()
         self._unkept.append(waiting)
-        if not self._keeping:
+        if not self._keeping and not self._gathers:
             self._keep()
         return waiting
 
@@ -364,7 +363,7 @@ class MultiWriterIdGenerator:
         with self._locked() as positions:
             local = positions.local
         if local <= self._kept:
-            _fire(waiting)
+            self._fire(waiting)
             return
         self._keeping = True
         parameters = {
@@ -385,7 +384,8 @@ class MultiWriterIdGenerator:
 
     def _is_kept(self, _: object, local: int, waiting: list[Deferred[None]]) -> None:
         self._kept = local
-        self._keep_next(waiting)
+        self._keeping = False
+        self._fire(waiting)
 
     def _is_not_kept(self, failure: Failure, waiting: list[Deferred[None]]) -> None:
         # What they wrote is committed: it is not their failure.
@@ -396,24 +396,33 @@ class MultiWriterIdGenerator:
         if not self._retry_is_due:
             self._retry_is_due = True
             self._clock.call_later(RETRY_SECONDS, self._try_again)
-        self._keep_next(waiting)
+        self._keeping = False
+        self._fire(waiting)
 
     def _try_again(self) -> None:
         self._retry_is_due = False
         self._keep_later()
 
-    def _keep_next(self, waiting: list[Deferred[None]]) -> None:
-        self._keeping = False
-        if self._unkept:
-            self._keep()
-        _fire(waiting)
+    def _fire(self, waiting: list[Deferred[None]]) -> None:
+        with self._gathering():
+            for deferred in waiting:
+                # Who was cancelled has been told already.
+                if not deferred.called:
+                    deferred.callback(None)
 
-
-def _fire(waiting: list[Deferred[None]]) -> None:
-    for deferred in waiting:
-        # Who was cancelled has been told already.
-        if not deferred.called:
-            deferred.callback(None)
+    @contextmanager
+    def _gathering(self) -> Generator[None, None, None]:
+        """Begin no round trip before all who are woken inside have asked."""
+        outer, self._gathers = self._gathers, True
+        try:
+            yield
+        finally:
+            self._gathers = outer
+            if not outer:
+                if self._wanted and not self._fetching:
+                    self._fetch()
+                if self._unkept and not self._keeping:
+                    self._keep()
 
 
 class _Request:
