@@ -47,7 +47,9 @@ class StreamUpdateResult:
     limited: bool
 
 
-UpdateFunction: TypeAlias = Callable[[str, int, int, int], Awaitable[StreamUpdateResult]]
+UpdateFunction: TypeAlias = Callable[
+    [str, int, int, int], Awaitable[StreamUpdateResult]
+]
 """``(instance_name, from_token, upto_token, limit) -> rows``, lower bound open,
 upper bound closed. ``limit`` counts rows and is a wish: a page may be longer so
 as not to split a token."""
