@@ -93,14 +93,14 @@ class HostRows:
     ) -> None:
         """Take the rows of one token."""
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
-        self._streams[stream_name].heard_of(instance_name, token)
+        self._streams[stream_name].heard_of(instance_name, token, is_position=False)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         """Take note that a writer has nothing more up to ``token``."""
         await self._data_handler.on_position(stream_name, instance_name, token)
-        self._streams[stream_name].heard_of(instance_name, token)
+        self._streams[stream_name].heard_of(instance_name, token, is_position=True)
 
 
 class HostCommands:

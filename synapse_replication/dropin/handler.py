@@ -84,12 +84,28 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             stream.original for stream in self.host.streams.get_streams_to_replicate()
         ]
 
+    @property
+    def _streams(self) -> Mapping[str, Any]:
+        # A host's tests look here.
+        return self.get_streams()
+
+    @property
+    def _channels_to_subscribe_to(self) -> list[str]:
+        # And here.
+        return list(self._channels)
+
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
         """Pass on that a lock of this process was released."""
         if instance_name == self.host.identity.instance_name:
             self.send_lock_released(instance_name, lock_name, lock_key)
+
+    async def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        """Hand rows to the host's data handler, as if they had arrived."""
+        await self.host.rows.on_rdata(stream_name, instance_name, token, rows)
 
     def send_positions_to_connection(self) -> None:
         """Tell everybody where the streams that we write stand."""

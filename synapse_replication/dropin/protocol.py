@@ -8,11 +8,35 @@ from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.bridges import as_connection_handler
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.tcp import protocol
+from synapse_replication.wire.connection import LineConnection
 
 __all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
 
 
-class ServerReplicationStreamProtocol(protocol.ServerReplicationStreamProtocol):
+class _Reusable(protocol.BaseReplicationStreamProtocol):
+    """May be connected again, also when the end of a connection was never told.
+
+    A host's tests do that with one object.
+    """
+
+    def makeConnection(self, transport: Any) -> None:
+        if self.transport is not None:
+            self._begin_again()
+        super().makeConnection(transport)
+
+    def _begin_again(self) -> None:
+        if self.is_established and self.close_reason is None:
+            self.connectionLost()
+        self.is_established = False
+        self._is_reading_paused = self._is_transport_closing = False
+        self._connection = LineConnection(
+            self.role, self.server_name, self._clock.seconds()
+        )
+
+
+class ServerReplicationStreamProtocol(
+    _Reusable, protocol.ServerReplicationStreamProtocol
+):
     """The end that was connected to."""
 
     def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
@@ -25,7 +49,9 @@ class ServerReplicationStreamProtocol(protocol.ServerReplicationStreamProtocol):
         )
 
 
-class ClientReplicationStreamProtocol(protocol.ClientReplicationStreamProtocol):
+class ClientReplicationStreamProtocol(
+    _Reusable, protocol.ClientReplicationStreamProtocol
+):
     """The end that connected."""
 
     def __init__(

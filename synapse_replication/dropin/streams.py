@@ -81,7 +81,7 @@ class HostStream:
         )
         self._tells_local_updates = not held_in_memory and ids_are_ours()
         self._heard_of: dict[str, int] | None = None
-        if known is not None and known.anybody_writes:
+        if (known is not None and known.anybody_writes) or name == "federation":
             self._heard_of = {}
 
     def current_token(self, instance_name: str) -> int:
@@ -89,17 +89,24 @@ class HostStream:
         if self._heard_of is None or instance_name == self._instance_name:
             return int(self.original.current_token(instance_name))
         # Of a writer that is not declared the host only knows up to where all
-        # writers together are, which our own writing moves past what we lack.
+        # writers together are, which our own writing moves past what we lack. Of
+        # what is for another server it knows nothing, except in its writer.
         token = self._heard_of.get(instance_name)
         if token is None:
             token = int(self.original.current_token(instance_name))
             self._heard_of[instance_name] = token
         return token
 
-    def heard_of(self, instance_name: str, token: int) -> None:
-        """Take note that a writer's rows up to ``token`` were handled."""
+    def heard_of(self, instance_name: str, token: int, *, is_position: bool) -> None:
+        """Take note that a writer's rows up to ``token`` were handled.
+
+        :param is_position: the writer said so itself, and may have begun again.
+        """
         known = self._heard_of
-        if known is not None and token > known.get(instance_name, 0):
+        if known is not None and (
+            token > known.get(instance_name, 0)
+            or (is_position and self.description.resettable)
+        ):
             known[instance_name] = token
 
     def minimal_local_current_token(self) -> int:
