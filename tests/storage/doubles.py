@@ -1,0 +1,208 @@
+"""Doubles for the database, and the parts of the real one that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import psycopg2.extensions
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage import queries
+from synapse_replication.storage.database import connect
+from synapse_replication.testing.servers import shared_postgres
+
+T = TypeVar("T")
+
+
+class FakeReactor(Clock):
+    """A clock, and the way back from threads; calls wait for :meth:`come_back`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.from_threads: list[Callable[[], object]] = []
+
+    def callFromThread(self, func: Callable[..., object], *args: object) -> None:
+        self.from_threads.append(lambda: func(*args))
+
+    def come_back(self) -> None:
+        """Make the calls that other threads asked for."""
+        calls, self.from_threads = self.from_threads, []
+        for call in calls:
+            call()
+
+    def time_msec(self) -> int:
+        return int(self.seconds() * 1000)
+
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> DelayedCall:
+        return self.callLater(delay, func, *args)
+
+    async def sleep(self, delay: float) -> None:
+        raise NotImplementedError
+
+
+class FakeCursor:
+    """A cursor over one sequence and ``stream_positions``."""
+
+    def __init__(self, database: SteppedDatabase) -> None:
+        self._database = database
+        self._rows: list[tuple[Any, ...]] = []
+        self.after: list[Callable[[], object]] = []
+        self.on_exception: list[Callable[[], object]] = []
+
+    def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
+        if sql == queries.NEXT_IDS:
+            self._rows = [
+                (self._database.nextval(),) for _ in range(parameters["count"])
+            ]
+        else:
+            assert "INSERT INTO stream_positions" in sql
+            self._database.kept.append(parameters["stream_id"])
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._rows
+
+    def call_after(self, func: Callable[..., object], *args: object) -> None:
+        self.after.append(lambda: func(*args))
+
+    def call_on_exception(self, func: Callable[..., object], *args: object) -> None:
+        self.on_exception.append(lambda: func(*args))
+
+
+@attrs.define
+class Step:
+    """A transaction that was asked for: run first, then answered."""
+
+    description: str
+    func: Callable[[Any], Any]
+    result: Deferred[Any]
+    outcome: Any = None
+
+
+class SteppedDatabase:
+    """Runs each transaction, and tells its outcome, only when the test says so.
+
+    :ivar sequence: the last value of the one sequence.
+    :ivar kept: the positions that were upserted.
+    :ivar failing: the next transactions fail.
+    """
+
+    def __init__(self, sequence: int = 7) -> None:
+        self.sequence = sequence
+        self.kept: list[int] = []
+        self.failing = False
+        self.asked: list[Step] = []
+        self.run_already: list[Step] = []
+        self.descriptions: list[str] = []
+
+    def nextval(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        step = Step(description, func, Deferred())
+        self.asked.append(step)
+        self.descriptions.append(description)
+        return step.result
+
+    def run(self) -> None:
+        """Run the oldest transaction; nobody hears of it yet."""
+        step = self.asked.pop(0)
+        try:
+            if self.failing:
+                raise psycopg2.OperationalError("the server is gone")
+            step.outcome = step.func(FakeCursor(self))
+        except psycopg2.Error:
+            step.outcome = Failure()
+        self.run_already.append(step)
+
+    def answer(self) -> None:
+        """Tell the outcome of the transaction that was run first."""
+        step = self.run_already.pop(0)
+        step.result.callback(step.outcome)
+
+    def settle(self) -> None:
+        """Run and answer until nothing is asked any more."""
+        while self.asked or self.run_already:
+            if self.asked:
+                self.run()
+            self.answer()
+
+
+class RecordingObserver(ReplicationObserver):
+    """Keeps what failed."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[str, BaseException]] = []
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self.failures.append((what, error))
+
+
+#: What a test's database holds; the sequence as Synapse makes them.
+SCHEMA = """
+    CREATE TABLE stream_positions (
+        stream_name text NOT NULL,
+        instance_name text NOT NULL,
+        stream_id bigint NOT NULL
+    );
+    CREATE UNIQUE INDEX stream_positions_idx
+        ON stream_positions (stream_name, instance_name);
+    CREATE TABLE foobar (
+        stream_id bigint NOT NULL, instance_name text NOT NULL, data text
+    );
+    CREATE INDEX foobar_id ON foobar (stream_id);
+    CREATE SEQUENCE foobar_seq;
+"""
+
+
+class PostgresMixin:
+    """Gives a test a database of its own, with one stream, ``foobar``."""
+
+    dsn: str
+    connection: psycopg2.extensions.connection
+
+    def make_database(self) -> None:
+        self.dsn = shared_postgres().new_database()
+        self.connection = connect(self.dsn)
+        self.connection.autocommit = True
+        self.sql(SCHEMA)
+
+    def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Run a statement by itself."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def write_rows(self, writer: str, *ids: int) -> None:
+        """Put committed rows into the table, leaving the sequence alone."""
+        for id_ in ids:
+            self.sql("INSERT INTO foobar VALUES (%s, %s)", id_, writer)
+
+    def set_sequence(self, value: int) -> None:
+        self.sql("SELECT setval('foobar_seq', %s)", value)
+
+    def store(self, **positions: int) -> None:
+        for writer, position in positions.items():
+            self.sql(
+                "INSERT INTO stream_positions VALUES ('foobar', %s, %s)",
+                writer,
+                position,
+            )
+
+    def stored(self) -> dict[str, int]:
+        return dict(
+            self.sql(
+                "SELECT instance_name, stream_id FROM stream_positions "
+                "WHERE stream_name = 'foobar'"
+            )
+        )
