@@ -74,7 +74,10 @@ class TextScreenTests(SynchronousTestCase):
     def test_a_terminal_gets_bars(self) -> None:
         """On a terminal there is a bar for each count, gone at the end."""
         file = io.StringIO()
-        with TextScreen(Console(file=file, force_terminal=True, width=80)) as screen:
+        terminal = Console(
+            file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"}
+        )
+        with TextScreen(terminal) as screen:
             screen.progress({"written": 1, "reader1": 0}, 100)
             screen.progress({"written": 50, "reader1": 40}, 100)
         self.assertIn("reader1", file.getvalue())
