@@ -1,0 +1,26 @@
+"""The deltas, in order: the first is number 1. SQL for PostgreSQL."""
+
+from __future__ import annotations
+
+__all__ = ["DELTAS"]
+
+_1_STREAM_POSITIONS = """
+    DO $$ BEGIN
+        -- A homeserver's own table is left alone.
+        IF to_regclass('stream_positions') IS NULL THEN
+            CREATE TABLE stream_positions (
+                -- the stream, by the name that its positions are kept under
+                stream_name text NOT NULL,
+                -- the writer: the instance_name of a process
+                instance_name text NOT NULL,
+                -- up to here all of this writer's ids are finished; below zero for
+                -- a stream that counts down
+                stream_id bigint NOT NULL
+            );
+            CREATE UNIQUE INDEX stream_positions_idx
+                ON stream_positions (stream_name, instance_name);
+        END IF;
+    END $$
+"""
+
+DELTAS = (_1_STREAM_POSITIONS,)

@@ -1,0 +1,48 @@
+"""Tests for synapse_replication.storage.schema."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage.database import connect
+from synapse_replication.storage.schema import prepare_database
+from synapse_replication.testing.servers import shared_postgres
+from tests.storage.doubles import SCHEMA
+
+
+class PrepareDatabaseTests(SynchronousTestCase):
+    """Tests for prepare_database, on a real server."""
+
+    def setUp(self) -> None:
+        self.connection = connect(shared_postgres().new_database())
+        self.cursor = self.connection.cursor()
+        self.addCleanup(self.connection.close)
+
+    def indexes(self) -> list[tuple[str]]:
+        self.cursor.execute(
+            "SELECT indexdef FROM pg_indexes WHERE tablename = 'stream_positions'"
+        )
+        return self.cursor.fetchall()
+
+    def test_twice(self) -> None:
+        """C38: an empty database is prepared once; again changes nothing."""
+        self.assertEqual(prepare_database(self.cursor), 1)
+        indexes = self.indexes()
+        self.assertEqual(len(indexes), 1)
+        self.assertIn("UNIQUE", indexes[0][0])
+        self.assertEqual(prepare_database(self.cursor), 0)
+        self.assertEqual(self.indexes(), indexes)
+
+    def test_existing_table(self) -> None:
+        """The table of a homeserver is kept, with what is in it."""
+        self.cursor.execute(SCHEMA)
+        self.cursor.execute("INSERT INTO stream_positions VALUES ('events', 'a', 5)")
+        prepare_database(self.cursor)
+        self.cursor.execute("SELECT * FROM stream_positions")
+        self.assertEqual(self.cursor.fetchall(), [("events", "a", 5)])
+
+    def test_interrupted(self) -> None:
+        """C38: what was rolled back halfway is done from the beginning."""
+        prepare_database(self.cursor)
+        self.connection.rollback()
+        self.assertEqual(prepare_database(self.cursor), 1)

@@ -1,0 +1,212 @@
+"""Tests for synapse_replication.storage.database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg2
+import psycopg2.errors
+from twisted.internet import defer
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.errors import StorageError
+from synapse_replication.storage.database import MAX_ATTEMPTS, Database, Transaction
+from tests.storage.doubles import PostgresMixin
+
+
+class DatabaseTests(PostgresMixin, TestCase):
+    """Tests for Database, on a real server."""
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251 -- the tests' own
+
+        self.make_database()
+        self.sql("INSERT INTO foobar VALUES (1, 'a', 'old'), (2, 'a', 'old')")
+        self.reactor = IReactorFromThreads(reactor)
+        self.database = Database(self.dsn, self.reactor, max_connections=3)
+        self.addCleanup(self.connection.close)
+        self.addCleanup(self.database.close)
+        self.calls: list[str] = []
+
+    def count(self) -> int:
+        return int(self.sql("SELECT count(*) FROM foobar")[0][0])
+
+    async def test_commits(self) -> None:
+        """What the function returns is the result, and what it did is committed."""
+
+        def insert(txn: Transaction) -> str:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.call_on_exception(self.calls.append, "on exception")
+            return threading.current_thread().name
+
+        name = await self.database.transact("insert", insert)
+        self.assertNotEqual(name, threading.current_thread().name)
+        self.assertEqual((self.count(), self.calls), (3, ["after"]))
+
+    async def test_rolls_back(self) -> None:
+        """If the function raises, nothing stays, and the failure is the caller's."""
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.call_on_exception(self.calls.append, "on exception")
+            raise KeyError("no")
+
+        with self.assertRaises(KeyError):
+            await self.database.transact("insert", insert)
+        self.assertEqual((self.count(), self.calls), (2, ["on exception"]))
+
+    async def test_callback_that_fails(self) -> None:
+        """A callback that fails is logged; the others and the caller go on."""
+
+        def insert(txn: Transaction) -> int:
+            txn.call_after(self.calls.index, "nowhere")
+            txn.call_after(self.calls.append, "second")
+            return 5
+
+        self.assertEqual(await self.database.transact("insert", insert), 5)
+        self.assertEqual(self.calls, ["second"])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+    async def test_serialization_failure_is_retried(self) -> None:
+        """Transactions that met another one are run again, their ids let go."""
+        attempts: list[int] = []
+
+        def update(txn: Transaction) -> None:
+            txn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            txn.execute("SELECT data FROM foobar")
+            attempts.append(len(attempts))
+            txn.call_on_exception(self.calls.append, f"attempt {len(attempts)}")
+            if len(attempts) == 1:
+                self.sql("UPDATE foobar SET data = 'changed' WHERE stream_id = 1")
+            txn.execute("UPDATE foobar SET data = 'new' WHERE stream_id = 1")
+
+        await self.database.transact("update", update)
+        self.assertEqual((len(attempts), self.calls), (2, ["attempt 1"]))
+        self.assertEqual(
+            self.sql("SELECT data FROM foobar WHERE stream_id = 1"), [("new",)]
+        )
+
+    async def test_retries_are_bounded(self) -> None:
+        """A transaction that always meets another one fails in the end."""
+        attempts: list[int] = []
+
+        def fail(txn: Transaction) -> None:
+            attempts.append(1)
+            txn.execute(
+                "DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"
+            )
+
+        with self.assertRaises(psycopg2.errors.SerializationFailure):
+            await self.database.transact("fail", fail)
+        self.assertEqual(len(attempts), MAX_ATTEMPTS)
+
+    async def test_deadlock_is_retried(self) -> None:
+        """Two transactions that wait for each other are both done in the end."""
+        barrier = threading.Barrier(2)
+        first_attempt = [True, True]
+
+        def update(which: int) -> Callable[[Transaction], None]:
+            def run(txn: Transaction) -> None:
+                txn.execute("SET LOCAL deadlock_timeout = '10ms'")
+                for id_ in ((1, 2), (2, 1))[which]:
+                    txn.execute(
+                        "UPDATE foobar SET data = %s WHERE stream_id = %s",
+                        (str(which), id_),
+                    )
+                    if first_attempt[which]:
+                        first_attempt[which] = False
+                        barrier.wait(10)
+
+            return run
+
+        await defer.gatherResults(
+            [self.database.transact("update", update(which)) for which in (0, 1)]
+        )
+        self.assertEqual(len(set(self.sql("SELECT data FROM foobar"))), 1)
+
+    async def break_all(self) -> None:
+        self.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+
+    async def test_broken_connections_are_replaced(self) -> None:
+        """After the server ended every connection the next transactions work."""
+
+        def read(txn: Transaction) -> Any:
+            txn.execute("SELECT count(*) FROM foobar")
+            return txn.fetchone()
+
+        for _ in range(2):
+            await defer.gatherResults(
+                [self.database.transact("read", read) for _ in range(3)]
+            )
+            await self.break_all()
+        for autocommit in (False, True):
+            self.assertEqual(
+                await self.database.transact("read", read, autocommit=autocommit), (2,)
+            )
+            await self.break_all()
+
+    async def test_commit_is_never_repeated(self) -> None:
+        """A connection that breaks at the commit is an error: it may be done."""
+        attempts: list[int] = []
+
+        def insert(txn: Transaction) -> None:
+            attempts.append(1)
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            pid = txn.connection.info.backend_pid
+            self.sql("SELECT pg_terminate_backend(%s, 5000)", pid)
+
+        with self.assertRaises(psycopg2.Error):
+            await self.database.transact("insert", insert)
+        self.assertEqual((len(attempts), self.count()), (1, 2))
+
+    async def test_nobody_answers(self) -> None:
+        """A server that is not there is the caller's failure."""
+        database = Database("host=/nonexistent", self.reactor)
+        with self.assertRaises(psycopg2.OperationalError):
+            await database.transact("read", lambda txn: None)
+        await database.close()
+
+    async def test_parameters_by_name(self) -> None:
+        """A mapping of libpq's parameters does as well as a DSN."""
+        parameters = psycopg2.extensions.parse_dsn(self.dsn)
+        database = Database(parameters, self.reactor)
+        await database.transact("read", lambda txn: txn.execute("SELECT 1"))
+        await database.close()
+
+    async def test_cancelled(self) -> None:
+        """Who cancels stops waiting; the transaction goes on to its end."""
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+
+        result = self.database.transact("insert", insert)
+        result.cancel()
+        with self.assertRaises(CancelledError):
+            await result
+        await self.database.close()
+        self.assertEqual((self.count(), self.calls), (3, ["after"]))
+
+    async def test_close(self) -> None:
+        """Closing waits for what runs, can be said twice, and ends all."""
+        running = self.database.transact("sleep", lambda txn: txn.execute("SELECT 1"))
+        await defer.gatherResults([self.database.close(), self.database.close()])
+        await running
+        with self.assertRaises(StorageError) as caught:
+            await self.database.transact("late", lambda txn: None)
+        self.assertIn("late", str(caught.exception))
+        await self.database.close()
+        connections = self.sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND state <> 'idle'"
+        )
+        self.assertEqual(connections, [(0,)])

@@ -1,0 +1,222 @@
+"""Tests for synapse_replication.storage.sequences and .queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import SequenceBehindError
+from synapse_replication.storage.sequences import (
+    MAX_ROWS_AT_START,
+    MAX_SKIPPED_IDS,
+    IdStream,
+    Lookup,
+    best_lookup,
+    load_positions,
+    read_sequence,
+    read_stored_positions,
+)
+from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.table import IdColumn
+from tests.storage.doubles import PostgresMixin
+
+FOOBAR = IdStream(
+    stream_name="foobar",
+    sequence="foobar_seq",
+    tables=[IdColumn("foobar", "stream_id", "instance_name")],
+    writers=["first", "second"],
+)
+
+#: Rows of the big table.
+MANY = 5_000_000
+
+
+class ExplainingCursor:
+    """A cursor that keeps the plan of each statement that reads rows."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.plans: list[str] = []
+
+    def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
+        if sql.lstrip().startswith("SELECT") and "pg_index" not in sql:
+            self._cursor.execute("EXPLAIN " + sql, parameters)
+            self.plans.append("\n".join(line for (line,) in self._cursor.fetchall()))
+        self._cursor.execute(sql, parameters)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return list(self._cursor.fetchall())
+
+    def fetchone(self) -> tuple[Any, ...]:
+        row: tuple[Any, ...] = self._cursor.fetchone()
+        return row
+
+
+class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
+    """Where a stream stands when a process starts."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+
+    def load(
+        self, instance_name: str = "reader", stream: IdStream = FOOBAR
+    ) -> WriterPositions:
+        with self.connection.cursor() as cursor:
+            return load_positions(cursor, stream, instance_name)
+
+    def test_fresh(self) -> None:
+        """C33: a sequence that was never used gives no position nobody wrote."""
+        positions = self.load("first")
+        self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
+        self.assertEqual(self.load().all_positions(), {"first": 1, "second": 1})
+
+    def test_sequence_that_begins_later(self) -> None:
+        """C33: a sequence made to begin at 100 puts its writer just below."""
+        self.sql("SELECT setval('foobar_seq', 100, false)")
+        only = attrs.evolve(FOOBAR, writers=["first"])
+        self.assertEqual(self.load("first", only).announced, 99)
+
+    def test_rows_before_positions_were_kept(self) -> None:
+        """A database whose positions were never kept: its rows are complete."""
+        self.write_rows("first", 1, 2, 3)
+        self.write_rows("second", 7)
+        self.set_sequence(7)
+        self.assertEqual(self.load().all_positions(), {"first": 7, "second": 7})
+
+    def test_open_transaction(self) -> None:
+        """C28: 7 is committed and 6 open: the position is 5."""
+        self.store(first=4, second=5)
+        self.write_rows("first", 2, 3, 4)
+        self.write_rows("second", 5, 7)
+        self.set_sequence(7)
+        reader = self.load()
+        self.assertEqual(reader.persisted_upto, 5)
+        self.assertEqual(reader.all_positions(), {"first": 4, "second": 5})
+        self.assertEqual(self.load("first").persisted_upto, 5)
+
+    def test_new_writer(self) -> None:
+        """C27: a new writer starts at what is persisted, and stores that."""
+        self.store(first=3, second=7)
+        self.write_rows("first", 2, 3)
+        self.write_rows("second", 4, 5, 7)
+        self.set_sequence(7)
+        stream = attrs.evolve(FOOBAR, writers=["first", "second", "new"])
+        self.assertEqual(self.load("new", stream).persisted_upto, 5)
+        self.assertEqual(self.stored(), {"first": 3, "second": 7, "new": 7})
+
+    def test_removed_writer(self) -> None:
+        """C64: a writer forgets who is none any more; a reader changes nothing."""
+        self.store(first=6, second=8, gone=2)
+        self.set_sequence(8)
+        self.assertEqual(self.load().persisted_upto, 6)
+        self.assertIn("gone", self.stored())
+        self.load("first")
+        self.assertEqual(self.stored(), {"first": 6, "second": 8})
+
+    def test_ids_without_rows(self) -> None:
+        """C36, C37: the sequence is ahead, and its only writer starts there."""
+        self.store(first=5)
+        self.write_rows("first", 5)
+        self.set_sequence(9)
+        only = attrs.evolve(FOOBAR, writers=["first"])
+        self.assertEqual(self.load("first", only).persisted_upto, 9)
+        # Of two writers one may have the ids in flight.
+        self.store(second=4)
+        self.assertEqual(self.load("first").announced, 5)
+
+    def test_sequence_behind_its_table(self) -> None:
+        """An error that names the sequence, the table, both values and the mend."""
+        self.write_rows("first", 9)
+        self.set_sequence(5)
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.load("first")
+        error = caught.exception
+        self.assertEqual(
+            (error.sequence_name, error.table, error.sequence_value, error.table_value),
+            ("foobar_seq", "foobar", 5, 9),
+        )
+        self.sql(error.mend)
+        self.assertEqual(self.load("first").announced, 9)
+
+    def test_sequence_behind_positions(self) -> None:
+        """
+        C34, C35: a writer brings a sequence forward that is a little behind what is
+        stored, and goes on from there; a reader leaves it alone.
+        """
+        self.store(first=40, second=38)
+        self.write_rows("second", 7)
+        self.set_sequence(8)
+        self.load()
+        with self.connection.cursor() as cursor:
+            self.assertEqual(read_sequence(cursor, "foobar_seq"), 8)
+            self.assertEqual(self.load("first").announced, 40)
+            self.assertEqual(read_sequence(cursor, "foobar_seq"), 40)
+
+    def test_sequence_far_behind_positions(self) -> None:
+        """C34: too far behind is an error with the statement that mends it."""
+        self.store(first=MAX_SKIPPED_IDS + 10)
+        self.set_sequence(5)
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.load("first")
+        self.sql(caught.exception.mend)
+        self.assertEqual(self.load("first").announced, MAX_SKIPPED_IDS + 10)
+
+    def test_negative(self) -> None:
+        """C32: rows and positions below zero; one of the wrong sign counts as none."""
+        stream = attrs.evolve(FOOBAR, negative=True)
+        self.write_rows("first", -2, -3, 12)
+        self.store(first=-3, second=5)
+        self.set_sequence(4)
+        self.assertEqual(self.load(stream=stream).all_positions()["first"], 3)
+        with self.connection.cursor() as cursor:
+            stored = read_stored_positions(cursor, stream)
+        self.assertEqual(stored, {"first": 3, "second": 1})
+
+    def test_without_declared_writers(self) -> None:
+        """Positions are neither read nor stored; the sequence says where we are."""
+        self.store(first=2)
+        self.write_rows("first", 3)
+        self.set_sequence(6)
+        anybody = attrs.evolve(FOOBAR, writers=[])
+        self.assertEqual(self.load("first", anybody).all_positions(), {"first": 6})
+        self.assertEqual(self.stored(), {"first": 2})
+
+    def test_lookup(self) -> None:
+        """The index that a table has decides how its ids are looked up."""
+        column = FOOBAR.tables[0]
+        with self.connection.cursor() as cursor:
+            self.assertIs(best_lookup(cursor, column), Lookup.BY_ID)
+            self.sql("DROP INDEX foobar_id")
+            self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
+            self.sql("CREATE INDEX ON foobar (stream_id) WHERE data IS NULL")
+            self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
+            self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
+            self.assertIs(best_lookup(cursor, column), Lookup.BY_WRITER)
+
+    def test_big_table_is_never_scanned(self) -> None:
+        """
+        C27: over five million rows, with either index, no statement of the start
+        scans the table, and few rows are read, however far behind a position is.
+        """
+        self.sql(
+            "ALTER TABLE foobar SET UNLOGGED; DROP INDEX foobar_id;"
+            "INSERT INTO foobar SELECT i, CASE i % 2 WHEN 0 THEN 'first' ELSE 'second'"
+            f" END FROM generate_series(1, {MANY}) AS i"
+        )
+        self.set_sequence(MANY)
+        self.store(first=2, second=MANY)
+        for index in ("stream_id", "instance_name, stream_id"):
+            self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
+            with self.connection.cursor() as cursor:
+                explaining = ExplainingCursor(cursor)
+                positions = load_positions(explaining, FOOBAR, "reader")
+            self.sql("DROP INDEX big")
+            self.assertGreaterEqual(positions.persisted_upto, MAX_ROWS_AT_START)
+            plans = "\n".join(explaining.plans)
+            self.assertNotIn("Seq Scan on foobar\n", plans + "\n")
+            self.assertNotIn("Seq Scan on foobar ", plans.replace("foobar_seq", "seq"))
+            self.assertRegex(plans, "Index (Only )?Scan .*using big on foobar")
