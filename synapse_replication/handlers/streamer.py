@@ -199,7 +199,10 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            if description.announce_own_moves_only:
-                self._handler.set_last_sent_token(description.name, upto_token)
+            # An id of ours that left no row is a move of our own, too.
+            if description.announce_own_moves_only and not stream.has_local_updates(
+                last_sent, upto_token
+            ):
+                self._handler.pass_over(description.name, last_sent, upto_token)
             else:
                 self._handler.send_position(description.name, last_sent, upto_token)
