@@ -14,17 +14,13 @@ __all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
 
 
 class _Reusable(protocol.BaseReplicationStreamProtocol):
-    """May be connected again, also when the end of a connection was never told.
+    """May be made long before it is connected, and be connected again.
 
-    A host's tests do that with one object.
+    A host's tests do that with one object, and do not tell it the end of the
+    connection in between.
     """
 
     def makeConnection(self, transport: Any) -> None:
-        if self.transport is not None:
-            self._begin_again()
-        super().makeConnection(transport)
-
-    def _begin_again(self) -> None:
         if self.is_established and self.close_reason is None:
             self.connectionLost()
         self.is_established = False
@@ -32,6 +28,7 @@ class _Reusable(protocol.BaseReplicationStreamProtocol):
         self._connection = LineConnection(
             self.role, self.server_name, self._clock.seconds()
         )
+        super().makeConnection(transport)
 
 
 class ServerReplicationStreamProtocol(

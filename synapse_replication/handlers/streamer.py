@@ -124,7 +124,8 @@ class ReplicationStreamer:
 
     def _has_moved(self, stream: Stream) -> bool:
         last_sent = self._handler.last_sent_token(stream)
-        return stream.minimal_local_current_token() > last_sent
+        token = stream.minimal_local_current_token()
+        return token > last_sent or (token < last_sent and _may_reset(stream))
 
     async def _run(self) -> None:
         try:
@@ -160,6 +161,10 @@ class ReplicationStreamer:
         # Read once, before the rows are fetched: see above.
         upto_token = stream.minimal_local_current_token()
         last_sent = self._handler.last_sent_token(stream)
+        if upto_token < last_sent and _may_reset(stream):
+            # It began again while this process runs.
+            self._handler.send_position(stream.description.name, upto_token, upto_token)
+            return False
         if upto_token <= last_sent:
             return False
         if not stream.has_local_updates(last_sent, upto_token):
@@ -206,3 +211,7 @@ class ReplicationStreamer:
                 self._handler.pass_over(description.name, last_sent, upto_token)
             else:
                 self._handler.send_position(description.name, last_sent, upto_token)
+
+
+def _may_reset(stream: Stream) -> bool:
+    return stream.description.resettable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -119,6 +120,22 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ['RDATA caches w 6 ["a"]'])
         self.handler.announce_positions()
         self.assertIn("POSITION caches w 9 9", self.connection.take())
+
+    def test_own_id_without_row(self) -> None:
+        """C26: an id of ours that left no row is told, on ``caches`` as well."""
+        self.caches.is_guess = True
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
+
+    def test_begins_again(self) -> None:
+        """A stream that begins again in a running process tells where it stands."""
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        self.write(7, "a")
+        self.connection.take()
+        self.events.local_token = 2
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
     def test_commits_while_rows_are_fetched(self) -> None:
         """C11: what is committed during a fetch is sent, never passed by a POSITION."""
