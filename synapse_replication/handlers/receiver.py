@@ -245,16 +245,18 @@ class StreamReceiver:
                 link, instance_name, state, batches, position, tokens[-1]
             )
             return
-        whole = self._gather(instance_name, state, tokens, rows)
+        whole = self._gather(state, tokens, rows)
         if whole:
             await self._take_batches(link, instance_name, state, position, whole)
+        if len(state.pending) > self._options.max_batch_rows:
+            # Only now: the batches before it are whole.
+            self._discard(instance_name, DiscardReason.CATCHING_UP, len(state.pending))
+            state.pending = []
+            state.has_lost_rows = True
 
+    @staticmethod
     def _gather(
-        self,
-        instance_name: str,
-        state: WriterState,
-        tokens: Sequence[int | None],
-        rows: Sequence[bytes],
+        state: WriterState, tokens: Sequence[int | None], rows: Sequence[bytes]
     ) -> list[tuple[int, list[bytes]]]:
         """Take out the batches that these rows finish; keep what is unfinished."""
         whole = []
@@ -264,10 +266,6 @@ class StreamReceiver:
             if token is not None:
                 whole.append((token, pending))
                 pending = []
-        if len(pending) > self._options.max_batch_rows:
-            self._discard(instance_name, DiscardReason.CATCHING_UP, len(pending))
-            pending = []
-            state.has_lost_rows = True
         state.pending = pending
         return whole
 

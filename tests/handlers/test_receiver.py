@@ -190,6 +190,17 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 9, ["0", "1", "2", "3", "4"])])
         self.assertEqual(it.stream.requests, [("w", 0, 9)])
 
+    def test_batch_too_large_behind_a_whole_one(self) -> None:
+        """C10: the batch that is too large is fetched, not the one before it."""
+        it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
+        it.stream.persist("w", 9, *([str(n)] for n in range(4)))
+        it.receive("POSITION events w 0 0")
+        batch = [f'RDATA events w batch ["{n}"]' for n in range(3)]
+        it.receive('RDATA events w 8 ["a"]', *batch)
+        it.receive('RDATA events w 9 ["3"]')
+        self.assertEqual(it.texts(), [("w", 8, ["a"]), ("w", 9, ["0", "1", "2", "3"])])
+        self.assertEqual(it.stream.requests, [("w", 8, 9)])
+
     def test_unreadable_late_row_of_an_idempotent_stream(self) -> None:
         """A late row that cannot be read is fetched too."""
         it = receiving(idempotent=True)
