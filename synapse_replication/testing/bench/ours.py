@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import react
 
 from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
@@ -16,8 +16,12 @@ from synapse_replication.app.host import StandaloneHost
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.sequences import IdStream
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.table import IdColumn
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.testing.bench.traffic import (
     READER,
@@ -25,6 +29,7 @@ from synapse_replication.testing.bench.traffic import (
     STREAM,
     WRITER,
     flat_out_peer,
+    make_generator_tables,
     rdata_line,
     row_of,
 )
@@ -123,6 +128,39 @@ def receive_tcp(rows: int) -> float:
     return run(receive)
 
 
+def get_next(dsn: str, blocks: int, callers: int) -> float:
+    """Allocate an id and finish it, by callers at a time; the positions are kept."""
+    make_generator_tables(dsn)
+
+    async def allocate(reactor: Any) -> float:
+        # As many connections as the other side has.
+        database = Database(dsn, reactor, max_connections=10)
+        stream = IdStream(
+            stream_name=STREAM,
+            sequence="events_stream_seq",
+            tables=(IdColumn("events", "stream_ordering", "instance_name"),),
+            writers=(WRITER,),
+        )
+        generator = await load_id_generator(
+            database, stream, WRITER, reactor, ReactorClock(reactor)
+        )
+
+        async def call(count: int) -> None:
+            for _ in range(count):
+                async with generator.get_next():
+                    pass
+
+        started = time.perf_counter()
+        await gatherResults(
+            [Deferred.fromCoroutine(call(blocks // callers)) for _ in range(callers)]
+        )
+        seconds = time.perf_counter() - started
+        await database.close()
+        return seconds
+
+    return run(allocate)
+
+
 def run(work: Callable[[Any], Coroutine[Any, Any, float]]) -> float:
     """Run work on the reactor of this process, which ends with it."""
     results: list[float] = []
@@ -143,6 +181,7 @@ MEASURES: dict[str, Callable[..., float]] = {
     "parse": parse,
     "serialise": serialise,
     "receive_tcp": receive_tcp,
+    "get_next": get_next,
 }
 
 
