@@ -1,0 +1,129 @@
+"""A double of Redis: as much of it as replication uses, on simulated connections.
+
+Messages of one publisher keep their order, also towards each subscriber; those of
+different publishers meet as the network brings them. A subscriber that does not
+take what it is sent is cut off, as by ``client-output-buffer-limit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from synapse_replication.redis.resp import encode, new_reader
+from synapse_replication.testing.simulation.network import Connection, SimulatedNetwork
+
+__all__ = ["SimulatedBroker"]
+
+Garbler = Callable[[str, bytes], bytes]
+
+
+class SimulatedBroker:
+    """The broker: channels, and the sessions of its clients.
+
+    :param published: hears (process, line) of each message, before it is sent on.
+    :ivar delivers: sees and may change each message to a subscriber (by the name of
+        its process).
+    :ivar auth_stalls: AUTH is not answered.
+    :ivar auth_fails: AUTH is refused.
+    :ivar buffer_limit: bytes on their way to a subscriber; beyond, it is cut off.
+    :ivar messages: how many were published.
+    :ivar kills: how many subscribers were cut off.
+    """
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        random: Random,
+        published: Callable[[str, bytes], object],
+    ) -> None:
+        self._network = network
+        self._random = random
+        self._published = published
+        self._sessions: list[_Session] = []
+        self.delivers: Garbler = lambda _, line: line
+        self.auth_stalls = False
+        self.auth_fails = False
+        self.buffer_limit = 16_000
+        self.messages = 0
+        self.kills = 0
+        network.broker_session = self._new_session
+
+    def stop(self) -> None:
+        """Go down: every connection is lost, with what is on its way."""
+        self._network.broker_is_up = False
+        for session in list(self._sessions):
+            session.connection.reset(in_flight_arrives=False)
+
+    def start(self) -> None:
+        """Come up again, knowing nobody."""
+        self._network.broker_is_up = True
+
+    def _new_session(self, connection: Connection) -> _Session:
+        session = _Session(self, connection)
+        self._sessions.append(session)
+        return session
+
+    def ended(self, session: _Session) -> None:
+        """Forget a session."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    def publish(self, sender: Connection, channel: bytes, line: bytes) -> int:
+        """Send a message to all who subscribed; tell how many."""
+        self.messages += 1
+        self._published(sender.reactor.name, line)
+        receivers = [s for s in self._sessions if channel in s.channels]
+        for session in receivers:
+            name = session.connection.reactor.name
+            message = self.delivers(name, line)
+            session.write(encode(b"message", channel, message))
+            if session.connection.down.in_flight > self.buffer_limit:
+                self.kills += 1
+                session.connection.reset(in_flight_arrives=False)
+        return len(receivers)
+
+
+class _Session:
+    """One client."""
+
+    def __init__(self, broker: SimulatedBroker, connection: Connection) -> None:
+        self._broker = broker
+        self.connection = connection
+        self.channels: set[bytes] = set()
+        self._reader = new_reader()
+
+    def write(self, data: bytes) -> None:
+        self.connection.down.write(data)
+
+    def lost(self) -> None:
+        self._broker.ended(self)
+
+    def received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        answers = []
+        while (command := self._reader.gets()) is not False:
+            answers.append(self._answer(command))
+        self.write(b"".join(answers))
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        name = command[0].upper()
+        if name == b"PUBLISH":
+            count = self._broker.publish(self.connection, command[1], command[2])
+            return b":%d\r\n" % count
+        if name == b"SUBSCRIBE":
+            answers = []
+            for channel in command[1:]:
+                self.channels.add(channel)
+                answers.append(
+                    b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%b\r\n:%d\r\n"
+                    % (len(channel), channel, len(self.channels))
+                )
+            return b"".join(answers)
+        if name == b"PING":
+            return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if self.channels else b"+PONG\r\n"
+        if name == b"AUTH" and self._broker.auth_stalls:
+            return b""
+        if name == b"AUTH" and self._broker.auth_fails:
+            return b"-WRONGPASS invalid username-password pair\r\n"
+        return b"+OK\r\n"

@@ -1,0 +1,363 @@
+"""A double of Postgres: tables, sequences and ``stream_positions``, in memory.
+
+What it keeps of the real one: ``nextval`` takes effect at once and is never rolled
+back; rows are seen from their commit on, in the order of commits; a transaction may
+have to be repeated; the answer to a commit may be lost; after a switch to a standby
+a sequence may be behind. A transaction has yield points, each at another simulated
+time, at which anything else may happen: before it runs, before it commits, and
+before its answer arrives.
+
+The statements are those of ``storage/``, known by their text; another one is an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+import attrs
+import psycopg2
+import psycopg2.errors
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from synapse_replication.storage import queries
+from synapse_replication.storage.tables import declared_insert, declared_query
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+
+__all__ = ["DatabaseClient", "SimulatedDatabase", "StoredRow"]
+
+T = TypeVar("T")
+
+#: How often a transaction is tried, as in ``storage/database.py``.
+MAX_ATTEMPTS = 6
+
+_Params = Mapping[str, Any]
+_Statement = Callable[["_Cursor", _Params], Sequence[tuple[Any, ...]]]
+
+
+@attrs.frozen
+class StoredRow:
+    """A committed row."""
+
+    stream_id: int
+    instance_name: str
+    values: tuple[Any, ...]
+
+
+class SimulatedDatabase:
+    """The server.
+
+    :param tables: of the streams that are kept in it.
+    :param committed: hears (stream, writer, id, rows) of each commit of rows.
+    :ivar is_up: else every transaction fails.
+    :ivar retry_chance: that a transaction has to be repeated.
+    :ivar lost_answer_chance: that a commit's answer is lost.
+    :ivar slowness: what its latencies are multiplied with.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        random: Random,
+        tables: Sequence[TableStream],
+        committed: Callable[[str, str, int, list[tuple[Any, ...]]], object],
+    ) -> None:
+        self.clock = clock
+        self.random = random
+        self.is_up = True
+        self.retry_chance = 0.0
+        self.lost_answer_chance = 0.0
+        self.slowness = 1.0
+        self.generation = 0
+        self.sequences = {table.sequence: 1 for table in tables}
+        self.rows: dict[str, list[StoredRow]] = {table.table: [] for table in tables}
+        self.positions: dict[tuple[str, str], int] = {}
+        self.point: Callable[[str, str], object] = lambda point, process: None
+        self._committed = committed
+        self._streams = {table.table: table.name for table in tables}
+        self.statements: dict[str, _Statement] = {
+            queries.NEXT_IDS: self._next_ids,
+            queries.POSITIONS: self._read_positions,
+            queries.INSERT_POSITION: self._insert_position,
+            queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
+            queries.INDEXES: lambda cursor, params: [(["stream_id"], False)],
+            queries.upsert_position(False): self._upsert_position,
+        }
+        for table in tables:
+            self._add_table(table)
+
+    def _add_table(self, table: TableStream) -> None:
+        name, (column,) = table.table, table.id_columns
+        rows = self.rows[name]
+        columns = table.column_names
+
+        def page(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            found: list[tuple[Any, ...]] = []
+            for row in sorted(rows, key=lambda row: row.stream_id):
+                if row.instance_name != params["instance_name"]:
+                    continue
+                if not params["after"] < row.stream_id <= params["up_to"]:
+                    continue
+                if len(found) >= params["limit"] and found[-1][0] != row.stream_id:
+                    break
+                found.append((row.stream_id, json.dumps(row.values)))
+            return found
+
+        def insert(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            values = [
+                tuple(row[column] for column in columns)
+                for row in json.loads(params["rows"])
+            ]
+            cursor.inserts.append((name, params["id"], params["instance_name"], values))
+            return []
+
+        def greatest(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            return [(max((row.stream_id for row in rows), default=None),)]
+
+        def beyond(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            ids = sorted(r.stream_id for r in rows if r.stream_id > params["low"])
+            return [(id_,) for id_ in ids[: params["limit"]]]
+
+        def state(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            return [(self.sequences[table.sequence], True)]
+
+        self.statements[declared_query(table).sql] = page
+        self.statements[declared_insert(table).sql] = insert
+        self.statements[queries.greatest_id(column, False)] = greatest
+        self.statements[queries.ids_beyond(column, False)] = beyond
+        self.statements[queries.sequence_state(table.sequence)] = state
+
+    # -- statements -------------------------------------------------------------------
+
+    def _next_ids(self, cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+        sequence = params["sequence"].strip('"')
+        first = self.sequences[sequence] + 1
+        self.sequences[sequence] += params["count"]
+        return [(id_,) for id_ in range(first, first + params["count"])]
+
+    def _read_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        return [
+            (writer, id_)
+            for (stream, writer), id_ in self.positions.items()
+            if stream == params["stream_name"]
+        ]
+
+    def _insert_position(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        key = params["stream_name"], params["instance_name"]
+        self.positions.setdefault(key, params["stream_id"])
+        return []
+
+    def _upsert_position(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        key = params["stream_name"], params["instance_name"]
+        self.positions[key] = max(self.positions.get(key, 0), params["stream_id"])
+        return []
+
+    def _delete_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        for stream, writer in list(self.positions):
+            if stream == params["stream_name"] and writer not in params["writers"]:
+                del self.positions[stream, writer]
+        return []
+
+    # -- commit and faults ---------------------------------------------------------------
+
+    def commit(self, inserts: Sequence[_Insert]) -> None:
+        """Make rows visible.
+
+        :raises psycopg2.IntegrityError: another transaction has used the id.
+        """
+        for table, id_, _, _ in inserts:
+            if any(row.stream_id == id_ for row in self.rows[table]):
+                raise psycopg2.IntegrityError(f"{table}: id {id_} is used")
+        for table, id_, writer, values in inserts:
+            self.rows[table] += [StoredRow(id_, writer, row) for row in values]
+            self._committed(self._streams[table], writer, id_, values)
+
+    def stop(self) -> None:
+        """Go down: what is not committed never will be."""
+        self.is_up = False
+        self.generation += 1
+
+    def start(self) -> None:
+        """Come up again with all that was committed."""
+        self.is_up = True
+
+    def fall_behind(self, ids: int) -> None:
+        """Put every sequence back, as on a standby that was behind."""
+        for sequence, value in self.sequences.items():
+            self.sequences[sequence] = max(1, value - ids)
+
+    def set_sequence(self, sequence: str, value: int) -> None:
+        """Bring a sequence forward, as the error of a start says."""
+        self.sequences[sequence] = max(self.sequences[sequence], value)
+
+    def latency(self) -> float:
+        """Give s for one step of a transaction."""
+        return (0.001 + self.random.random() * 0.03) * self.slowness
+
+
+_Insert = tuple[str, int, str, list[tuple[Any, ...]]]
+
+
+class _Cursor:
+    """What a transaction's function gets."""
+
+    def __init__(self, database: SimulatedDatabase) -> None:
+        self.inserts: list[_Insert] = []
+        self.after_callbacks: list[Callable[[], object]] = []
+        self.exception_callbacks: list[Callable[[], object]] = []
+        self._database = database
+        self._found: list[tuple[Any, ...]] = []
+
+    def execute(self, sql: str, params: _Params | None = None) -> None:
+        statement = self._database.statements.get(sql)
+        if statement is None:
+            raise AssertionError(f"the simulated database does not know: {sql}")
+        self._found = list(statement(self, params or {}))
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        found, self._found = self._found, []
+        return found
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self._found.pop(0) if self._found else None
+
+    def call_after(self, func: Callable[..., object], *args: object) -> None:
+        self.after_callbacks.append(lambda: func(*args))
+
+    def call_on_exception(self, func: Callable[..., object], *args: object) -> None:
+        self.exception_callbacks.append(lambda: func(*args))
+
+
+class DatabaseClient:
+    """One process's connections: a
+    :class:`~synapse_replication.storage.database.TransactionRunner`."""
+
+    def __init__(self, database: SimulatedDatabase, reactor: ProcessReactor) -> None:
+        self._database = database
+        self._reactor = reactor
+
+    def transact(
+        self,
+        description: str,
+        func: Callable[[Any], T],
+        *,
+        autocommit: bool = False,
+    ) -> Deferred[T]:
+        """Run ``func(cursor)``; it takes effect at one moment, and answers later."""
+        transaction = _Transaction(
+            self._database, self._reactor, description, func, autocommit
+        )
+        transaction.begin()
+        return transaction.answered
+
+
+class _Transaction:
+    def __init__(
+        self,
+        database: SimulatedDatabase,
+        reactor: ProcessReactor,
+        description: str,
+        func: Callable[[Any], Any],
+        autocommit: bool,
+    ) -> None:
+        self._database = database
+        self._reactor = reactor
+        self._description = description
+        self._func = func
+        self._autocommit = autocommit
+        self._attempts = 0
+        self._callbacks: list[Callable[[], object]] = []
+        self.answered: Deferred[Any] = Deferred()
+
+    def begin(self) -> None:
+        self._later(self._run)
+
+    def _later(self, step: Callable[..., None], *args: object) -> None:
+        self._database.clock.callLater(self._database.latency(), step, *args)
+
+    def _run(self) -> None:
+        database = self._database
+        if not self._reactor.is_alive:
+            return
+        if not database.is_up:
+            self._answer_down()
+            return
+        self._attempts += 1
+        generation = database.generation
+        cursor = _Cursor(database)
+        try:
+            result = self._func(cursor)
+        except Exception:  # noqa: BLE001 -- the caller's
+            self._callbacks += cursor.exception_callbacks
+            self._answer(Failure())  # type: ignore[no-untyped-call]
+            return
+        if cursor.inserts:
+            database.point("before commit", self._reactor.name)
+            self._later(self._commit, cursor, generation, result)
+            return
+        if self._autocommit:
+            database.point(self._description, self._reactor.name)
+        elif self._may_repeat(cursor):
+            return
+        self._callbacks += cursor.after_callbacks
+        self._answer(result)
+
+    def _may_repeat(self, cursor: _Cursor) -> bool:
+        database = self._database
+        if database.random.random() >= database.retry_chance:
+            return False
+        self._callbacks += cursor.exception_callbacks
+        if self._attempts < MAX_ATTEMPTS:
+            self._later(self._run)
+        else:
+            self._fail(psycopg2.errors.SerializationFailure("it met another one"))
+        return True
+
+    def _commit(self, cursor: _Cursor, generation: int, result: Any) -> None:
+        database = self._database
+        if generation != database.generation:
+            self._callbacks += cursor.exception_callbacks
+            self._answer_down()
+            return
+        if not self._reactor.is_alive and database.random.random() < 0.5:
+            # The server saw that the client is gone, and rolled back.
+            return
+        if self._may_repeat(cursor):
+            return
+        try:
+            database.commit(cursor.inserts)
+        except psycopg2.Error as error:
+            self._callbacks += cursor.exception_callbacks
+            self._fail(error)
+            return
+        if database.random.random() < database.lost_answer_chance:
+            self._callbacks += cursor.exception_callbacks
+            self._fail(psycopg2.OperationalError("the answer to COMMIT was lost"))
+            return
+        database.point("after commit", self._reactor.name)
+        self._callbacks += cursor.after_callbacks
+        self._answer(result)
+
+    def _answer_down(self) -> None:
+        self._fail(psycopg2.OperationalError("the server is not there"))
+
+    def _fail(self, error: Exception) -> None:
+        self._answer(Failure(error))  # type: ignore[no-untyped-call]
+
+    def _answer(self, result: Any) -> None:
+        self._later(self._arrive, result)
+
+    def _arrive(self, result: Any) -> None:
+        if not self._reactor.is_alive:
+            return
+        for callback in self._callbacks:
+            callback()
+        if isinstance(result, Failure):
+            self.answered.errback(result)
+        else:
+            self.answered.callback(result)

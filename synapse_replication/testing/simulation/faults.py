@@ -1,0 +1,266 @@
+"""What goes wrong, and when: a plan of faults made of a seed.
+
+A fault happens at a random time, or at a *point*: the next time that a process is
+about to do a certain thing (after ``nextval``, before or after a commit, before it
+publishes rows, between the rows of a batch).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from random import Random
+
+from synapse_replication.testing.simulation.cluster import PROCESSES, Cluster
+from synapse_replication.testing.simulation.network import Connection
+
+__all__ = ["Faults"]
+
+_WRITERS = ("main", "writer1", "writer2")
+_POINTS = (
+    "get_next_ids",
+    "before commit",
+    "after commit",
+    "before publish",
+    "between rows",
+)
+_RDATA = re.compile(rb"RDATA (\S+) (\S+) (\S+) ")
+
+
+class Faults:
+    """Carries out a plan, and ends it.
+
+    :param until: s; nothing goes wrong from then on.
+    :ivar ended: all faults are over.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
+        self._cluster = cluster
+        self._random = random = Random(f"{seed}/faults")
+        self._until = until
+        self._garble_chance = 0.0
+        self._armed: dict[tuple[str, str], Callable[[], object]] = {}
+        #: (subscriber, stream, writer) of whom the newest thing was unreadable.
+        self.unread: dict[tuple[str, str, str], bool] = {}
+        self.ended = False
+        kinds: list[Callable[[], str]] = [
+            self._crash,
+            self._crash,
+            self._crash_at_point,
+            self._crash_at_point,
+            self._cut_at_point,
+            self._reset,
+            self._reset,
+            self._cut_outbound,
+            self._cut_outbound,
+            self._half_open,
+            self._restart_broker,
+            self._stall_auth,
+            self._fail_auth,
+            self._storm,
+            self._storm,
+            self._stop_database,
+            self._slow_database,
+            self._lose_answers,
+            self._garble,
+            self._fail_sinks,
+            self._fail_http,
+        ]
+        cluster.broker.delivers = self._deliver
+        cluster.database.point = self._reach
+        cluster.network.before_write = self._before_write
+        cluster.database.retry_chance = random.choice([0.0, 0.05])
+        cluster.slow_sink_chance = random.choice([0.0, 0.1])
+        for _ in range(random.randrange(2, 14)):
+            kind = random.choice(kinds)
+            at = start + random.random() * (until - start)
+            cluster.clock.callLater(at, self._begin, kind)
+        cluster.clock.callLater(until, self.end)
+
+    def _begin(self, kind: Callable[[], str]) -> None:
+        what = kind()
+        name = kind.__name__.strip("_")
+        self._cluster.counts.faults[name] += 1
+        self._cluster.trace(f"FAULT {name}: {what}")
+
+    def _later(self, func: Callable[..., object], *args: object) -> float:
+        delay = 0.3 + self._random.random() * 4
+        self._cluster.clock.callLater(delay, func, *args)
+        return delay
+
+    def end(self) -> None:
+        """Let nothing go wrong any more, and start what is down."""
+        cluster = self._cluster
+        cluster.trace("the faults are over")
+        self.ended = True
+        self._garble_chance = 0.0
+        self._armed.clear()
+        cluster.database.retry_chance = cluster.database.lost_answer_chance = 0.0
+        cluster.sink_failure_chance = cluster.http_failure_chance = 0.0
+        cluster.network.slowness.clear()
+        cluster.network.refused.clear()
+        cluster.broker.auth_stalls = cluster.broker.auth_fails = False
+        cluster.database.slowness = 1.0
+        if not cluster.database.is_up:
+            cluster.database.start()
+        if not cluster.network.broker_is_up:
+            cluster.broker.start()
+        for name in PROCESSES:
+            cluster.start(name)
+
+    # -- kinds: each says what it does -----------------------------------------------
+
+    def _crash(self) -> str:
+        name = self._random.choice(list(PROCESSES))
+        self._crash_now(name)
+        return name
+
+    def _crash_now(self, name: str) -> None:
+        self._cluster.crash(name)
+        # Longer than a transaction of the dead may take.
+        self._cluster.clock.callLater(
+            1.0 + self._random.random() * 3, self._cluster.start, name
+        )
+
+    def _crash_at_point(self) -> str:
+        name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)
+        self._armed[point, name] = lambda: self._crash_now(name)
+        return f"{name}, {point}"
+
+    def _cut_at_point(self) -> str:
+        name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)
+        self._armed[point, name] = lambda: self._reset_all(name, "redis_out")
+        return f"{name}, {point}"
+
+    def _reset_all(self, name: str, role: str | None) -> None:
+        for connection in self._cluster.network.of_process(name, role):
+            connection.reset(in_flight_arrives=self._random.random() < 0.5)
+
+    def _reset(self) -> str:
+        name = self._random.choice(list(PROCESSES))
+        role = self._random.choice([None, "redis", "redis_out"])
+        self._reset_all(name, role)
+        return f"{name}, {role or 'both'}"
+
+    def _cut_outbound(self) -> str:
+        name = self._random.choice(_WRITERS)
+        refused = self._cluster.network.refused
+        refused.add((name, "redis_out"))
+        self._reset_all(name, "redis_out")
+        delay = self._later(refused.discard, (name, "redis_out"))
+        return f"{name} for {delay:.1f} s"
+
+    def _half_open(self) -> str:
+        name = self._random.choice(list(PROCESSES))
+        role = self._random.choice(["redis", "redis_out"])
+        direction = self._random.choice(["up", "down", "both"])
+        for connection in self._cluster.network.of_process(name, role):
+            connection.up.is_cut |= direction in ("up", "both")
+            connection.down.is_cut |= direction in ("down", "both")
+        return f"{name}, {role}, {direction}"
+
+    def _restart_broker(self) -> str:
+        cluster = self._cluster
+        if not cluster.network.broker_is_up:
+            return "it is down already"
+        cluster.broker.stop()
+        return f"for {self._later(self._start_broker):.1f} s"
+
+    def _start_broker(self) -> None:
+        if not self._cluster.network.broker_is_up:
+            self._cluster.broker.start()
+
+    def _stall_auth(self) -> str:
+        broker = self._cluster.broker
+        broker.auth_stalls = True
+        self._reset()
+        return f"for {self._later(setattr, broker, 'auth_stalls', False):.1f} s"
+
+    def _fail_auth(self) -> str:
+        broker = self._cluster.broker
+        broker.auth_fails = True
+        self._reset()
+        return f"for {self._later(setattr, broker, 'auth_fails', False):.1f} s"
+
+    def _storm(self) -> str:
+        slowness = self._cluster.network.slowness
+        name = self._random.choice(list(PROCESSES))
+        slowness[name] = self._random.choice([10.0, 50.0, 200.0])
+        delay = self._later(slowness.pop, name, None)
+        return f"{name} for {delay:.1f} s"
+
+    def _stop_database(self) -> str:
+        database = self._cluster.database
+        if not database.is_up:
+            return "it is down already"
+        database.stop()
+        behind = self._random.choice([0, 0, 32])
+        return f"for {self._later(self._start_database, behind):.1f} s, -{behind}"
+
+    def _start_database(self, behind: int) -> None:
+        if not self._cluster.database.is_up:
+            self._cluster.database.fall_behind(behind)
+            self._cluster.database.start()
+
+    def _slow_database(self) -> str:
+        database = self._cluster.database
+        database.slowness = self._random.choice([5.0, 30.0])
+        return f"for {self._later(setattr, database, 'slowness', 1.0):.1f} s"
+
+    def _lose_answers(self) -> str:
+        database = self._cluster.database
+        database.lost_answer_chance = 0.2
+        return f"for {self._later(setattr, database, 'lost_answer_chance', 0.0):.1f} s"
+
+    def _garble(self) -> str:
+        self._garble_chance = 0.05
+        return f"for {self._later(setattr, self, '_garble_chance', 0.0):.1f} s"
+
+    def _fail_sinks(self) -> str:
+        cluster = self._cluster
+        cluster.sink_failure_chance = 0.1
+        return f"for {self._later(setattr, cluster, 'sink_failure_chance', 0.0):.1f} s"
+
+    def _fail_http(self) -> str:
+        cluster = self._cluster
+        cluster.http_failure_chance = 0.5
+        return f"for {self._later(setattr, cluster, 'http_failure_chance', 0.0):.1f} s"
+
+    # -- points ---------------------------------------------------------------------------
+
+    def _reach(self, point: str, name: str) -> None:
+        act = self._armed.pop((point, name), None)
+        if act is not None:
+            self._cluster.trace(f"POINT {point} of {name}")
+            act()
+
+    def _before_write(self, connection: Connection, data: bytes) -> bytes:
+        name = connection.reactor.name
+        if self._armed and connection.role == "redis_out" and b"RDATA" in data:
+            self._reach("before publish", name)
+            act = self._armed.get(("between rows", name))
+            at = data.find(b" batch ")
+            if act is not None and at >= 0 and connection.is_open:
+                # The first row of a batch gets there, the rest does not.
+                connection.up.write(data[: data.index(b"]\r\n", at) + 3])
+                connection.up.end()
+                self._reach("between rows", name)
+        return data
+
+    def _deliver(self, name: str, line: bytes) -> bytes:
+        if not self._garble_chance and not self.unread:
+            return line
+        row = _RDATA.match(line)
+        if row is not None:
+            stream, writer, token = (word.decode() for word in row.groups())
+            if writer != name and self._random.random() < self._garble_chance:
+                self._cluster.counts.garbled += 1
+                self._cluster.trace(f"garbled for {name}: {line!r}")
+                if self._random.random() < 0.5:
+                    # The row is unreadable, its token is not.
+                    return line[:-1]
+                self.unread[name, stream, writer] = True
+                return line.replace(row[3], b"x" + row[3], 1)
+            if token != "batch":
+                self.unread.pop((name, stream, writer), None)
+        return line

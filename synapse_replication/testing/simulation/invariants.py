@@ -1,0 +1,287 @@
+"""What must hold at every moment, whatever goes wrong: the :class:`Ledger`.
+
+Of each stream that is kept in tables, for each writer and each life of each process
+that reads it:
+
+- rows are handed on exactly as they were committed: each token once, in order, with
+  all of its rows (idempotent streams: at least once);
+- a position passes a token only if its rows were handed on, and nothing is committed
+  at or below a position that anybody holds or announced;
+- a POSITION on the wire never says "nothing between" of a range with a commit (C11).
+
+Of a stream in memory: tokens go up within one life of its writer, and in the end
+every reader has the newest row of each key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+__all__ = ["Ledger", "Reader", "SimulatedRow", "ViolationError"]
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+@attrs.frozen
+class SimulatedRow:
+    """A row of every simulated stream.
+
+    :ivar row_id: no two rows have the same.
+    :ivar key: of a stream in memory: its writer's life, a colon, the key.
+    """
+
+    row_id: int
+    key: str
+
+
+@attrs.define
+class _Written:
+    """What one writer committed in one stream."""
+
+    tokens: list[int] = attrs.Factory(list)
+    rows: dict[int, list[int]] = attrs.Factory(dict)
+    #: The newest token that it announced on the wire.
+    announced: int = 0
+
+    def next_after(self, token: int) -> int | None:
+        """Give the first committed token above ``token``."""
+        index = bisect_right(self.tokens, token)
+        return self.tokens[index] if index < len(self.tokens) else None
+
+
+_Key = tuple[str, str]
+
+
+@attrs.define(eq=False)
+class Reader:
+    """One life of a process that reads.
+
+    :ivar positions: by (stream, writer).
+    :ivar heard: the writers of which anything was heard in this life.
+    :ivar applied: the tokens handed on of idempotent streams.
+    :ivar views: the newest row of each key of streams in memory, with its writer's
+        life.
+    :ivar hidden_resets: streams in memory that began again without the reader's
+        being able to see it (a stock peer says no epoch).
+    """
+
+    name: str
+    positions: dict[_Key, int] = attrs.Factory(dict)
+    heard: set[_Key] = attrs.Factory(set)
+    applied: dict[_Key, set[int]] = attrs.Factory(dict)
+    views: dict[str, dict[str, int]] = attrs.Factory(dict)
+    epochs: dict[str, int] = attrs.Factory(dict)
+    hidden_resets: set[str] = attrs.Factory(set)
+
+
+class Ledger:
+    """Knows what was committed, announced and handed on; raises :exc:`ViolationError`.
+
+    :param idempotent: the names of the idempotent streams.
+    :param in_memory: the names of the streams in memory.
+    :param trace: told of what happens.
+    :ivar committed_rows: how many rows were committed.
+    :ivar applied_rows: how many rows were handed on, in all processes.
+    """
+
+    def __init__(
+        self,
+        idempotent: frozenset[str],
+        in_memory: frozenset[str],
+        trace: Callable[[str], object],
+    ) -> None:
+        self._idempotent = idempotent
+        self._in_memory = in_memory
+        self._trace = trace
+        self._written: dict[_Key, _Written] = {}
+        self.readers: dict[str, Reader] = {}
+        self.committed_rows = 0
+        self.applied_rows = 0
+
+    def written(self, stream: str, writer: str) -> _Written:
+        """Give what a writer committed."""
+        return self._written.setdefault((stream, writer), _Written())
+
+    # -- writers ----------------------------------------------------------------------
+
+    def committed(
+        self, stream: str, writer: str, token: int, rows: list[tuple[Any, ...]]
+    ) -> None:
+        """Take note of a commit.
+
+        :raises ViolationError: somebody has passed it already.
+        """
+        self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
+        written = self.written(stream, writer)
+        insort(written.tokens, token)
+        written.rows[token] = [row[0] for row in rows]
+        self.committed_rows += len(rows)
+        if written.announced >= token:
+            raise ViolationError(
+                f"{writer} announced {stream} up to {written.announced} before it "
+                f"committed {token}"
+            )
+        key = stream, writer
+        for reader in self.readers.values():
+            if (
+                reader.name != writer
+                and reader.positions.get(key, 0) >= token
+                and (stream not in self._idempotent or key in reader.heard)
+            ):
+                raise ViolationError(
+                    f"{reader.name} is at {reader.positions[key]} of {stream} of "
+                    f"{writer}, which now commits {token}"
+                )
+
+    def announced(self, stream: str, writer: str, prev: int, new: int) -> None:
+        """Take note of a POSITION on the wire.
+
+        :raises ViolationError: it covers a committed row.
+        """
+        if stream in self._in_memory:
+            return
+        written = self.written(stream, writer)
+        written.announced = max(written.announced, new)
+        token = written.next_after(prev)
+        if prev < new and token is not None and token <= new:
+            raise ViolationError(
+                f"POSITION {stream} {writer} {prev} {new} covers the committed {token}"
+            )
+
+    # -- readers ----------------------------------------------------------------------
+
+    def begins(
+        self, name: str, positions: dict[_Key, int], kept: Reader | None
+    ) -> Reader:
+        """Begin with a life of a process, at these positions.
+
+        :param kept: its last life, if it keeps what it was handed.
+        """
+        reader = self.readers[name] = Reader(name, dict(positions))
+        if kept is not None:
+            reader.applied, reader.heard = kept.applied, kept.heard
+            reader.views, reader.epochs = kept.views, kept.epochs
+            reader.hidden_resets = kept.hidden_resets
+        return reader
+
+    def ends(self, name: str) -> None:
+        """End with a life of a process."""
+        self.readers.pop(name, None)
+
+    def handed_on(
+        self,
+        reader: Reader,
+        stream: str,
+        writer: str,
+        token: int,
+        rows: list[SimulatedRow],
+    ) -> None:
+        """Take note of rows that a process was given.
+
+        :raises ViolationError: they are not the ones that come next.
+        """
+        self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
+        self.applied_rows += len(rows)
+        key = stream, writer
+        if stream in self._in_memory:
+            self._view(reader, stream, token, rows)
+            reader.positions[key] = token
+            return
+        written = self.written(stream, writer)
+        expected = written.rows.get(token)
+        if expected != [row.row_id for row in rows]:
+            raise ViolationError(
+                f"{reader.name} got rows {[row.row_id for row in rows]} as {token} of "
+                f"{stream} of {writer}, which committed {expected}"
+            )
+        position = reader.positions.get(key, 0)
+        reader.heard.add(key)
+        if stream in self._idempotent:
+            reader.applied.setdefault(key, set()).add(token)
+            if token > position:
+                self._passes(reader, key, token)
+            return
+        if token != written.next_after(position):
+            raise ViolationError(
+                f"{reader.name}, at {position} of {stream} of {writer}, got {token} "
+                f"and not {written.next_after(position)}"
+            )
+        reader.positions[key] = token
+
+    def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
+        """Take note of a position that a process was given.
+
+        :raises ViolationError: it passes rows that were not handed on.
+        """
+        self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
+        key = stream, writer
+        before = reader.positions.get(key, 0)
+        reader.heard.add(key)
+        if stream in self._in_memory:
+            if token < before:
+                reader.views[stream] = {}
+                reader.epochs.pop(stream, None)
+            reader.positions[key] = token
+            return
+        if token < before:
+            if stream not in self._idempotent:
+                raise ViolationError(
+                    f"{reader.name} goes back from {before} to {token} of {stream} of "
+                    f"{writer}"
+                )
+            reader.positions[key] = token
+            return
+        self._passes(reader, key, token)
+
+    def _passes(self, reader: Reader, key: _Key, token: int) -> None:
+        written = self.written(*key)
+        applied = reader.applied.get(key, ())
+        at = reader.positions.get(key, 0)
+        while (at := written.next_after(at) or 0) and at <= token:
+            if at not in applied:
+                raise ViolationError(
+                    f"{reader.name} passes {at} of {key[0]} of {key[1]} on its way to "
+                    f"{token}, and did not get its rows"
+                )
+        reader.positions[key] = token
+
+    def _view(
+        self, reader: Reader, stream: str, token: int, rows: list[SimulatedRow]
+    ) -> None:
+        view = reader.views.setdefault(stream, {})
+        for row in rows:
+            epoch, _, key = row.key.partition(":")
+            known = reader.epochs.setdefault(stream, int(epoch))
+            if int(epoch) != known:
+                # Its writer began again and is past our position already.
+                reader.hidden_resets.add(stream)
+                reader.epochs[stream] = int(epoch)
+            if row.row_id < view.get(key, 0):
+                raise ViolationError(
+                    f"{reader.name} got row {row.row_id} of {stream} after a newer one "
+                    f"of the same key"
+                )
+            view[key] = row.row_id
+
+    # -- in the end ---------------------------------------------------------------------
+
+    def missing(self) -> list[str]:
+        """Tell what was committed and not handed on to those who live."""
+        lacks = []
+        for reader in self.readers.values():
+            for (stream, writer), written in self._written.items():
+                if reader.name == writer:
+                    continue
+                token = written.next_after(reader.positions.get((stream, writer), 0))
+                if token is not None:
+                    lacks.append(
+                        f"{reader.name} lacks {token} of {stream} of {writer}, it is "
+                        f"at {reader.positions.get((stream, writer), 0)}"
+                    )
+        return lacks

@@ -1,0 +1,381 @@
+"""The network between processes and the broker: TCP connections that misbehave.
+
+Each direction of a connection is a :class:`Pipe`: bytes arrive late, in order, and
+in pieces that have nothing to do with how they were written. A pipe may be *cut*:
+then it takes bytes and delivers none, and nobody is told (half-open).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import (
+    ConnectionDone,
+    ConnectionLost,
+    ConnectionRefusedError,
+)
+from twisted.internet.protocol import ClientFactory
+from twisted.python.failure import Failure
+
+from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+
+if TYPE_CHECKING:
+    from synapse_replication.testing.simulation.cluster import Parts
+
+__all__ = ["Connection", "Pipe", "Session", "SimulatedConnector", "SimulatedNetwork"]
+
+_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
+
+
+class Session(Protocol):
+    """The broker's end of a connection."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def lost(self) -> None: ...
+
+
+class Pipe:
+    """One direction of a connection.
+
+    :param latency: gives s, for each write.
+    :param deliver: gets the bytes.
+    :param at_end: called once all before :meth:`end` was delivered.
+    :ivar in_flight: bytes that were written and not delivered.
+    :ivar is_cut: take bytes, deliver none, say nothing.
+    """
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        random: Random,
+        latency: Callable[[], float],
+        deliver: Callable[[bytes], object],
+        at_end: Callable[[], object],
+    ) -> None:
+        self.in_flight = 0
+        self.is_cut = False
+        self.split_chance = 0.0
+        self._clock = clock
+        self._random = random
+        self._latency = latency
+        self._deliver = deliver
+        self._at_end = at_end
+        self._queue: deque[tuple[float, bytes | None]] = deque()
+        self._last = 0.0
+        self._is_due = False
+        self._is_closed = False
+
+    def write(self, data: bytes) -> None:
+        """Have bytes delivered after those before them."""
+        if not self._is_closed and not self.is_cut:
+            self.in_flight += len(data)
+            self._put(data)
+
+    def end(self) -> None:
+        """Have the end delivered after all bytes."""
+        if not self._is_closed and not self.is_cut:
+            self._put(None)
+        self._is_closed = True
+
+    def close(self) -> None:
+        """Deliver nothing any more, what is on its way included."""
+        self._is_closed = True
+        self._queue.clear()
+
+    def _put(self, data: bytes | None) -> None:
+        self._last = max(self._last, self._clock.rightNow + self._latency())
+        self._queue.append((self._last, data))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._queue and not self._is_due:
+            self._is_due = True
+            delay = max(0.0, self._queue[0][0] - self._clock.rightNow)
+            self._clock.callLater(delay, self._take)
+
+    def _take(self) -> None:
+        self._is_due = False
+        now = self._clock.rightNow
+        data = []
+        ended = False
+        while self._queue and self._queue[0][0] <= now:
+            piece = self._queue.popleft()[1]
+            if piece is None:
+                ended = True
+            else:
+                data.append(piece)
+        joined = b"".join(data)
+        if joined and not ended and self._random.random() < self.split_chance:
+            cut = self._random.randrange(len(joined))
+            joined, rest = joined[:cut], joined[cut:]
+            self._queue.appendleft((now + 0.001, rest))
+        self.in_flight -= len(joined)
+        self._schedule()
+        if joined and not self.is_cut:
+            self._deliver(joined)
+        if ended and not self.is_cut:
+            self._at_end()
+
+
+class SimulatedTransport:
+    """The process's end of a connection."""
+
+    disconnecting = False
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.connected = True
+
+    def write(self, data: bytes) -> None:
+        self._connection.client_writes(data)
+
+    def writeSequence(self, data: list[bytes]) -> None:
+        self.write(b"".join(data))
+
+    def loseConnection(self) -> None:
+        self.disconnecting = True
+        self._connection.client_closes(ConnectionDone())
+
+    def abortConnection(self) -> None:
+        self.disconnecting = True
+        self._connection.client_closes(ConnectionLost())
+
+    def registerProducer(self, producer: object, streaming: bool) -> None:
+        """Pause nobody: what is written is little."""
+
+    def unregisterProducer(self) -> None: ...
+
+    def pauseProducing(self) -> None: ...
+
+    def resumeProducing(self) -> None: ...
+
+    def setTcpNoDelay(self, enabled: bool) -> None: ...
+
+    def setTcpKeepAlive(self, enabled: bool) -> None: ...
+
+    def getPeer(self) -> IPv4Address:
+        return _ADDRESS
+
+    def getHost(self) -> IPv4Address:
+        return _ADDRESS
+
+
+class Connection:
+    """One connection of a process to the broker.
+
+    :ivar role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
+    :ivar is_open: from the client's point of view.
+    """
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        reactor: ProcessReactor,
+        connector: SimulatedConnector,
+        protocol: Any,
+        session_factory: Callable[[Connection], Session],
+        role: str,
+    ) -> None:
+        self.reactor = reactor
+        self.role = role
+        self.is_open = True
+        self._network = network
+        self._connector = connector
+        self._protocol = protocol
+        self._session = session_factory(self)
+        self._session_open = True
+
+        def latency() -> float:
+            return network.latency(reactor.name)
+
+        clock, random = network.clock, network.random
+        self.up = Pipe(clock, random, latency, self._session_receives, self.end_session)
+        self.down = Pipe(clock, random, latency, self._client_receives, self._peer_left)
+        self.up.split_chance = self.down.split_chance = network.split_chance
+        self.transport = SimulatedTransport(self)
+
+    def begin(self) -> None:
+        """Tell the protocol that it is connected."""
+        self._protocol.makeConnection(self.transport)
+
+    # -- the process's end ------------------------------------------------------------
+
+    def client_writes(self, data: bytes) -> None:
+        if self.is_open and self.reactor.is_alive:
+            data = self._network.before_write(self, data)
+            if self.is_open:
+                self.up.write(data)
+
+    def client_closes(self, why: Exception) -> None:
+        if self.is_open:
+            self.up.end()
+            self._client_lost(why)
+
+    def process_died(self) -> None:
+        """Close as the kernel does; nobody is left to be told."""
+        if self.is_open:
+            self.is_open = False
+            self.up.end()
+            self.down.close()
+
+    def _client_receives(self, data: bytes) -> None:
+        if self.is_open and self.reactor.is_alive:
+            self._protocol.dataReceived(data)
+
+    def _peer_left(self) -> None:
+        self._client_lost(ConnectionDone())
+
+    def _client_lost(self, why: Exception) -> None:
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.down.close()
+        self.reactor.callLater(0, self._tell_client, Failure(why))  # type: ignore[no-untyped-call]
+
+    def _tell_client(self, failure: Failure) -> None:
+        self.transport.connected = False
+        self._protocol.connectionLost(failure)
+        self._connector.lost(failure)
+
+    # -- the broker's end -------------------------------------------------------------
+
+    def _session_receives(self, data: bytes) -> None:
+        if self._session_open:
+            self._session.received(data)
+
+    def end_session(self) -> None:
+        """Have the broker's end forget the connection."""
+        if self._session_open:
+            self._session_open = False
+            self._session.lost()
+            self.down.end()
+            self._network.forget(self)
+
+    # -- faults -------------------------------------------------------------------------
+
+    def reset(self, *, in_flight_arrives: bool) -> None:
+        """Lose the connection at both ends."""
+        if not in_flight_arrives:
+            self.up.close()
+            self.down.close()
+        self.up.end()
+        self._client_lost(ConnectionLost())
+        if not in_flight_arrives:
+            self.end_session()
+
+
+class SimulatedConnector:
+    """What a client factory is given to connect again with."""
+
+    def __init__(
+        self, network: SimulatedNetwork, reactor: ProcessReactor, factory: Any
+    ) -> None:
+        self._network = network
+        self._reactor = reactor
+        self.factory = factory
+        self._attempt = 0
+
+    def connect(self) -> None:
+        self._attempt += 1
+        self.factory.doStart()
+        self.factory.startedConnecting(self)
+        delay = self._network.latency(self._reactor.name)
+        self._reactor.callLater(delay, self._decide, self._attempt)
+
+    def stopConnecting(self) -> None:
+        self._attempt += 1
+
+    def disconnect(self) -> None:
+        self._attempt += 1
+
+    def _decide(self, attempt: int) -> None:
+        if attempt != self._attempt:
+            return
+        network, factory = self._network, self.factory
+        if network.refuses(self._reactor.name, factory.name):
+            refused = Failure(ConnectionRefusedError())  # type: ignore[no-untyped-call]
+            factory.clientConnectionFailed(self, refused)
+            factory.doStop()
+            return
+        protocol = factory.buildProtocol(_ADDRESS)
+        assert network.broker_session is not None
+        connection = Connection(
+            network,
+            self._reactor,
+            self,
+            protocol,
+            network.broker_session,
+            factory.name,
+        )
+        network.connections.append(connection)
+        connection.begin()
+
+    def lost(self, failure: Failure) -> None:
+        self.factory.clientConnectionLost(self, failure)
+        self.factory.doStop()
+
+
+class SimulatedNetwork:
+    """All connections, and what is wrong with them.
+
+    :param before_write: sees what a process writes, may end the connection or the
+        process, and gives what is really written.
+    :ivar slowness: by process, what its latencies are multiplied with.
+    :ivar refused: (process, role) that gets no connection.
+    :ivar broker_is_up: whether anybody does.
+    """
+
+    def __init__(self, clock: SimulatedClock, random: Random, parts: Parts) -> None:
+        self.clock = clock
+        self.random = random
+        self.split_chance = 0.1
+        self.connections: list[Connection] = []
+        self.slowness: dict[str, float] = {}
+        self.refused: set[tuple[str, str]] = set()
+        self.broker_is_up = True
+        self.broker_session: Callable[[Connection], Session] | None = None
+        self.before_write: Callable[[Connection, bytes], bytes] = lambda _, data: data
+        self._parts = parts
+
+    def latency(self, name: str) -> float:
+        """Give s for one message between a process and the broker."""
+        return (0.001 + self.random.random() * 0.02) * self.slowness.get(name, 1.0)
+
+    def refuses(self, name: str, role: str) -> bool:
+        """Tell whether a connection would be refused now."""
+        return not self.broker_is_up or (name, role) in self.refused
+
+    def connect(
+        self, reactor: ProcessReactor, factory: ClientFactory
+    ) -> SimulatedConnector:
+        """Connect to the broker, whatever address was asked for."""
+        self._parts.prepare(factory)
+        connector = SimulatedConnector(self, reactor, factory)
+        connector.connect()
+        return connector
+
+    def process_died(self, reactor: ProcessReactor) -> None:
+        """Close all connections of a process."""
+        for connection in self.of_process(reactor.name):
+            if connection.reactor is reactor:
+                connection.process_died()
+
+    def of_process(self, name: str, role: str | None = None) -> list[Connection]:
+        """Give the open connections of a process."""
+        return [
+            connection
+            for connection in self.connections
+            if connection.reactor.name == name
+            and connection.is_open
+            and role in (None, connection.role)
+        ]
+
+    def forget(self, connection: Connection) -> None:
+        """Drop a connection that is over at the broker's end."""
+        if connection in self.connections:
+            self.connections.remove(connection)

@@ -1,0 +1,194 @@
+"""One simulation: traffic, faults, then quiet; and what came of it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from random import Random
+
+import attrs
+
+from synapse_replication.testing.simulation.cluster import (
+    MEMORY_STREAM,
+    PROCESSES,
+    Cluster,
+    Parts,
+)
+from synapse_replication.testing.simulation.faults import Faults
+from synapse_replication.testing.simulation.invariants import ViolationError
+from synapse_replication.testing.simulation.watcher import Counts
+
+__all__ = ["LIVENESS_SECONDS", "Result", "simulate"]
+
+#: When traffic and faults begin, s.
+BEGIN = 2.0
+#: When faults end, s. Traffic ends 2 s before, so that some is the last.
+END = 17.0
+#: Within how many s after the last fault all positions are equal.
+LIVENESS_SECONDS = 60.0
+#: Within how many s a half-open connection is noticed and replaced: a ping each 5 s,
+#: 5 s for its answer, and the new connection.
+NOTICE_SECONDS = 12.0
+#: How long nothing may be said when there is nothing to say, s.
+IDLE_SECONDS = 5.0
+#: Catch-ups beyond those that disconnections explain.
+ALLOWANCE = 10
+
+
+@attrs.frozen
+class Result:
+    """What came of one seed.
+
+    :ivar failure: what did not hold; ``None`` if all did.
+    :ivar agreed_after: s from the end of the faults until all positions agreed.
+    """
+
+    seed: int
+    failure: str | None
+    counts: Counts
+    committed_rows: int
+    applied_rows: int
+    messages: int
+    agreed_after: float
+    simulated_seconds: float
+    calls: int
+
+
+def simulate(
+    seed: int,
+    parts: Parts | None = None,
+    trace_to: Callable[[float, str], object] | None = None,
+) -> Result:
+    """Run the cluster of a seed to its end, or to the first thing that fails.
+
+    :param parts: other classes than the real ones, to see the bugs found.
+    :param trace_to: is given (time, text) of what happens.
+    """
+    run = _Run(seed, parts, trace_to)
+    failure: str | None = None
+    try:
+        run.run()
+    except ViolationError as violation:
+        failure = str(violation)
+    except Exception as error:  # noqa: BLE001 -- it is the result
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        failure = (
+            f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}, "
+            f"{where.name})"
+        )
+    cluster = run.cluster
+    if failure is None and cluster.problems:
+        failure = "; ".join(cluster.problems)
+    for name in list(cluster.processes):
+        cluster.crash(name)
+    cluster.clock.calls.clear()
+    return Result(
+        seed,
+        failure,
+        cluster.counts,
+        cluster.ledger.committed_rows,
+        cluster.ledger.applied_rows,
+        cluster.broker.messages,
+        run.agreed_after,
+        cluster.clock.rightNow,
+        cluster.clock.made,
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        seed: int,
+        parts: Parts | None,
+        trace_to: Callable[[float, str], object] | None,
+    ) -> None:
+        self.cluster = Cluster(seed, parts, trace_to)
+        self.agreed_after = 0.0
+        self._random = Random(f"{seed}/traffic")
+        self._faults = Faults(self.cluster, seed, BEGIN, END)
+        self._rate = self._random.choice([4.0, 8.0, 16.0])
+
+    def run(self) -> None:
+        cluster = self.cluster
+        for name in PROCESSES:
+            cluster.clock.callLater(self._random.random(), cluster.start, name)
+        cluster.clock.callLater(BEGIN, self._write)
+        self._go_until(END)
+        self._wait_for_agreement()
+        self._check_idle()
+        self._check_catch_ups()
+
+    def _go_until(self, when: float) -> None:
+        self.cluster.clock.run_until(when)
+        if self.cluster.problems:
+            raise ViolationError("; ".join(self.cluster.problems))
+
+    def _write(self) -> None:
+        cluster, random = self.cluster, self._random
+        streams = list(cluster.writers)
+        stream = random.choice(streams)
+        if stream == MEMORY_STREAM and random.random() < 0.5:
+            stream = streams[0]
+        rows = random.choice([1, 1, 2, 3, 7])
+        # Some at the same time: their ids are in flight together.
+        for _ in range(random.choice([1, 1, 3])):
+            cluster.write(random.choice(cluster.writers[stream]), stream, rows)
+        if cluster.clock.rightNow < END - 2.0:
+            cluster.clock.callLater(random.expovariate(self._rate), self._write)
+
+    def _wait_for_agreement(self) -> None:
+        cluster = self.cluster
+        while found := cluster.differences():
+            self.agreed_after = cluster.clock.rightNow - END
+            if self.agreed_after > LIVENESS_SECONDS:
+                raise ViolationError(
+                    f"{LIVENESS_SECONDS:g} s after the last fault, " + "; ".join(found)
+                )
+            if self.agreed_after > 5.0:
+                self._nudge()
+            self._go_until(cluster.clock.rightNow + 0.5)
+        self.agreed_after = cluster.clock.rightNow - END
+
+    def _nudge(self) -> None:
+        """Have who was last heard in unreadable words say something more.
+
+        Whoever hears a row whose token it cannot read does not know what to fetch
+        until it hears the next one.
+        """
+        for _, stream, writer in list(self._faults.unread):
+            self.cluster.write(writer, stream, 1)
+        self._faults.unread.clear()
+
+    def _check_idle(self) -> None:
+        cluster = self.cluster
+        # Last words: a half-open connection that is found out.
+        self._go_until(cluster.clock.rightNow + NOTICE_SECONDS)
+        before = cluster.broker.messages
+        self._go_until(cluster.clock.rightNow + IDLE_SECONDS)
+        said = cluster.broker.messages - before
+        if said:
+            raise ViolationError(
+                f"{said} messages in {IDLE_SECONDS:g} s with nothing to say"
+            )
+        if found := cluster.differences():
+            raise ViolationError("it was all well, and then " + "; ".join(found))
+
+    def _check_catch_ups(self) -> None:
+        """Hold catch-ups against what explains them."""
+        cluster, counts = self.cluster, self.cluster.counts
+        pairs = sum(map(len, cluster.writers.values()))
+        # Everybody may miss something of a writer that was cut off or started.
+        everybody = sum(
+            (counts.announcements[writer] + counts.starts[writer])
+            for writers in cluster.writers.values()
+            for writer in writers
+        )
+        others = counts.garbled + counts.sink_failures + counts.collapses
+        for name, made in counts.catch_ups.items():
+            allowed = (
+                counts.subscriptions[name] * pairs + everybody + others + ALLOWANCE
+            )
+            if made > allowed:
+                raise ViolationError(
+                    f"{name} caught up {made} times; {allowed} are explained"
+                )

@@ -1,0 +1,126 @@
+"""What a simulated process tells: counts for efficiency, and failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from synapse_replication.errors import CatchUpError, RowDecodeError
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    DiscardReason,
+    ReplicationObserver,
+)
+
+__all__ = ["Counts", "Watcher"]
+
+
+@attrs.define
+class Counts:
+    """What happened, in numbers.
+
+    :ivar starts: lives begun, by process.
+    :ivar subscriptions: subscriptions established, by process.
+    :ivar announcements: times that a process announced all its positions again
+        because publishes were lost.
+    :ivar catch_ups: catch-ups begun, by process; pages and retries not counted.
+    :ivar garbled: messages that were garbled on their way.
+    :ivar faults: by kind.
+    :ivar hidden_resets: lives of the writer in memory that a reader could not see.
+    """
+
+    writes: int = 0
+    starts: Counter[str] = attrs.Factory(Counter)
+    subscriptions: Counter[str] = attrs.Factory(Counter)
+    announcements: Counter[str] = attrs.Factory(Counter)
+    catch_ups: Counter[str] = attrs.Factory(Counter)
+    garbled: int = 0
+    sink_failures: int = 0
+    collapses: int = 0
+    faults: Counter[str] = attrs.Factory(Counter)
+    hidden_resets: set[str] = attrs.Factory(set)
+
+
+class Watcher(ReplicationObserver):
+    """Hears of everything in one life of a process.
+
+    :param unexpected: told of failures that no fault explains.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        counts: Counts,
+        trace: Callable[[str], object],
+        unexpected: Callable[[str, BaseException], object],
+    ) -> None:
+        self._name = name
+        self.counts = counts
+        self._trace = trace
+        self._unexpected = unexpected
+        self._reached: dict[tuple[str, str], int] = {}
+
+    def connection_made(self, connection: str) -> None:
+        self._trace(f"{self._name}: {connection} is up")
+        if connection == "redis":
+            self.counts.subscriptions[self._name] += 1
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        self._trace(f"{self._name}: {connection} is lost: {why}")
+
+    def stream_connected(
+        self, connection: str, stream_name: str, instance_name: str
+    ) -> None:
+        self._trace(f"{self._name}: {stream_name} of {instance_name} is live")
+
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        if reason not in (DiscardReason.OWN_ECHO, DiscardReason.REDUNDANT_POSITION):
+            self._trace(
+                f"{self._name} drops {count} of {stream_name} of {instance_name}: "
+                f"{reason.value}"
+            )
+        if reason is DiscardReason.CATCHING_UP:
+            self.counts.collapses += 1
+
+    @contextmanager
+    def catch_up(self, event: CatchUp) -> Iterator[None]:
+        key = event.stream_name, event.instance_name
+        if self._reached.pop(key, None) != event.from_token:
+            self.counts.catch_ups[self._name] += 1
+        self._trace(
+            f"{self._name} fetches {event.stream_name} of {event.instance_name} in "
+            f"({event.from_token}, {event.upto_token}]"
+        )
+        self._reached[key] = event.from_token
+        yield
+
+    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+        self._reached[event.stream_name, event.instance_name] = upto_token
+
+    def catch_up_failed(
+        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        self._reached[event.stream_name, event.instance_name] = event.from_token
+        self._trace(
+            f"{self._name}: fetching {event.stream_name} of {event.instance_name} "
+            f"failed, again in {retry_in:.1f} s: {error!r}"
+        )
+
+    def sending_failed(self, stream_name: str, error: BaseException) -> None:
+        if not isinstance(error, CatchUpError):
+            self._unexpected(f"sending {stream_name}", error)
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self._trace(f"{self._name}: {what} failed: {error!r}")
+        if not isinstance(error, RowDecodeError) and type(error).__name__ not in (
+            "OperationalError",
+            "SerializationFailure",
+            "SinkError",
+        ):
+            self._unexpected(f"{self._name}: {what}", error)
