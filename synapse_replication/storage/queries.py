@@ -18,6 +18,7 @@ __all__ = [
     "LOCK_POSITIONS",
     "NEXT_IDS",
     "POSITIONS",
+    "TABLE_SIZE",
     "greatest_id",
     "greatest_id_by_writer",
     "identifier",
@@ -73,6 +74,9 @@ INDEXES = """
     FROM pg_index
     WHERE indrelid = to_regclass(%(table)s) AND indisvalid AND indpred IS NULL
 """
+
+#: The size of a table in bytes.
+TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
 #: Held to its end by a transaction that repairs positions.
 LOCK_POSITIONS = """

@@ -38,6 +38,10 @@ _log = Logger()
 #: PostgreSQL logs sequences 32 ids ahead, so a standby is behind by no more.
 MAX_SKIPPED_IDS = 1000
 
+#: A table without a fitting index is read if it is no larger than this; else it is
+#: passed over.
+MAX_SCANNED_BYTES = 32 * 2**20
+
 #: Rows beyond the smallest stored position that are looked at, at the start.
 MAX_ROWS_AT_START = 10_000
 
@@ -79,7 +83,8 @@ class Lookup(enum.Enum):
 
     BY_ID = "an index that begins with the id"
     BY_WRITER = "an index that begins with writer and id"
-    SCAN = "no index"
+    SCAN = "no index, but it is small"
+    NONE = "no index"
 
 
 def best_lookup(txn: Any, column: IdColumn) -> Lookup:
@@ -92,7 +97,9 @@ def best_lookup(txn: Any, column: IdColumn) -> Lookup:
         columns[:2] == [column.writer_column, column.id_column] for columns in indexes
     ):
         return Lookup.BY_WRITER
-    return Lookup.SCAN
+    txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
+    (size,) = txn.fetchone()
+    return Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN
 
 
 def read_sequence(txn: Any, sequence: str) -> int:
@@ -148,8 +155,17 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
 
 
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
-    """Give the greatest id in a table; 0 if there is none."""
-    if best_lookup(txn, column) is Lookup.BY_WRITER and stream.writers:
+    """Give the greatest id in a table; 0 if there is none, or no way to find it."""
+    lookup = best_lookup(txn, column)
+    if lookup is Lookup.NONE:
+        _log.warn(
+            "table {table} is not looked at: it is big and no index begins with "
+            "{column}",
+            table=column.table,
+            column=column.id_column,
+        )
+        return 0
+    if lookup is Lookup.BY_WRITER and stream.writers:
         txn.execute(
             queries.greatest_id_by_writer(column, stream.negative),
             {"writers": list(stream.writers)},

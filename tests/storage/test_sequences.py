@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage.sequences import (
     MAX_ROWS_AT_START,
+    MAX_SCANNED_BYTES,
     MAX_SKIPPED_IDS,
     IdStream,
     Lookup,
@@ -194,6 +195,12 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
             self.sql("CREATE INDEX ON foobar (stream_id) WHERE data IS NULL")
             self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
+            self.sql(
+                "INSERT INTO foobar SELECT 1, 'first', repeat('x', 1900)"
+                f" FROM generate_series(1, {MAX_SCANNED_BYTES // 8192 * 4 + 4})"
+            )
+            self.assertIs(best_lookup(cursor, column), Lookup.NONE)
+            self.assertEqual(self.load("first").announced, 1)
             self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
             self.assertIs(best_lookup(cursor, column), Lookup.BY_WRITER)
 
