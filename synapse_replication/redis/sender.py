@@ -14,7 +14,9 @@ no connection; that announcement covers them. Other commands are kept, up to a
 bound.
 
 Rejected: sending again what was not acknowledged. It may have arrived, and
-would be out of order behind what other processes sent since.
+would be out of order behind what other processes sent since. REPLICATE is the
+exception: asked twice, it does no harm; never asked, a process that came up on a
+half-open connection would not hear of those who have nothing to say.
 
 Spec, section 4; cases C2, C14 and the first of "the four that matter most".
 """
@@ -33,6 +35,7 @@ from zope.interface import implementer
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
+from synapse_replication.wire.commands import ReplicateCommand
 
 __all__ = ["RedisSender", "RedisSenderProtocol", "SenderFactory"]
 
@@ -81,6 +84,10 @@ class RedisSender:
         self._paused = False
         self._kept: deque[tuple[str, bytes, bytes]] = deque()
         self._lost = 0
+        # How many publishes were written on this connection; and the newest
+        # REPLICATE of them, with how many there were then.
+        self._written = 0
+        self._asked: tuple[int, _Pending] | None = None
         self._waiters: list[Deferred[None]] = []
         self.receivers: int | None = None
 
@@ -128,7 +135,10 @@ class RedisSender:
         counts: dict[str, int] = {}
         for command_name, channel, lines in pending:
             data += encode_publishes(channel, lines)
+            if command_name == ReplicateCommand.NAME:
+                self._asked = self._written + len(data), (command_name, channel, lines)
             counts[command_name] = counts.get(command_name, 0) + len(lines)
+        self._written += len(data)
         protocol.write_publishes(data)
         for command_name, count in counts.items():
             self._observer.commands_sent(self._name, command_name, count)
@@ -192,6 +202,10 @@ class RedisSender:
             self._flush_call.cancel()
             self._flush_call = None
         self._lost += unacknowledged
+        acknowledged, self._written = self._written - unacknowledged, 0
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] > acknowledged:
+            self._keep(*asked[1])
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         for command_name, channel, lines in pending:
             self._keep(command_name, channel, lines)

@@ -146,6 +146,36 @@ class RedisSenderTests(SynchronousTestCase):
         self.turn()
         self.assertEqual(self.written, [encode(b"PING")])
 
+    def test_asked_again(self) -> None:
+        """C1: a REPLICATE that was not acknowledged is asked again, others not."""
+        self.memory.establish()
+        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
+        self.sender.publish("PING", "hs", [b"PING 1"])
+        self.turn()
+        self.memory.lose(0)
+        transport = self.memory.connect(0)
+        self.memory.say(0, b"+PONG\r\n")
+        self.turn()
+        self.assertEqual(
+            transport.take()[-1],
+            b"".join(encode_publishes(b"hs", [_POSITION, b"REPLICATE"])),
+        )
+
+    def test_not_asked_again(self) -> None:
+        """A REPLICATE that was acknowledged is not asked again."""
+        self.memory.establish()
+        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
+        self.sender.publish("PING", "hs", [b"PING 1"])
+        self.turn()
+        self.memory.say(0, b":2\r\n")
+        self.memory.lose(0)
+        transport = self.memory.connect(0)
+        self.memory.say(0, b"+PONG\r\n")
+        self.turn()
+        self.assertEqual(
+            transport.take()[-1], b"".join(encode_publishes(b"hs", [_POSITION]))
+        )
+
     def test_announcing_fails(self) -> None:
         """If the announcement fails, nothing is sent; it is made on the next one."""
         self.memory.establish()
