@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,11 @@ import psycopg2
 import psycopg2.extensions
 
 from synapse_replication.streams.registry import STANDARD_STREAMS
-from synapse_replication.testing.client_api import ApiUser, timeline_messages
+from synapse_replication.testing.client_api import (
+    ApiError,
+    ApiUser,
+    timeline_messages,
+)
 from synapse_replication.testing.private_process import die_with_parent
 from synapse_replication.testing.servers import PrivateRedis, shared_postgres
 from synapse_replication.testing.synapse_peer import (
@@ -29,6 +34,7 @@ from synapse_replication.testing.synapse_peer import (
 __all__ = [
     "Chat",
     "OurProcess",
+    "Talker",
     "eventually",
     "json_lines",
     "new_deployment",
@@ -172,9 +178,13 @@ class Chat:
     _rounds: int = 0
 
     @classmethod
-    def begin(cls, deployment: SynapseDeployment) -> Chat:
-        """Register the users and make the room."""
-        alice, bob = deployment.register("alice"), deployment.register("bob")
+    def begin(cls, deployment: SynapseDeployment, number: int = 1) -> Chat:
+        """Register the users and make the room.
+
+        :param number: tells their names apart from those of other chats.
+        """
+        alice = deployment.register(f"alice{number}")
+        bob = deployment.register(f"bob{number}")
         room_id = alice.create_room(bob)
         bob.join(room_id)
         return cls(deployment, alice, bob, room_id)
@@ -219,3 +229,44 @@ class Chat:
         """Give the texts that ``/sync`` on a worker shows to a newcomer."""
         user = self.bob.at(self.deployment.processes[worker].api)
         return timeline_messages(user.sync(), self.room_id)
+
+
+class Talker:
+    """Goes on saying things in a chat, in a thread, whatever is restarted.
+
+    A message that was not accepted is sent again, as the same request, until it is.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._talk)
+
+    def __enter__(self) -> Talker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more messages were accepted."""
+        target = len(self._chat.sent) + more
+        eventually("talking", lambda: target - len(self._chat.sent) > 0)
+
+    def _talk(self) -> None:
+        chat = self._chat
+        while not self._enough.wait(0.02):
+            text = f"message {len(chat.sent)}"
+            while not self._is_said(text):
+                self._enough.wait(0.1)
+            chat.sent.append(text)
+
+    def _is_said(self, text: str) -> bool:
+        chat = self._chat
+        try:
+            chat.alice.send_message(chat.room_id, text, text.replace(" ", "."))
+        except (ApiError, OSError):
+            return False
+        return True

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.sequences import IdStream, load_positions
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
@@ -134,9 +135,21 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
                 positions = load_positions(cursor, stream, instance_name)
             else:
                 positions = _load_from_tables(cursor, stream, instance_name)
+        except SequenceBehindError as error:
+            # What the host's start-up knows how to report.
+            raise importlib.import_module(
+                "synapse.storage.engines"
+            ).IncorrectDatabaseSetup(str(error)) from error
         finally:
             cursor.close()
         db_conn.commit()
+        # A host's tests look here.
+        self._db = db
+        self._gauge = importlib.import_module(
+            "synapse.storage.util.id_generators"
+        ).stream_current_position_gauge.labels(
+            stream_name=stream_name, server_name=server_name
+        )
         self._next_local_id = itertools.count(positions.max_finished + 1)
         super().__init__(
             database,
@@ -147,10 +160,25 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             on_finished=notifier.notify_replication,
             observer=observer_of(hs),
         )
+        self._report_position()
         self._is_postgres = database.is_postgres
         self._yieldable = importlib.import_module(
             "synapse.logging.context"
         ).make_deferred_yieldable
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        """Take note that a writer has nothing open up to ``new_id``."""
+        super().advance(instance_name, new_id)
+        self._report_position()
+
+    def _have_finished(self) -> Deferred[None]:
+        kept = super()._have_finished()
+        self._report_position()
+        return kept
+
+    def _report_position(self) -> None:
+        # Above zero, also for streams that count down.
+        self._gauge.set(abs(self.get_current_token()))
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Keep the host's rule: who waits comes back in its own log context."""

@@ -176,11 +176,18 @@ class ApiUser:
         """Join a room."""
         self.call("POST", f"/join/{_quote(room_id)}", {})
 
-    def send_message(self, room_id: str, text: str) -> str:
-        """Send a text message and give the id of its event."""
+    def send_message(
+        self, room_id: str, text: str, transaction: str | None = None
+    ) -> str:
+        """Send a text message and give the id of its event.
+
+        :param transaction: the id of a request that is made again, perhaps after its
+            answer was lost: the message is sent once.
+        """
+        transaction = transaction or self._transaction()
         answer = self.call(
             "PUT",
-            f"/rooms/{_quote(room_id)}/send/m.room.message/{self._transaction()}",
+            f"/rooms/{_quote(room_id)}/send/m.room.message/{transaction}",
             {"msgtype": "m.text", "body": text},
         )
         return str(answer["event_id"])
