@@ -13,7 +13,12 @@ from typing import Any
 import attrs
 import msgspec
 
-from synapse_replication.streams.rows import DecodedRows, RowCodec
+from synapse_replication.streams.rows import (
+    DecodedRows,
+    RowCodec,
+    encode_json,
+    fast_class,
+)
 
 __all__ = [
     "AccountDataStreamRow",
@@ -305,6 +310,9 @@ class QuarantinedMediaStreamRow:
     quarantined: bool
 
 
+_FastEventsRow = fast_class(EventsStreamRow)
+
+
 class EventsRowCodec(RowCodec[EventsStreamRow]):
     """For rows of the form ``[type, data]``, where the type says what data is.
 
@@ -322,14 +330,19 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
                 "state-all": EventsStreamAllStateRow,
             }.items()
         }
-        self._fast = {
-            kind: (codec.row_type, codec._decode)
+        self._by_row_type = {codec.row_type: codec for codec in self._codecs.values()}
+        # By how the text of a row of the kind begins: one decoder reads all of it.
+        self._by_start = {
+            b'["%b"' % kind.encode(): (
+                kind,
+                codec.row_type,
+                codec.fast_class,
+                msgspec.json.Decoder(
+                    tuple.__class_getitem__((str, codec.types))
+                ).decode,
+            )
             for kind, codec in self._codecs.items()
         }
-        self._by_row_type = {
-            codec.row_type: codec.to_json for codec in self._codecs.values()
-        }
-        self._decode_pair = msgspec.json.Decoder(tuple[str, msgspec.Raw]).decode
 
     def decode(self, texts: Sequence[bytes]) -> DecodedRows[EventsStreamRow]:
         """Decode rows that came together.
@@ -337,13 +350,16 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         :raises RowDecodeError: one of them is no row of this stream; none is
             returned then.
         """
-        decode_pair, fast = self._decode_pair, self._fast
+        by_start = self._by_start
         rows = []
         try:
             for text in texts:
-                kind, data = decode_pair(text)
-                row_type, decode = fast[kind]
-                rows.append(EventsStreamRow(kind, row_type(*decode(data))))
+                kind, data_type, fast, decode = by_start[text[: text.find(b",")]]
+                data = fast(*decode(text)[1])
+                data.__class__ = data_type
+                row = _FastEventsRow(kind, data)
+                row.__class__ = EventsStreamRow
+                rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
             return self._decode_carefully(texts)
         return DecodedRows(rows)
@@ -367,4 +383,11 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         data = row.data
         if isinstance(data, UnknownEventsStreamRow):
             return [row.type, data.data]
-        return [row.type, self._by_row_type[type(data)](data)]
+        return [row.type, self._by_row_type[type(data)].to_json(data)]
+
+    def _encode(self, row: EventsStreamRow) -> bytes:
+        codec = self._by_row_type.get(type(row.data))
+        if codec is None:
+            return encode_json(self.to_json(row))
+        fields = codec.fields_of(row.data)
+        return encode_json((row.type, fields), fields.count(None))
