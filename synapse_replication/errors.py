@@ -11,6 +11,8 @@
     |       +-- UnknownCommandError
     |       +-- ForbiddenCommandError
     |       +-- RowDecodeError
+    |       +-- ExtensionMessageError
+    |       +-- UnknownExtensionError
     +-- TokenError                    a text or a pair of numbers that is no token
     +-- StreamConfigurationError      streams and writers that do not fit together
     +-- ConfigError                   every mistake in the configuration, at once
@@ -33,6 +35,7 @@ __all__ = [
     "CatchUpError",
     "ConfigError",
     "ConfigProblem",
+    "ExtensionMessageError",
     "ForbiddenCommandError",
     "HttpCatchUpError",
     "LineTooLongError",
@@ -47,6 +50,7 @@ __all__ = [
     "StreamConfigurationError",
     "TokenError",
     "UnknownCommandError",
+    "UnknownExtensionError",
     "UnparsableLineError",
     "WaitTimeoutError",
 ]
@@ -141,6 +145,28 @@ class RowDecodeError(RemoteProtocolError):
         self.stream_name = stream_name
         self.index = index
         self.reason = reason
+
+
+class ExtensionMessageError(RemoteProtocolError):
+    """What came on the extension's channel is no message of it.
+
+    :ivar reason: what is wrong, without any of its text.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"cannot read a message of the extension: {reason}")
+        self.reason = reason
+
+
+class UnknownExtensionError(RemoteProtocolError):
+    """A message of the extension is of a version or type that we do not know.
+
+    :ivar what: the version or type.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"unknown {excerpt(what)} of a message of the extension")
+        self.what = what
 
 
 class TokenError(ReplicationError):

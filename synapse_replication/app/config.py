@@ -36,6 +36,7 @@ from synapse_replication.streams.table import TableStream
 
 __all__ = [
     "DatabaseConfig",
+    "ExtensionConfig",
     "FactoryConfig",
     "InstanceLocation",
     "Listener",
@@ -118,6 +119,18 @@ class Listener:
 
 
 @attrs.frozen
+class ExtensionConfig:
+    """What to keep of each stream for readers that missed it.
+
+    :ivar backlog_rows: rows at most.
+    :ivar backlog_bytes: memory at most.
+    """
+
+    backlog_rows: int = 10_000
+    backlog_bytes: int = 4 * 1024 * 1024
+
+
+@attrs.frozen
 class FactoryConfig:
     """A function of the user's, and what it is called with.
 
@@ -147,6 +160,7 @@ class ProcessConfig:
         stream that everybody writes.
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: this process stores client IPs.
+    :ivar extension: ``None`` if this process speaks the classic wire alone.
     """
 
     files: Sequence[str]
@@ -164,6 +178,7 @@ class ProcessConfig:
     stores_user_ips: bool
     row_sink: FactoryConfig | None
     modules: tuple[FactoryConfig, ...]
+    extension: ExtensionConfig | None = ExtensionConfig()
 
     @property
     def is_main(self) -> bool:
@@ -263,6 +278,11 @@ class _Checks:
             == instance_name,
             row_sink=_factory(own.row_sink) if own.row_sink is not None else None,
             modules=tuple(_factory(module) for module in own.modules),
+            extension=ExtensionConfig(
+                own.extension.backlog_rows, own.extension.backlog_bytes
+            )
+            if own.extension.enabled
+            else None,
         )
         if self._is_worker:
             self._check_rows_can_be_asked_for(config)

@@ -36,6 +36,7 @@ from synapse_replication.streams.table import TableStream
 __all__ = [
     "DatabaseSection",
     "DirectTcpSection",
+    "ExtensionSection",
     "FactorySection",
     "InstanceSection",
     "ListenerSection",
@@ -221,6 +222,20 @@ class DirectTcpSection(_OwnSection):
     listen: Names = Field(default_factory=list)
 
 
+class ExtensionSection(_OwnSection):
+    """What processes of this package tell one another besides the classic wire.
+
+    :ivar enabled: tell it. Others never see it.
+    :ivar backlog_rows: of each stream that this process writes, the rows that it sent
+        last and keeps for readers that missed them; 0 for none.
+    :ivar backlog_bytes: memory for each of these, at most.
+    """
+
+    enabled: bool = True
+    backlog_rows: Annotated[int, Field(ge=0)] = 10_000
+    backlog_bytes: Annotated[int, Field(ge=0)] = 4 * 1024 * 1024
+
+
 def _to_stream(value: Any) -> Any:
     """Read an entry of ``streams``: a standard stream's name, or a declaration."""
     if isinstance(value, (TableStream, str)):
@@ -286,6 +301,9 @@ class OwnSection(_OwnSection):
         default_factory=list
     )
     direct_tcp: DirectTcpSection = Field(default_factory=DirectTcpSection)
+    extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
+        default_factory=ExtensionSection
+    )
 
 
 class SharedFile(_Section):
@@ -374,6 +392,7 @@ def _known_keys(path: Path_) -> list[str]:
     sections: dict[str, type[BaseModel]] = {
         OWN_SECTION: OwnSection,
         "direct_tcp": DirectTcpSection,
+        "extension": ExtensionSection,
         "row_sink": FactorySection,
         "modules": FactorySection,
     }

@@ -11,6 +11,9 @@ Spec, sections 3 to 6; docs/operators-guide.rst.
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -35,7 +38,13 @@ from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import load_factories
 from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.backlogs import PartialResync
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension import ReplicationExtension
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
 from synapse_replication.handlers.streamer import ReplicationStreamer
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
@@ -48,6 +57,7 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.storage.database import Database
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
@@ -86,6 +96,14 @@ class ProcessService(Service):
             ]
         )
         self.host = StandaloneHost.from_config(config, self._clock, self._observer)
+        self._epochs = PeerEpochs()
+        self._backlog: Backlog | None = None
+        if config.redis is not None and config.extension is not None:
+            self._backlog = Backlog(
+                BacklogOptions(
+                    config.extension.backlog_rows, config.extension.backlog_bytes
+                )
+            )
         self.started: Deferred[None] = Deferred()
         #: What to call when the process stops, the last one first.
         self._stops: list[tuple[str, Callable[[], Any]]] = []
@@ -115,11 +133,14 @@ class ProcessService(Service):
         host.set_sink(sink)
         await StreamSetup(config, host, database, client, self._reactor).run(sink)
         services = [service for make in make_modules if (service := make(host))]
-        handler = ReplicationCommandHandler(host, self._observer)
+        handler, extension = self._make_handler(client)
         streamer = ReplicationStreamer(host, handler, self._observer)
         await self._listen_http()
         channels = handler.start_replication()
-        await self._start_links(handler, channels)
+        await self._start_links(handler, extension, channels)
+        if extension is not None:
+            extension.start()
+            self._at_stop("saying goodbye", extension.stop)
         self._at_stop("taking back syncing users", self._clear_users(handler))
         self._at_stop("handling what was received", handler.wait_until_idle)
         self._at_stop("sending what was written", streamer.stop)
@@ -132,6 +153,26 @@ class ProcessService(Service):
             server_name=config.server_name,
         )
 
+    def _make_handler(
+        self, client: HttpCatchUpClient
+    ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
+        host, observer = self.host, self._observer
+        if self._backlog is None:
+            return ReplicationCommandHandler(host, observer), None
+        partial = PartialResync(self._epochs, client.get_backlog, self._clock, observer)
+        handler = ReplicationCommandHandler(
+            host, observer, options=HandlerOptions(partial=partial)
+        )
+        extension = ReplicationExtension(
+            host,
+            handler,
+            observer,
+            self._epochs,
+            self._backlog,
+            where=_where(),
+        )
+        return handler, extension
+
     def _at_stop(self, what: str, stop: Callable[[], Any]) -> None:
         self._stops.append((what, stop))
 
@@ -140,7 +181,11 @@ class ProcessService(Service):
         agent, pool = make_agent(self._reactor, config.instance_map)
         self._at_stop("closing HTTP connections", pool.closeCachedConnections)
         return HttpCatchUpClient(
-            agent, config.instance_map, config.replication_secret, self._reactor
+            agent,
+            config.instance_map,
+            config.replication_secret,
+            self._reactor,
+            epoch_of=self._epochs.epoch_of,
         )
 
     def _open_database(self) -> Database | None:
@@ -162,6 +207,8 @@ class ProcessService(Service):
             config.instance_name,
             config.replication_secret,
             self._observer,
+            epoch=self.host.identity.instance_id if self._backlog is not None else None,
+            backlog=self._backlog,
         )
         for listener in config.listeners:
             if not listener.direct_tcp:
@@ -170,7 +217,10 @@ class ProcessService(Service):
                     await self._listen(description, site)
 
     async def _start_links(
-        self, handler: ReplicationCommandHandler, channels: tuple[str, ...]
+        self,
+        handler: ReplicationCommandHandler,
+        extension: ReplicationExtension | None,
+        channels: tuple[str, ...],
     ) -> None:
         config = self._config
         descriptions = [
@@ -210,6 +260,7 @@ class ProcessService(Service):
                 self._observer,
                 lambda lost: handler.announce_positions(),
                 channels,
+                extension=extension,
             )
             try:
                 link.start()
@@ -271,6 +322,12 @@ class ProcessService(Service):
         if isinstance(result, Awaitable) and not isinstance(result, Deferred):
             return Deferred.fromCoroutine(_wait(result))
         return result
+
+
+def _where() -> str:
+    """Say where this process runs, in one word, for the others' operators."""
+    host = re.sub(r"[^\w.-]", "_", socket.gethostname())
+    return f"{host[:200]}:{os.getpid()}"
 
 
 async def _wait(awaitable: Awaitable[Any]) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.interfaces import Clock, RowSink
 from synapse_replication.handlers.links import (
     CatchUpRun,
@@ -31,6 +32,7 @@ from synapse_replication.handlers.observer import (
     CatchUp,
     DiscardReason,
     ReplicationObserver,
+    Resync,
 )
 from synapse_replication.handlers.queues import Pacer
 from synapse_replication.streams.catchup import Backoff, check_page
@@ -44,6 +46,8 @@ class CatchUps:
 
     :param put_step: puts a step at the end of the stream's queue.
     :param others_wait: tells whether the stream's queue holds anything.
+    :param partial: asks writers for what they sent last, before the stream's own
+        source is asked; ``None`` to ask that at once.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class CatchUps:
         pacer: Pacer,
         put_step: Callable[[Link, CatchUpStep], None],
         others_wait: Callable[[], bool],
+        partial: PartialResync | None = None,
     ) -> None:
         self._stream = stream
         self._description = stream.description
@@ -67,6 +72,8 @@ class CatchUps:
         self._pacer = pacer
         self._put = put_step
         self._others_wait = others_wait
+        # The stream's own source is the writer's memory already.
+        self._partial = None if self._description.held_in_memory else partial
 
     def begin_later(
         self,
@@ -138,6 +145,12 @@ class CatchUps:
             self._try_again(link, instance_name, state, run, error)
             return
         state.catch_up = None
+        if run.has_fetched:
+            self._observer.resynced(
+                self._name,
+                instance_name,
+                Resync.FULL if run.is_full else Resync.PARTIAL,
+            )
         self.position_changed(instance_name)
         self.connected(link, instance_name, state)
 
@@ -149,14 +162,23 @@ class CatchUps:
         if waiting is not None:
             await waiting
         run.restart_token = None
+        run.is_full = True
         self._observer.stream_reset(self._name, instance_name, current, restart_token)
 
     async def _fetch_page(
         self, instance_name: str, run: CatchUpRun, event: CatchUp
     ) -> None:
-        result = await self._stream.get_updates_since(
-            instance_name, run.cursor, run.target
-        )
+        result = None
+        if self._partial is not None:
+            result = await self._partial.get_updates_since(
+                self._name, instance_name, run.cursor, run.target
+            )
+        if result is None:
+            result = await self._stream.get_updates_since(
+                instance_name, run.cursor, run.target
+            )
+            run.is_full = run.is_full or not self._description.held_in_memory
+        run.has_fetched = True
         page = check_page(result, run.cursor, run.target)
         for token, values in page.batches:
             rows = self._typed(instance_name, values)
@@ -205,6 +227,7 @@ class CatchUps:
         delay = self._backoff.delay(run.attempts)
         event = CatchUp(self._name, instance_name, run.cursor, run.target)
         self._observer.catch_up_failed(event, error, run.attempts, delay)
+        self._observer.resynced(self._name, instance_name, Resync.FAILED)
         if link.is_lost:
             self._abandon(link, instance_name)
         else:

@@ -16,7 +16,7 @@ Spec, sections 5 and 6; cases C1, C2, C11, C17 to C20, C51, C54.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -26,6 +26,7 @@ from synapse_replication.errors import (
     StreamConfigurationError,
     UnknownCommandError,
 )
+from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
@@ -64,10 +65,12 @@ class HandlerOptions:
 
     :ivar passive: send nothing at all, REPLICATE included.
     :ivar receiver: the bounds of each received stream.
+    :ivar partial: asks writers for what they sent last; ``None`` if nobody is asked.
     """
 
     passive: bool = False
     receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
+    partial: PartialResync | None = None
 
 
 class ReplicationCommandHandler(CommandSender):
@@ -101,6 +104,7 @@ class ReplicationCommandHandler(CommandSender):
                 host.run_as_background_process,
                 observer,
                 options.receiver,
+                options.partial,
             )
             for name, stream in host.streams.get_streams().items()
         }
@@ -255,6 +259,33 @@ class ReplicationCommandHandler(CommandSender):
                 await waiting
             except Exception as error:  # noqa: BLE001 -- the observer is told
                 self._observer.failure(description, error)
+
+    # -- what comes on the extension's channel --------------------------------------------
+
+    def writer_told(
+        self,
+        connection: ReplicationConnection,
+        instance_name: str,
+        tokens: Mapping[str, int],
+        *,
+        is_new_epoch: bool = False,
+    ) -> None:
+        """Compare how far a writer told us with what came, after what came before.
+
+        :param tokens: up to where it sent its rows or announced its position on this
+            connection, by stream.
+        :param is_new_epoch: the writer started again.
+        """
+        link = self._links.get(connection)
+        if link is None:
+            return
+        for stream_name, token in tokens.items():
+            receiver = self._receivers.get(stream_name)
+            if receiver is None:
+                continue
+            if is_new_epoch:
+                receiver.put_new_epoch(link, instance_name, token)
+            receiver.put_told(link, instance_name, token)
 
     # -- commands, by name ---------------------------------------------------------------
 

@@ -20,7 +20,16 @@ from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConn
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
-__all__ = ["CatchUpRun", "CatchUpStep", "Collapsed", "Link", "LostRow", "WriterState"]
+__all__ = [
+    "CatchUpRun",
+    "CatchUpStep",
+    "Collapsed",
+    "Link",
+    "LostRow",
+    "NewEpoch",
+    "Told",
+    "WriterState",
+]
 
 
 @attrs.define(eq=False)
@@ -33,6 +42,8 @@ class CatchUpRun:
     :ivar attempts: failures since the last progress.
     :ivar retry: the next attempt, if one is due later.
     :ivar is_queued: a step of it waits in the stream's queue.
+    :ivar has_fetched: something was fetched.
+    :ivar is_full: not all of it came from what its writer sent last.
     """
 
     cursor: int
@@ -41,6 +52,8 @@ class CatchUpRun:
     attempts: int = 0
     retry: DelayedCall | None = None
     is_queued: bool = False
+    has_fetched: bool = False
+    is_full: bool = False
 
     def cancel_retry(self) -> None:
         """Make no later attempt: one is made now, or none ever."""
@@ -100,6 +113,22 @@ class LostRow:
     """A row of this writer arrived and could not be read."""
 
     instance_name: str
+
+
+@attrs.frozen
+class Told:
+    """The writer told on the extension that it had sent all up to ``token``."""
+
+    instance_name: str
+    token: int
+
+
+@attrs.frozen
+class NewEpoch:
+    """The writer started again, and had got to ``token`` when it said so."""
+
+    instance_name: str
+    token: int
 
 
 @attrs.frozen(eq=False)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 
 import attrs
 
-from synapse_replication.errors import ProtocolError
+from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.wire.connection import CloseReason
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ConnectionBuffers",
     "DiscardReason",
     "ReplicationObserver",
+    "Resync",
 ]
 
 
@@ -41,6 +42,14 @@ class DiscardReason(enum.Enum):
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
+
+
+class Resync(enum.Enum):
+    """Where a catch-up got its rows from."""
+
+    PARTIAL = "partial"  #: the memory of their writer
+    FULL = "full"  #: the database, or all that a writer which started again has
+    FAILED = "failed"  #: nowhere, this time
 
 
 @attrs.frozen
@@ -133,6 +142,30 @@ class ReplicationObserver:
         self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         """A catch-up failed for the ``attempt``-th time; again in ``retry_in`` s."""
+
+    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
+        """A catch-up that fetched something ended, or an attempt failed."""
+
+    def backlog_asked(
+        self, stream_name: str, instance_name: str, error: ReplicationError | None
+    ) -> None:
+        """A writer was asked for what it sent last; ``None`` if it had the rows."""
+
+    # -- the extension --------------------------------------------------------------
+
+    def gap_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        """A writer told that it sent rows which did not come; they are fetched."""
+
+    def epoch_changed(self, instance_name: str) -> None:
+        """A process started again."""
+
+    def duplicate_instance(self, instance_name: str, places: str) -> None:
+        """Two processes run under one name; ``places`` says where, for people."""
+
+    def unknown_fields(self, connection: str, count: int) -> None:
+        """Messages of the extension had fields that are not known: a newer peer."""
 
     # -- sending --------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.catchups import CatchUps
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.links import (
@@ -37,6 +38,8 @@ from synapse_replication.handlers.links import (
     Collapsed,
     Link,
     LostRow,
+    NewEpoch,
+    Told,
     WriterState,
 )
 from synapse_replication.handlers.observer import (
@@ -57,7 +60,9 @@ from synapse_replication.wire.commands import PositionCommand
 
 __all__ = ["ReceiverOptions", "StreamReceiver"]
 
-_Item: TypeAlias = RdataRun | PositionCommand | LostRow | Collapsed | CatchUpStep
+_Item: TypeAlias = (
+    RdataRun | PositionCommand | LostRow | Collapsed | CatchUpStep | Told | NewEpoch
+)
 
 #: What a row costs in memory besides its text, bytes, about.
 _ROW_OVERHEAD = 80
@@ -99,6 +104,7 @@ class StreamReceiver:
         run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
         options: ReceiverOptions,
+        partial: PartialResync | None = None,
     ) -> None:
         self._stream = stream
         self._description = stream.description
@@ -128,6 +134,7 @@ class StreamReceiver:
             self._pacer,
             self._put_step,
             lambda: bool(self._queue),
+            partial,
         )
 
     # -- from the handler ---------------------------------------------------------
@@ -157,6 +164,25 @@ class StreamReceiver:
             return
         self._queue.put((link, position), 1, _ROW_OVERHEAD)
 
+    def put_told(self, link: Link, instance_name: str, token: int) -> None:
+        """Take note of how far a writer says that it told us.
+
+        It waits for its turn behind the rows and positions that came before it on
+        the same channel; being behind it then means that something did not come.
+        """
+        state = link.writers.get((self._name, instance_name))
+        if (
+            state is None
+            or not state.is_live
+            or token > self._stream.current_token(instance_name)
+        ):
+            self._queue.put((link, Told(instance_name, token)), 1, _ROW_OVERHEAD)
+
+    def put_new_epoch(self, link: Link, instance_name: str, token: int) -> None:
+        """Take note that a writer started again. What it held in memory is gone."""
+        if self._description.held_in_memory:
+            self._queue.put((link, NewEpoch(instance_name, token)), 1, _ROW_OVERHEAD)
+
     def _put_step(self, link: Link, step: CatchUpStep) -> None:
         self._queue.put((link, step), 1, _ROW_OVERHEAD)
 
@@ -180,6 +206,10 @@ class StreamReceiver:
                 )
         elif isinstance(item, Collapsed):
             await self._take_collapsed(link, item)
+        elif isinstance(item, Told):
+            await self._take_told(link, item)
+        elif isinstance(item, NewEpoch):
+            await self._take_new_epoch(link, item)
         else:
             state = link.writers.get((self._name, item.instance_name))
             if state is not None:
@@ -197,6 +227,18 @@ class StreamReceiver:
                 kept.append(queued)
                 continue
             key = link, item.instance_name
+            if isinstance(item, Told):
+                # What came before it is fetched in any case.
+                continue
+            if isinstance(item, NewEpoch):
+                # What came before it is of no use any more.
+                earlier = collapsed.pop(key, None)
+                if earlier is not None:
+                    self._discard(
+                        item.instance_name, DiscardReason.CATCHING_UP, earlier.rows
+                    )
+                kept.append(queued)
+                continue
             if key not in collapsed:
                 collapsed[key] = Collapsed(
                     item.instance_name, self._description.resettable
@@ -399,6 +441,48 @@ class StreamReceiver:
         else:
             run.target = max(run.target, new_token)
         state.catch_up = run
+        await self._catch_ups.go_on(link, instance_name, state, run)
+
+    async def _take_told(self, link: Link, item: Told) -> None:
+        """Catch up if what the writer told us did not all come.
+
+        A stream never goes back by this: only by a POSITION, or a new epoch.
+        """
+        if link.is_lost:
+            return
+        name, instance_name, token = self._name, item.instance_name, item.token
+        state = link.writers.get((name, instance_name))
+        current = self._stream.current_token(instance_name)
+        if state is None:
+            # Its POSITION did not come; this says as much.
+            if token >= current:
+                await self._take_position(
+                    link, PositionCommand(name, instance_name, token, token)
+                )
+        elif state.catch_up is not None:
+            state.catch_up.target = max(state.catch_up.target, token)
+        elif token > current and not state.pending:
+            self._observer.gap_found(name, instance_name, current, token)
+            run = state.catch_up = CatchUpRun(current, token)
+            await self._catch_ups.go_on(link, instance_name, state, run)
+
+    async def _take_new_epoch(self, link: Link, item: NewEpoch) -> None:
+        """Fetch all that a writer has in memory, from the beginning."""
+        instance_name = item.instance_name
+        if link.is_lost:
+            return
+        state = link.writers.setdefault((self._name, instance_name), WriterState())
+        if state.catch_up is not None:
+            state.catch_up.cancel_retry()
+        elif self._stream.current_token(instance_name) == 0 and not state.pending:
+            # Nothing of the earlier epoch was seen.
+            return
+        self._discard(
+            instance_name, DiscardReason.SUPERSEDED_BY_POSITION, len(state.pending)
+        )
+        state.pending = []
+        state.has_lost_rows = False
+        run = state.catch_up = CatchUpRun(0, item.token, min(0, item.token))
         await self._catch_ups.go_on(link, instance_name, state, run)
 
     async def _take_collapsed(self, link: Link, item: Collapsed) -> None:

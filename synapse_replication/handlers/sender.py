@@ -14,6 +14,7 @@ Spec, sections 2, 5 and 6; cases C2, C11, C20, C54.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import (
@@ -38,7 +39,38 @@ from synapse_replication.wire.commands import (
     UserSyncCommand,
 )
 
-__all__ = ["CommandSender"]
+__all__ = ["CommandSender", "SendingListener"]
+
+
+class SendingListener(Protocol):
+    """Hears what this process tells the others of its streams, in order.
+
+    No method may raise or wait.
+    """
+
+    def rows_follow(
+        self,
+        stream_name: str,
+        prev_token: int | None,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        """Rows are about to be sent.
+
+        :param prev_token: there are none between it and these; ``None`` if not known.
+        """
+        ...
+
+    def row_sent(self, stream_name: str, token: int) -> None:
+        """A row was sent past the streamer."""
+        ...
+
+    def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """A POSITION was sent to everybody."""
+        ...
+
+    def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """There are no rows between the two, and nobody was told."""
+        ...
 
 
 class CommandSender:
@@ -56,6 +88,11 @@ class CommandSender:
         self._instance_name = host.identity.instance_name
         self._links: dict[ReplicationConnection, Link] = {}
         self._last_sent_tokens: dict[str, int] = {}
+        self._listener: SendingListener | None = None
+
+    def listen_to_sending(self, listener: SendingListener) -> None:
+        """Have a listener hear what is sent from now on; one at most."""
+        self._listener = listener
 
     def connected(self) -> bool:
         """Tell whether there is anybody to send to."""
@@ -152,8 +189,14 @@ class CommandSender:
         return token
 
     def set_last_sent_token(self, stream_name: str, token: int) -> None:
-        """Move on without a word: there is nobody, or nothing, to tell."""
+        """Move on without a word: there is nobody to tell."""
         self._last_sent_tokens[stream_name] = token
+
+    def pass_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """Move on without a word: we wrote no row in ``(prev_token, new_token]``."""
+        self._last_sent_tokens[stream_name] = new_token
+        if self._listener is not None:
+            self._listener.passed_over(stream_name, prev_token, new_token)
 
     def announce_positions(
         self, connection: ReplicationConnection | None = None
@@ -165,13 +208,15 @@ class CommandSender:
         :param connection: whom to tell; everybody if ``None``.
         """
         for stream in self._host.streams.get_streams_to_replicate():
-            command = self._position(
-                stream.description.name, self.last_sent_token(stream)
-            )
+            name, token = stream.description.name, self.last_sent_token(stream)
+            command = self._position(name, token)
             if connection is None:
                 self.send_command(command)
             else:
                 self._send_to(connection, command)
+            # What one peer over direct TCP is told, the others do not know.
+            if self._listener is not None and not getattr(connection, "relays", False):
+                self._listener.position_sent(name, token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
         """Say where a stream of ours stands, and nothing of what lies before."""
@@ -183,6 +228,8 @@ class CommandSender:
         self.send_command(
             PositionCommand(stream_name, self._instance_name, prev_token, new_token)
         )
+        if self._listener is not None:
+            self._listener.position_sent(stream_name, prev_token, new_token)
 
     def send_rows(
         self, stream_name: str, batches: Sequence[tuple[int, Sequence[bytes]]]
@@ -196,6 +243,9 @@ class CommandSender:
         """
         if not batches:
             return
+        if self._listener is not None:
+            prev_token = self._last_sent_tokens.get(stream_name)
+            self._listener.rows_follow(stream_name, prev_token, batches)
         self._last_sent_tokens[stream_name] = batches[-1][0]
         self._observer.stream_updates_sent(
             stream_name, sum(len(rows) for _, rows in batches)
@@ -236,3 +286,5 @@ class CommandSender:
         self.send_command(RdataCommand(stream_name, self._instance_name, token, data))
         if token is not None:
             self._last_sent_tokens[stream_name] = token
+            if self._listener is not None:
+                self._listener.row_sent(stream_name, token)

@@ -8,6 +8,10 @@ Stock processes keep an answer by its ``<txn_id>`` alone for half an hour, so
 each request, one that repeats another included, has a new random one. They
 answer 500 to a wrong secret; ours answer 401.
 
+Processes that speak our extension are also told the ``epoch`` of which rows are
+wanted, and answer 409 if they are of another; with ``backlog=1`` they answer from what
+they sent last, or 410. Stock processes are not sent these.
+
 Spec, section 8.
 """
 
@@ -46,6 +50,9 @@ __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
 #: How long a request may take, its answer included, in s.
 REQUEST_TIMEOUT = 30.0
+#: How long a writer may take to answer from its backlog, in s: it is in its memory,
+#: and there is another source.
+BACKLOG_TIMEOUT = 3.0
 #: How long a connection may take to be made, in s.
 CONNECT_TIMEOUT = 10.0
 
@@ -147,6 +154,8 @@ class HttpCatchUpClient:
     :param timeout: for a request and its answer, in s.
     :param max_answer_length: the longest answer that is read, in bytes.
     :param make_txn_id: makes a random text, different each time.
+    :param epoch_of: gives the epoch of a process that speaks our extension, or
+        ``None``.
     """
 
     def __init__(
@@ -159,6 +168,7 @@ class HttpCatchUpClient:
         timeout: float = REQUEST_TIMEOUT,
         max_answer_length: int = MAX_ANSWER_LENGTH,
         make_txn_id: Callable[[], str] = lambda: secrets.token_urlsafe(12),
+        epoch_of: Callable[[str], str | None] = lambda instance_name: None,
     ) -> None:
         self._http = HTTPClient(agent)
         self._locations = locations
@@ -167,6 +177,7 @@ class HttpCatchUpClient:
         self._timeout = timeout
         self._max_answer_length = max_answer_length
         self._make_txn_id = make_txn_id
+        self._epoch_of = epoch_of
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
         """Give the update function of one stream. The writer sets the page's size."""
@@ -188,6 +199,37 @@ class HttpCatchUpClient:
         :raises HttpCatchUpError: the process is not known, did not answer in time,
             or refused.
         """
+        query = {"from_token": str(from_token), "upto_token": str(upto_token)}
+        epoch = self._epoch_of(instance_name)
+        if epoch is not None:
+            query["epoch"] = epoch
+        return await self._get(stream_name, instance_name, query, self._timeout)
+
+    async def get_backlog(
+        self,
+        stream_name: str,
+        instance_name: str,
+        epoch: str,
+        from_token: int,
+        upto_token: int,
+    ) -> StreamUpdateResult:
+        """Fetch rows in ``(from_token, upto_token]`` that a writer sent, one page.
+
+        :param epoch: of the writer.
+        :raises HttpCatchUpError: as before; its status is 409 if the writer has
+            another epoch, and 410 if it does not have the rows any more.
+        """
+        query = {"from_token": str(from_token), "upto_token": str(upto_token)}
+        query.update(epoch=epoch, backlog="1")
+        return await self._get(stream_name, instance_name, query, BACKLOG_TIMEOUT)
+
+    async def _get(
+        self,
+        stream_name: str,
+        instance_name: str,
+        query: Mapping[str, str],
+        timeout: float,
+    ) -> StreamUpdateResult:
         location = self._locations.get(instance_name)
         if location is None:
             raise HttpCatchUpError(
@@ -202,8 +244,10 @@ class HttpCatchUpClient:
             *(stream_name, self._make_txn_id()),
         )
         shown = url.to_text() if location.path is None else _show(location.path, url)
-        answering = Deferred.fromCoroutine(self._request(url, from_token, upto_token))
-        answering.addTimeout(self._timeout, self._clock)
+        for name, value in query.items():
+            url = url.set(name, value)
+        answering = Deferred.fromCoroutine(self._request(url))
+        answering.addTimeout(timeout, self._clock)
         try:
             status, body = await answering
         except Exception as error:
@@ -220,14 +264,12 @@ class HttpCatchUpClient:
             ) from error
         return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
 
-    async def _request(
-        self, url: DecodedURL, from_token: int, upto_token: int
-    ) -> tuple[int, bytes]:
+    async def _request(self, url: DecodedURL) -> tuple[int, bytes]:
         headers = Headers({"Accept": ["application/json"]})
         if self._secret is not None:
             headers.addRawHeader("Authorization", f"Bearer {self._secret}")
         response = await self._http.get(
-            url.set("from_token", str(from_token)).set("upto_token", str(upto_token)),
+            url,
             headers=headers,
             allow_redirects=False,
             unbuffered=True,

@@ -7,6 +7,10 @@ Spec, section 8; FACTS of what stock processes answer: a missing parameter is 40
 ``M_MISSING_PARAM``, one that is no integer 400 ``M_INVALID_PARAM``, an unknown
 stream 400 ``M_UNKNOWN``, a path without ``txn_id`` 404, another method 405. A wrong
 secret is 401 here.
+
+Readers that speak our extension say for which ``epoch`` of this process they ask: 409
+if it is another, since the rows might be too. With ``backlog=1`` they ask for what this
+process sent last and still has in memory: 410 if it does not.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from twisted.web.server import NOT_DONE_YET
 from synapse_replication.errors import CatchUpError, ReplicationError
 from synapse_replication.handlers.interfaces import StreamDirectory
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import Stream, StreamUpdateResult
 from synapse_replication.wire.commands import parse_token
@@ -48,6 +53,8 @@ class ReplicationResource(Resource):
     :param instance_name: this process: only its own rows are served.
     :param secret: what a request must bear; anybody may ask if ``None``.
     :param observer: told of failures of ours.
+    :param epoch: of this process; ``None`` if it does not speak the extension.
+    :param backlog: what this process sent last.
     """
 
     isLeaf = True  # noqa: N815
@@ -58,12 +65,17 @@ class ReplicationResource(Resource):
         instance_name: str,
         secret: str | None,
         observer: ReplicationObserver,
+        *,
+        epoch: str | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._streams = streams
         self._instance_name = instance_name
         self._secret = None if secret is None else secret.encode()
         self._observer = observer
+        self._epoch = epoch
+        self._backlog = backlog
 
     def under_root(self) -> Resource:
         """Make a root resource that has this one in its place."""
@@ -79,6 +91,13 @@ class ReplicationResource(Resource):
             stream, from_token, upto_token = self._read(request)
         except _RefusedError as refused:
             return _refuse(request, refused)
+        if self._backlog is not None and request.args.get(b"backlog") == [b"1"]:
+            name = stream.description.name
+            found = self._backlog.read(name, from_token, upto_token)
+            if found is None:
+                gone = f"the rows of {name} after {from_token} are not in the backlog"
+                return _refuse(request, _RefusedError(410, "M_UNKNOWN", gone))
+            return _encode(found)
         Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
         return NOT_DONE_YET
 
@@ -110,6 +129,11 @@ class ReplicationResource(Resource):
             request.setHeader(b"Allow", b"GET")
             raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is answered here")
         self._check_secret(request)
+        epochs = request.args.get(b"epoch")
+        if epochs and self._epoch is not None and epochs != [self._epoch.encode()]:
+            raise _RefusedError(
+                409, "M_UNKNOWN", "this process started again: it has another epoch"
+            )
         stream = self._find(path[1].decode("utf-8", "replace"))
         return (
             stream,

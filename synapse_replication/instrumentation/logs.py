@@ -14,7 +14,7 @@ from typing import Any
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synapse_replication.errors import ProtocolError, excerpt
+from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
@@ -178,6 +178,62 @@ class LoggingObserver(ReplicationObserver):
             error=error,
             attempt=attempt,
             retry_in=retry_in,
+        )
+
+    def backlog_asked(
+        self, stream_name: str, instance_name: str, error: ReplicationError | None
+    ) -> None:
+        if error is not None:
+            self._repeating(
+                self._logger.info,
+                ("backlog_asked", instance_name, getattr(error, "status", None)),
+                "{instance} did not give rows of {stream} from its memory, so they are "
+                "fetched as if it had none: {error}",
+                instance=instance_name,
+                stream=stream_name,
+                error=error,
+            )
+
+    # -- the extension ----------------------------------------------------------------
+
+    def gap_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("gap_found", stream_name, instance_name),
+            "Rows of {stream} of {instance} in ({from_token}, {upto_token}] were sent "
+            "and did not come; they are fetched",
+            stream=stream_name,
+            instance=instance_name,
+            from_token=from_token,
+            upto_token=upto_token,
+        )
+
+    def epoch_changed(self, instance_name: str) -> None:
+        self._repeating(
+            self._logger.info,
+            ("epoch_changed", instance_name),
+            "{instance} started again",
+            instance=excerpt(instance_name),
+        )
+
+    def duplicate_instance(self, instance_name: str, places: str) -> None:
+        self._repeating(
+            self._logger.critical,
+            ("duplicate_instance", instance_name),
+            "Two processes are called {instance} ({places}): rows of one are taken for "
+            "the other's and will be lost; stop one, or give it another worker_name",
+            instance=excerpt(instance_name),
+            places=excerpt(places) or "it is not known where",
+        )
+
+    def unknown_fields(self, connection: str, count: int) -> None:
+        self._repeating(
+            self._logger.info,
+            ("unknown_fields", connection),
+            "Messages of the extension have fields that are not known here; a newer "
+            "peer sends them, and they were passed over",
         )
 
     # -- connections ----------------------------------------------------------------

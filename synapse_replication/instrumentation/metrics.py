@@ -206,6 +206,43 @@ STREAM_RESETS = _counter(
     "stream_name",
     says="Times that a stream went back, since its writer started again.",
 )
+RESYNCS = _counter(
+    "synapse_replication_resyncs",
+    "stream_name",
+    "kind",
+    says="Catch-ups by where the rows came from: partial (what the writer sent last, "
+    "or its memory), full (the database, or all that a writer which started again "
+    "has), or failed.",
+)
+BACKLOG_HITS = _counter(
+    "synapse_replication_backlog_hits",
+    "stream_name",
+    says="Pages of rows that a writer still had in memory.",
+)
+BACKLOG_MISSES = _counter(
+    "synapse_replication_backlog_misses",
+    "stream_name",
+    says="Pages of rows that a writer was asked for and did not have, or did not give.",
+)
+GAPS_FOUND = _counter(
+    "synapse_replication_gaps_found",
+    "stream_name",
+    says="Times that a writer told of rows which did not come; they are fetched.",
+)
+EPOCH_CHANGES = _counter(
+    "synapse_replication_epoch_changes",
+    "instance_name",
+    says="Times that another process started again.",
+)
+DUPLICATE_INSTANCES = _counter(
+    "synapse_replication_duplicate_instances",
+    "instance_name",
+    says="Messages of a second process of the same name.",
+)
+UNKNOWN_FIELDS = _counter(
+    "synapse_replication_extension_unknown_fields",
+    says="Fields of messages of the extension that are not known here: a newer peer.",
+)
 SENDING_FAILURES = _counter(
     "synapse_replication_sending_failures",
     "stream_name",

@@ -26,13 +26,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from synapse_replication.errors import ProtocolError
+from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
     ConnectionBuffers,
     DiscardReason,
     ReplicationObserver,
+    Resync,
 )
 from synapse_replication.instrumentation import metrics
 from synapse_replication.instrumentation.metrics import (
@@ -311,6 +312,33 @@ class PrometheusObserver(ReplicationObserver):
         self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self._count(metrics.CATCH_UP_FAILURES, event.stream_name)
+
+    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
+        self._count(metrics.RESYNCS, stream_name, kind.value)
+
+    def backlog_asked(
+        self, stream_name: str, instance_name: str, error: ReplicationError | None
+    ) -> None:
+        had = error is None
+        self._count(
+            metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, stream_name
+        )
+
+    # -- the extension ----------------------------------------------------------------
+
+    def gap_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self._count(metrics.GAPS_FOUND, stream_name)
+
+    def epoch_changed(self, instance_name: str) -> None:
+        self._count(metrics.EPOCH_CHANGES, instance_name)
+
+    def duplicate_instance(self, instance_name: str, places: str) -> None:
+        self._count(metrics.DUPLICATE_INSTANCES, instance_name)
+
+    def unknown_fields(self, connection: str, count: int) -> None:
+        self._count(metrics.UNKNOWN_FIELDS, count=count)
 
     # -- sending, connections, the external cache, failures ------------------------
 

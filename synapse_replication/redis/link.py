@@ -14,7 +14,11 @@ from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender, SenderFactory
-from synapse_replication.redis.subscriber import ConnectionHandler, SubscriberFactory
+from synapse_replication.redis.subscriber import (
+    ConnectionHandler,
+    ExtensionHandler,
+    SubscriberFactory,
+)
 
 __all__ = ["RedisReplicationLink"]
 
@@ -34,6 +38,7 @@ class RedisReplicationLink:
     :param on_lost: see :class:`~synapse_replication.redis.sender.RedisSender`:
         publishes our positions, since rows of ours may not have arrived.
     :param channels: more channels to subscribe to, for instance ``USER_IP``.
+    :param extension: speaks on the extension's channel; ``None`` for no such.
     :ivar sender: publishes; told apart from the subscription in the observer as
         ``redis_out`` and ``redis``.
     :ivar cache: shares the sending connection.
@@ -49,6 +54,7 @@ class RedisReplicationLink:
         on_lost: Callable[[int], None],
         channels: Sequence[str] = (),
         *,
+        extension: ExtensionHandler | None = None,
         ping_interval: float = 30.0,
         reply_timeout: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
@@ -72,7 +78,13 @@ class RedisReplicationLink:
             "handshake_timeout": handshake_timeout,
             "reader_factory": reader_factory,
         }
-        self.sender = RedisSender(reactor, observer, "redis_out", on_lost)
+        self.sender = RedisSender(
+            reactor,
+            observer,
+            "redis_out",
+            on_lost,
+            on_connected=extension.sending_resumed if extension else None,
+        )
         self._outbound = SenderFactory(**common, name="redis_out", sender=self.sender)
         self._inbound = SubscriberFactory(
             **common,
@@ -81,6 +93,7 @@ class RedisReplicationLink:
             channels=channels,
             command_handler=command_handler,
             sender=self.sender,
+            extension=extension,
         )
         self.cache = ExternalCache(self._outbound, reactor, observer)
 

@@ -41,6 +41,9 @@ __all__ = ["RedisSender", "RedisSenderProtocol", "SenderFactory"]
 
 #: What the announcement of our positions makes good, and so need not be kept.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
+#: The name under which messages of the extension are counted. What there is to say
+#: when the connection is back is said then, so they are not kept either.
+EXTENSION = "EXTENSION"
 #: How much may wait for Redis to read, in bytes of lines, before it is given up.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 #: How many commands other than rows and positions wait for a connection.
@@ -57,6 +60,7 @@ class RedisSender:
     :param on_lost: called with how many publishes were or may have been lost, on
         the next connection, before anything else is published. It publishes our
         positions, before it returns.
+    :param on_connected: called on each connection, before anything is published.
     :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`; past it the
         connection is cut, since Redis does not read.
     :ivar connected: whether there is a connection to publish on.
@@ -71,12 +75,14 @@ class RedisSender:
         name: str,
         on_lost: Callable[[int], None],
         max_pending_bytes: int = MAX_PENDING_BYTES,
+        on_connected: Callable[[], object] | None = None,
     ) -> None:
         self._clock = clock
         self._observer = observer
         self._name = name
         self._on_lost = on_lost
         self._max_pending_bytes = max_pending_bytes
+        self._on_connected = on_connected
         self._protocol: RedisSenderProtocol | None = None
         self._pending: list[_Pending] = []
         self._pending_bytes = 0
@@ -152,6 +158,8 @@ class RedisSender:
         if command_name in _RECOVERABLE:
             self._lost += len(lines)
             return
+        if command_name == EXTENSION:
+            return
         room = MAX_KEPT - len(self._kept)
         self._kept.extend((command_name, channel, line) for line in lines[:room])
         if len(lines) > room:
@@ -178,6 +186,8 @@ class RedisSender:
         """Publish on this connection from now on."""
         self._protocol = protocol
         self._paused = False
+        if self._on_connected is not None:
+            self._on_connected()
         if self._lost:
             try:
                 self._on_lost(self._lost)

@@ -26,7 +26,7 @@ from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sender import EXTENSION, RedisSender
 from synapse_replication.wire.batching import (
     RdataRun,
     ReceivedItem,
@@ -34,10 +34,12 @@ from synapse_replication.wire.batching import (
     read_lines,
 )
 from synapse_replication.wire.commands import Command, encode_command
+from synapse_replication.wire.extension import CHANNEL
 
 __all__ = [
     "MAX_LINE_LENGTH",
     "ConnectionHandler",
+    "ExtensionHandler",
     "RedisSubscriber",
     "SubscriberFactory",
 ]
@@ -66,6 +68,26 @@ class ConnectionHandler(Protocol):
         ...
 
 
+class ExtensionHandler(Protocol):
+    """What is asked of the extension; see ``handlers/extension.py``."""
+
+    def extension_up(self, connection: RedisSubscriber) -> None:
+        """Take note that messages can be sent and received on a link."""
+        ...
+
+    def extension_down(self, connection: RedisSubscriber) -> None:
+        """Forget a link."""
+        ...
+
+    def sending_resumed(self) -> None:
+        """Take note that what was sent before may not have arrived. Never raises."""
+        ...
+
+    def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
+        """Take one message, in order with what the command handler is given."""
+        ...
+
+
 class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
     """One subscribed connection; a ``ReplicationConnection``."""
 
@@ -79,6 +101,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     def connectionMade(self) -> Any:
         self._unconfirmed: set[bytes] = set()
+        #: Of the extension: asked for and not confirmed; confirmed.
+        self._extension_asked = False
+        self._extension_channel: bytes | None = None
         self._reading_paused = False
         self._pong_timer: IDelayedCall | None = None
         return super().connectionMade()
@@ -86,6 +111,12 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def authenticated(self) -> None:
         channels = [channel.encode() for channel in self.factory.channels]
         self._unconfirmed = set(channels)
+        if self.factory.extension is not None:
+            # Apart and first: an ACL may refuse it, and then all else goes on.
+            self._extension_asked = True
+            self.transport.write(
+                encode(b"SUBSCRIBE", self.factory.extension_channel.encode())
+            )
         self.transport.write(encode(b"SUBSCRIBE", *channels))
 
     def connectionLost(self, why: Failure) -> None:
@@ -93,6 +124,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         established = self.established
         super().connectionLost(why)
         if established:
+            if self._extension_channel is not None:
+                assert self.factory.extension is not None
+                self.factory.extension.extension_down(self)
             self.factory.command_handler.lost_connection(self)
 
     def read_replies(self) -> bool:
@@ -104,16 +138,29 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         lines: list[bytes] = []
         while reply is not False:
             if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
-                lines.append(reply[2])
+                if reply[1] == self._extension_channel:
+                    self._deliver(lines)
+                    lines = []
+                    self._deliver_extension(reply[2])
+                else:
+                    lines.append(reply[2])
             else:
                 self._other_reply(reply)
             reply = gets()
+        self._deliver(lines)
+        return True
+
+    def _deliver(self, lines: list[bytes]) -> None:
         # What came before the confirmation is nobody's: REPLICATE will be asked.
         if lines and self.established:
             items = read_lines(lines)
             self._count(items)
             self.factory.command_handler.received(self, items)
-        return True
+
+    def _deliver_extension(self, payload: bytes) -> None:
+        if self.established and self.factory.extension is not None:
+            self.factory.observer.commands_received(self.name, EXTENSION, 1)
+            self.factory.extension.extension_received(self, payload)
 
     def _count(self, items: Sequence[ReceivedItem]) -> None:
         """Tell the observer what arrived, once a command."""
@@ -130,7 +177,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             observer.commands_received(self.name, command_name, count)
 
     def _other_reply(self, reply: Any) -> None:
-        if isinstance(reply, list) and reply and reply[0] == b"subscribe":
+        if self._extension_asked and isinstance(
+            reply, (list, txredisapi.ResponseError)
+        ):
+            self._extension_answered(reply)
+        elif isinstance(reply, list) and reply and reply[0] == b"subscribe":
             self._unconfirmed.discard(reply[1])
             if not self._unconfirmed and not self.established:
                 self._subscribed()
@@ -142,9 +193,25 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             # To AUTH and SELECT.
             self.replyQueue.put(self.tryConvertData(reply))
 
+    def _extension_answered(self, reply: Any) -> None:
+        # The answers come in the order of the questions, and this was the first.
+        self._extension_asked = False
+        if isinstance(reply, list):
+            self._extension_channel = self.factory.extension_channel.encode()
+        else:
+            self.factory.observer.failure(
+                f"subscribing to {self.factory.extension_channel}, which the Redis "
+                "user must be allowed; going on without the extension",
+                reply,
+            )
+
     def _subscribed(self) -> None:
         self.link_established()
         self.link_proved()
+        # First: others are to know our epoch before our positions.
+        if self._extension_channel is not None:
+            assert self.factory.extension is not None
+            self.factory.extension.extension_up(self)
         self.factory.command_handler.new_connection(self)
 
     # -- keep-alive -----------------------------------------------------------------
@@ -191,6 +258,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         channel = self.factory.server_name + _OWN_CHANNEL.get(command_name, "")
         self.factory.sender.publish(command_name, channel, lines)
 
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        """Publish messages of the extension, in order with what else is sent."""
+        self.factory.sender.publish(EXTENSION, self.factory.extension_channel, payloads)
+
     def close_with_error(self, text: str) -> None:
         """Do nothing: those behind Redis are many, and the link stays.
 
@@ -218,6 +289,7 @@ class SubscriberFactory(SynapseRedisFactory):
     :param channels: more channels, by what follows ``<server_name>/``.
     :param command_handler: hears of each connection and of what arrives.
     :param sender: publishes what is sent on the connections.
+    :param extension: hears of its own channel; ``None`` to leave that alone.
     """
 
     protocol = RedisSubscriber
@@ -229,6 +301,7 @@ class SubscriberFactory(SynapseRedisFactory):
         channels: Sequence[str],
         command_handler: ConnectionHandler,
         sender: RedisSender,
+        extension: ExtensionHandler | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -236,4 +309,6 @@ class SubscriberFactory(SynapseRedisFactory):
         self.channels = [server_name, *(f"{server_name}/{name}" for name in channels)]
         # txredisapi has a handler of its own.
         self.command_handler = command_handler
+        self.extension = extension
+        self.extension_channel = f"{server_name}/{CHANNEL}"
         self.sender = sender

@@ -23,6 +23,7 @@ from synapse_replication.handlers.observer import (
     CatchUp,
     DiscardReason,
     ReplicationObserver,
+    Resync,
 )
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
@@ -75,6 +76,12 @@ class RecordingObserver(ReplicationObserver):
     :ivar extra: rows with extra fields, by stream.
     :ivar sending_failures: (stream, error).
     :ivar connections: how many there are.
+    :ivar resyncs: how many, by (stream, writer, kind).
+    :ivar backlog_answers: (stream, writer, the error if any).
+    :ivar gaps: (stream, writer, from_token, upto_token).
+    :ivar restarted: the processes that started again.
+    :ivar duplicates: (name, places).
+    :ivar unknown: fields of messages that are not known.
     """
 
     def __init__(self) -> None:
@@ -95,6 +102,12 @@ class RecordingObserver(ReplicationObserver):
         self.extra: Counter[str] = Counter()
         self.sending_failures: list[tuple[str, BaseException]] = []
         self.connections = 0
+        self.resyncs: Counter[tuple[str, str, Resync]] = Counter()
+        self.backlog_answers: list[tuple[str, str, BaseException | None]] = []
+        self.gaps: list[tuple[str, str, int, int]] = []
+        self.restarted: list[str] = []
+        self.duplicates: list[tuple[str, str]] = []
+        self.unknown = 0
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self.refused.append(error)
@@ -145,6 +158,28 @@ class RecordingObserver(ReplicationObserver):
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         self.sending_failures.append((stream_name, error))
+
+    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
+        self.resyncs[stream_name, instance_name, kind] += 1
+
+    def backlog_asked(
+        self, stream_name: str, instance_name: str, error: BaseException | None
+    ) -> None:
+        self.backlog_answers.append((stream_name, instance_name, error))
+
+    def gap_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self.gaps.append((stream_name, instance_name, from_token, upto_token))
+
+    def epoch_changed(self, instance_name: str) -> None:
+        self.restarted.append(instance_name)
+
+    def duplicate_instance(self, instance_name: str, places: str) -> None:
+        self.duplicates.append((instance_name, places))
+
+    def unknown_fields(self, connection: str, count: int) -> None:
+        self.unknown += count
 
     def connections_changed(self, count: int) -> None:
         self.connections = count

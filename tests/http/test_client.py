@@ -15,8 +15,14 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.http.client import HttpCatchUpClient, Location, make_agent
+from synapse_replication.http.client import (
+    BACKLOG_TIMEOUT,
+    HttpCatchUpClient,
+    Location,
+    make_agent,
+)
 from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from tests.http.doubles import Directory, FailureObserver, ListStream, Place
 
@@ -55,11 +61,16 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         resource: Resource | None = None,
         secret: str | None = "hush",
         place: Location | None = None,
+        epoch: str | None = None,
     ) -> HttpCatchUpClient:
         """Join a client to a resource."""
         self.agent = RequestTraversalAgent(resource or self.resource)
         return HttpCatchUpClient(
-            self.agent, {"writer1": place or Place()}, secret, self.clock
+            self.agent,
+            {"writer1": place or Place()},
+            secret,
+            self.clock,
+            epoch_of=lambda instance_name: epoch,
         )
 
     def fetch(self, client: HttpCatchUpClient) -> StreamUpdateResult:
@@ -94,6 +105,56 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
         page = self.successResultOf(Deferred.fromCoroutine(ask()))
         self.assertEqual(page, StreamUpdateResult([(5, ["c"])], 9, False))
+
+    def test_epoch(self) -> None:
+        """The epoch is checked where it is known; stock processes are not told one."""
+        client = self.make_client(self.make_extended(), epoch="abc")
+        self.assertEqual(self.fetch(client).upto_token, 3)
+        client = self.make_client(self.make_extended(), epoch="older")
+        self.assertEqual(self.fail_to_fetch(client).status, 409)
+
+    def test_backlog(self) -> None:
+        """Rows that were sent come from memory; what is not there is gone."""
+        backlog = Backlog(BacklogOptions())
+        backlog.of("events").add(3, [(4, [b'["x"]', b'["y"]'])])
+        client = self.make_client(self.make_extended(backlog))
+
+        def ask(from_token: int, epoch: str = "abc") -> Deferred[StreamUpdateResult]:
+            return Deferred.fromCoroutine(
+                client.get_backlog("events", "writer1", epoch, from_token, 9)
+            )
+
+        self.assertEqual(
+            self.successResultOf(ask(3)),
+            StreamUpdateResult([(4, ["x"]), (4, ["y"])], 4, True),
+        )
+        self.assertEqual(self.events.asked, [])
+        for from_token, epoch, status in ((2, "abc", 410), (3, "other", 409)):
+            failure = self.failureResultOf(ask(from_token, epoch), HttpCatchUpError)
+            self.assertEqual(getattr(failure.value, "status", None), status)
+
+    def test_writer_that_hangs(self) -> None:
+        """The backlog is waited for a short time only: there is another source."""
+        self.events.stuck = Deferred()
+        client = self.make_client()
+        asking = Deferred.fromCoroutine(
+            client.get_backlog("events", "writer1", "abc", 1, 9)
+        )
+        self.clock.advance(BACKLOG_TIMEOUT - 1)
+        self.assertNoResult(asking)
+        self.clock.advance(1)
+        self.failureResultOf(asking, HttpCatchUpError)
+
+    def make_extended(self, backlog: Backlog | None = None) -> Resource:
+        """Make the resource of a process that speaks the extension."""
+        return ReplicationResource(
+            Directory(self.events),
+            "writer1",
+            "hush",
+            FailureObserver(),
+            epoch="abc",
+            backlog=backlog,
+        ).under_root()
 
     def test_request(self) -> None:
         """Each request has an id of its own, the secret, and the range."""

@@ -42,6 +42,40 @@ class RateLimitTests(SynchronousTestCase):
 
 
 class LoggingObserverTests(SynchronousTestCase):
+    """What is worth a line."""
+
+    def test_the_extension(self) -> None:
+        """C63: two processes of one name are reported by name, where, and what to do."""
+        self.observer.duplicate_instance("w1", "a:1 and b:2")
+        self.observer.gap_found("events", "w1", 1, 5)
+        self.observer.epoch_changed("w1")
+        self.observer.unknown_fields("redis", 1)
+        self.observer.backlog_asked("events", "w1", None)
+        self.observer.backlog_asked("events", "w1", CatchUpError("gone"))
+        self.assertEqual(
+            [(level, line.partition(":")[0]) for level, line in self.lines()],
+            [
+                ("critical", "Two processes are called w1 (a"),
+                (
+                    "warn",
+                    "Rows of events of w1 in (1, 5] were sent and did not come; they "
+                    "are fetched",
+                ),
+                ("info", "w1 started again"),
+                (
+                    "info",
+                    "Messages of the extension have fields that are not known here; a "
+                    "newer peer sends them, and they were passed over",
+                ),
+                (
+                    "info",
+                    "w1 did not give rows of events from its memory, so they are "
+                    "fetched as if it had none",
+                ),
+            ],
+        )
+        self.assertIn("give it another worker_name", self.lines()[0][1])
+
     def setUp(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.clock = Clock()

@@ -7,13 +7,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import UnknownCommandError
+from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
     ConnectionBuffers,
     DiscardReason,
     ReplicationObserver,
+    Resync,
 )
 from synapse_replication.instrumentation.metrics import METRICS
 from synapse_replication.instrumentation.prometheus import (
@@ -87,6 +88,13 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def tell_everything(self) -> None:
         observer: ReplicationObserver = self.observer
+        observer.resynced("events", "w1", Resync.PARTIAL)
+        observer.backlog_asked("events", "w1", None)
+        observer.backlog_asked("events", "w1", CatchUpError("no"))
+        observer.gap_found("events", "w1", 1, 2)
+        observer.epoch_changed("w1")
+        observer.duplicate_instance("w1", "here and there")
+        observer.unknown_fields("redis", 2)
         event = CatchUp("events", "w1", 1, 10)
         error = UnknownCommandError("WHAT")
         for command in ("RDATA", "USER_SYNC", "FEDERATION_ACK", "USER_IP"):

@@ -187,6 +187,7 @@ class MemoryLink:
         options: RedisOptions | None = None,
         channels: Sequence[str] = (),
         reader_factory: ReaderFactory = new_reader,
+        extension: Any = None,
     ) -> None:
         self.reactor = MemoryReactorClock()
         self.events = Events()
@@ -200,6 +201,7 @@ class MemoryLink:
             self.observer,
             self.on_lost,
             channels,
+            extension=extension,
             reader_factory=reader_factory,
         )
         self.link.start()

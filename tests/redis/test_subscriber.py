@@ -171,3 +171,112 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertTrue(memory.transports[1].aborted)
         memory.lose(1)
         self.assertIn("SUBSCRIBE: NOPERM", str(memory.events.all))
+
+
+class RecordingExtension:
+    """Keeps what it hears, among the events of the link."""
+
+    def __init__(self) -> None:
+        self.memory: MemoryLink | None = None
+
+    def _add(self, *event: object) -> None:
+        if self.memory is not None:
+            self.memory.events.add(event)
+
+    def extension_up(self, connection: RedisSubscriber) -> None:
+        self._add("extension_up")
+        connection.send_extension([b"hello"])
+
+    def extension_down(self, connection: RedisSubscriber) -> None:
+        self._add("extension_down")
+
+    def sending_resumed(self) -> None:
+        self._add("sending_resumed")
+
+    def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
+        self._add("extension", payload)
+
+
+_EXTENSION = b"hs/replication_ext"
+
+
+class ExtensionChannelTests(SynchronousTestCase):
+    """The extension's channel, on the same connection."""
+
+    def setUp(self) -> None:
+        extension = RecordingExtension()
+        self.memory = MemoryLink(extension=extension)
+        extension.memory = self.memory
+
+    def test_order_on_connect(self) -> None:
+        """It is subscribed to apart, and hello is said before everything else."""
+        memory = self.memory
+        self.assertEqual(
+            memory.transports[1].take(),
+            [encode(b"SUBSCRIBE", _EXTENSION), encode(b"SUBSCRIBE", b"hs")],
+        )
+        memory.say(0, b"+PONG\r\n")
+        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        self.assertEqual(
+            memory.events.all,
+            [
+                ("made", "redis_out"),
+                ("sending_resumed",),
+                ("made", "redis"),
+                ("extension_up",),
+                "new_connection",
+            ],
+        )
+        memory.transports[0].take()
+        memory.reactor.advance(0)
+        self.assertEqual(
+            memory.transports[0].take(),
+            [
+                encode(b"PUBLISH", _EXTENSION, b"hello")
+                + encode(b"PUBLISH", b"hs", b"REPLICATE ")
+            ],
+        )
+        memory.lose(1)
+        self.assertIn(("extension_down",), memory.events.all)
+
+    def test_order_of_messages(self) -> None:
+        """Its messages keep their place among rows and commands, by both readers."""
+        for reader_factory in (new_reader, PureReader):
+            extension = RecordingExtension()
+            memory = MemoryLink(extension=extension, reader_factory=reader_factory)
+            memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+            extension.memory = memory
+            memory.say(
+                1,
+                message(rdata(1), rdata(2))
+                + encode(b"message", _EXTENSION, b"{}")
+                + message(rdata(3)),
+            )
+            self.assertEqual(
+                memory.events.all[-3:], ["received", ("extension", b"{}"), "received"]
+            )
+            runs = [i for i in memory.handler.items if isinstance(i, RdataRun)]
+            self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
+
+    def test_forbidden_by_an_acl(self) -> None:
+        """Where Redis does not allow the channel, all else goes on without it."""
+        memory = self.memory
+        memory.say(1, b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs"))
+        self.assertIn("new_connection", memory.events.all)
+        self.assertNotIn(("extension_up",), memory.events.all)
+        self.assertIn("hs/replication_ext", str(memory.events.all[0]))
+        self.assertFalse(memory.transports[1].aborted)
+        memory.lose(1)
+        self.assertNotIn(("extension_down",), memory.events.all)
+
+    def test_not_kept(self) -> None:
+        """What cannot be sent just now is neither sent later nor counted as lost."""
+        memory = self.memory
+        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        self.assertEqual(memory.link.sender.lost, 0)
+        memory.say(0, b"+PONG\r\n")
+        memory.transports[0].take()
+        memory.reactor.advance(0)
+        self.assertEqual(
+            memory.transports[0].take(), [encode(b"PUBLISH", b"hs", b"REPLICATE ")]
+        )

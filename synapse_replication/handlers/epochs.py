@@ -1,0 +1,100 @@
+"""Which start of each process is the present one.
+
+Theory of operation: a process that starts again has another epoch. The newest that was
+heard of a name is the present one, and those before it are *stale*: what they still
+say is not acted on. A stale one that goes on talking is a second process of that name
+(C63). If the present one has gone, or is silent for long, the stale one is the one
+that is left, and takes its place.
+
+Bounded: the names that were heard longest ago are forgotten.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+import attrs
+
+__all__ = ["Heard", "PeerEpochs"]
+
+#: How many instances are remembered.
+MAX_INSTANCES = 1000
+#: How many earlier epochs of each.
+MAX_STALE = 8
+#: A stale epoch that talks after so long is no late message but a process, s.
+SETTLED_AFTER = 1.0
+#: The present epoch is taken to be gone when it was silent for so long, s.
+SILENT_AFTER = 30.0
+
+
+class Heard(enum.Enum):
+    """What an epoch is, when it is heard."""
+
+    FIRST = "first"  #: nothing was known of the instance
+    SAME = "same"
+    NEW = "new"  #: the instance started again
+    LATE = "late"  #: of an earlier start; it may have been under way
+    DUPLICATE = "duplicate"  #: of an earlier start, which still runs
+
+
+@attrs.define
+class _Peer:
+    epoch: str
+    since: float
+    heard: float
+    is_gone: bool = False
+    stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
+
+
+class PeerEpochs:
+    """The epochs of all other processes, as far as they told.
+
+    Outlives connections: a process that comes back to the channel is the same.
+    """
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}
+
+    def epoch_of(self, instance_name: str) -> str | None:
+        """Give the present epoch; ``None`` if it is not known or has gone."""
+        peer = self._peers.get(instance_name)
+        return None if peer is None or peer.is_gone else peer.epoch
+
+    def hear(self, instance_name: str, epoch: str, now: float) -> Heard:
+        """Take note that a process spoke.
+
+        :param now: monotonic, s.
+        """
+        peer = self._peers.pop(instance_name, None)
+        if peer is None:
+            peer, heard = _Peer(epoch, now, now), Heard.FIRST
+            if len(self._peers) >= MAX_INSTANCES:
+                del self._peers[next(iter(self._peers))]
+        elif epoch == peer.epoch:
+            heard = Heard.SAME
+        elif (
+            epoch in peer.stale
+            and not peer.is_gone
+            and now - peer.heard <= SILENT_AFTER
+        ):
+            is_late = now - peer.since < SETTLED_AFTER
+            self._peers[instance_name] = peer
+            return Heard.LATE if is_late else Heard.DUPLICATE
+        else:
+            if epoch in peer.stale:
+                peer.stale.remove(epoch)
+            peer.stale.append(peer.epoch)
+            peer.epoch, peer.since = epoch, now
+            heard = Heard.NEW
+        peer.heard = now
+        peer.is_gone = False
+        # The one heard longest ago stands first.
+        self._peers[instance_name] = peer
+        return heard
+
+    def leave(self, instance_name: str, epoch: str) -> None:
+        """Take note that a process said goodbye."""
+        peer = self._peers.get(instance_name)
+        if peer is not None and peer.epoch == epoch:
+            peer.is_gone = True

@@ -1,0 +1,234 @@
+"""Processes that speak the extension, on a channel that a test may harm."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.backlogs import PartialResync
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension import (
+    ExtensionConnection,
+    ReplicationExtension,
+)
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.receiver import ReceiverOptions
+from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.streams.catchup import Backoff
+from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.batching import read_lines
+from tests.handlers.receiving import Row
+
+__all__ = ["Bus", "BusConnection", "Published", "SpeakingProcess"]
+
+
+@attrs.frozen
+class Published:
+    """One message: who sent it, on the extension's channel or not, and what."""
+
+    sender: str
+    is_extension: bool
+    payload: bytes
+
+
+class Bus:
+    """Delivers messages to everybody in order, when asked to.
+
+    :ivar drop: tells which messages are lost.
+    :ivar seen: all that were not lost, in order.
+    :ivar processes: by the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.processes: list[SpeakingProcess] = []
+        self.seen: list[Published] = []
+        self.drop: Callable[[Published], bool] = lambda message: False
+        self._waiting: deque[Published] = deque()
+
+    def publish(self, message: Published) -> None:
+        self._waiting.append(message)
+
+    def deliver(self) -> None:
+        """Deliver all that was published, and what is published because of it."""
+        while self._waiting:
+            message = self._waiting.popleft()
+            if self.drop(message):
+                continue
+            self.seen.append(message)
+            for process in list(self.processes):
+                process.take(message)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass everywhere, and deliver what is said meanwhile."""
+        self.deliver()
+        for _ in range(round(seconds * 4)):
+            for process in list(self.processes):
+                process.host.reactor.advance(0.25)
+            self.deliver()
+
+    def classic(self) -> list[str]:
+        """Give what stock peers see."""
+        return [m.payload.decode() for m in self.seen if not m.is_extension]
+
+
+class BusConnection(MemoryConnection):
+    """A link to a bus."""
+
+    def __init__(self, bus: Bus, sender: str) -> None:
+        super().__init__("bus")
+        self._bus = bus
+        self._sender = sender
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            self._bus.publish(Published(self._sender, False, line))
+
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            self._bus.publish(Published(self._sender, True, payload))
+
+
+if TYPE_CHECKING:
+    _: type[ExtensionConnection] = BusConnection
+
+
+class SpeakingProcess:
+    """A process with the streams ``events`` and ``typing``, the latter in memory.
+
+    :param writes: the streams that it writes.
+    :param speaks: ``False`` for a stock peer.
+    :ivar refusal: the status with which it refuses its backlog; 0 for no answer.
+    :ivar asked: what was asked of its backlog, or of its memory.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        *,
+        epoch: str = "",
+        writes: Sequence[str] = (),
+        speaks: bool = True,
+        backlog: BacklogOptions | None = None,
+    ) -> None:
+        self.bus = bus
+        self.name = name
+        self.events = SourceStream("events", Row, instance_name=name)
+        self.typing = SourceStream(
+            "typing", Row, instance_name=name, resettable=True, held_in_memory=True
+        )
+        self.host = MemoryHost(
+            self.events, self.typing, written=writes, instance_name=name
+        )
+        self.host.identity = Identity("hs.example", name, epoch or f"{name}-epoch")
+        self.observer = self.host.observer
+        self.epochs = PeerEpochs()
+        self.backlog = Backlog(backlog or BacklogOptions())
+        self.refusal: int | None = None
+        self.asked: list[tuple[str, int, int]] = []
+        partial = PartialResync(self.epochs, self.ask, self.host.clock, self.observer)
+        self.handler = ReplicationCommandHandler(
+            self.host,
+            self.observer,
+            options=HandlerOptions(
+                receiver=ReceiverOptions(backoff=Backoff(1.0, 8.0, lambda: 1.0)),
+                partial=partial if speaks else None,
+            ),
+        )
+        self.extension: ReplicationExtension | None = None
+        if speaks:
+            self.extension = ReplicationExtension(
+                self.host,
+                self.handler,
+                self.observer,
+                self.epochs,
+                self.backlog,
+                where=f"host-of-{name}:1",
+            )
+            self.extension.start()
+        self.streamer = ReplicationStreamer(self.host, self.handler, self.observer)
+        self.streamer.start()
+        self.connection: BusConnection | None = None
+        self.join()
+
+    def join(self) -> None:
+        """Connect to the bus."""
+        self.bus.processes.append(self)
+        self.connection = BusConnection(self.bus, self.name)
+        if self.extension is not None:
+            self.extension.extension_up(self.connection)
+        self.handler.new_connection(self.connection)
+
+    def leave(self) -> None:
+        """Lose the connection to the bus."""
+        assert self.connection is not None
+        self.bus.processes.remove(self)
+        if self.extension is not None:
+            self.extension.extension_down(self.connection)
+        self.handler.lost_connection(self.connection)
+        self.connection = None
+
+    def take(self, message: Published) -> None:
+        """Take one message."""
+        assert self.connection is not None
+        if not message.is_extension:
+            self.handler.received(self.connection, read_lines([message.payload]))
+        elif self.extension is not None:
+            self.extension.extension_received(self.connection, message.payload)
+
+    def write(self, token: int, *texts: str, stream: str = "events") -> None:
+        """Commit rows where every process finds them, and send them."""
+        for process in {*self.bus.processes, self}:
+            self._source(process, stream).persist(
+                self.name, token, *([text] for text in texts)
+            )
+        self.host.notifier.notify()
+
+    def _source(self, process: SpeakingProcess, stream: str) -> SourceStream:
+        return process.events if stream == "events" else process.typing
+
+    def skip(self, token: int, stream: str = "events") -> None:
+        """Move on without rows, and say so."""
+        self._source(self, stream).local_token = token
+        self.host.notifier.notify()
+
+    async def ask(
+        self, stream: str, instance: str, epoch: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        """Ask another process for its backlog, as over HTTP."""
+        others = [p for p in self.bus.processes if p.name == instance]
+        status: int | None = None
+        if others:
+            other = others[-1]
+            other.asked.append((stream, from_token, upto_token))
+            status = other.refusal
+            if other.extension is None or epoch != other.extension.epoch:
+                status = 409
+            elif status is None:
+                result = other.backlog.read(stream, from_token, upto_token)
+                if result is not None:
+                    return result
+                status = 410
+        raise HttpCatchUpError("GET", stream, status or None, "no")
+
+    def texts(self, stream: str = "events") -> list[tuple[str, int, list[str]]]:
+        """Give (writer, token, texts) of the rows handed on."""
+        return [
+            (writer, token, [row.text for row in rows])
+            for name, writer, token, rows in self.host.rows.rows
+            if name == stream
+        ]

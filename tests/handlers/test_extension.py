@@ -1,0 +1,420 @@
+"""Tests of epochs, heartbeats, gaps and partial resync, among whole processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
+from synapse_replication.handlers.observer import Resync
+from synapse_replication.streams.backlog import BacklogOptions
+from tests.handlers.extended import Bus, Published, SpeakingProcess
+
+
+def rows_of(*tokens: int) -> Callable[[Published], bool]:
+    """Make a loss of the RDATA with these tokens."""
+    heads = tuple(f"RDATA events w {token} ".encode() for token in tokens)
+    return lambda message: message.payload.startswith(heads)
+
+
+def row(token: int, writer: str = "w") -> tuple[str, int, list[str]]:
+    return (writer, token, [f"row {token}"])
+
+
+class ExtensionTests(SynchronousTestCase):
+    """A writer ``w`` and a reader ``r``, and whoever else comes."""
+
+    def setUp(self) -> None:
+        self.bus = Bus()
+        self.reader = SpeakingProcess(self.bus, "r")
+        self.writer = SpeakingProcess(self.bus, "w", writes=["events", "typing"])
+        self.bus.deliver()
+
+    def write(self, *tokens: int) -> None:
+        for token in tokens:
+            self.writer.write(token, f"row {token}")
+            self.bus.deliver()
+
+    def messages(self, kind: str) -> list[Published]:
+        """Give the messages of one type."""
+        return [
+            message
+            for message in self.bus.seen
+            if message.is_extension and json.loads(message.payload)["type"] == kind
+        ]
+
+    def inject(self, **fields: object) -> None:
+        """Have a message arrive that ``w`` may have sent."""
+        message: dict[str, object] = {
+            "v": 1,
+            "type": "heartbeat",
+            "instance": "w",
+            "epoch": "w-epoch",
+            "time": 0,
+            "positions": {},
+        }
+        message.update(fields)
+        self.bus.publish(Published("w", True, json.dumps(message).encode()))
+        self.bus.deliver()
+
+
+class GapTests(ExtensionTests):
+    def test_nothing_is_lost_nothing_is_fetched(self) -> None:
+        """Rows that come are no gap, however many heartbeats and chunks there are."""
+        for token in range(1, 20):
+            self.write(token)
+            self.bus.advance(0.5)
+        self.writer.skip(30)
+        self.bus.advance(6)
+        self.assertEqual(self.reader.texts(), [row(n) for n in range(1, 20)])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(self.writer.asked, [])
+        self.assertEqual(self.reader.observer.gaps, [])
+        self.assertEqual(self.reader.events.current_token("w"), 30)
+
+    def test_lost_row_hides_behind_the_next(self) -> None:
+        """A lost row is found before the row after it, which would hide it."""
+        self.write(1)
+        self.bus.drop = rows_of(2)
+        self.write(2, 3)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
+        self.assertEqual(self.reader.observer.gaps, [("events", "w", 1, 2)])
+        self.assertEqual(self.writer.asked, [("events", 1, 2)])
+        self.assertEqual(self.reader.events.requests, [])
+
+    def test_stock_reader_does_not_see_it(self) -> None:
+        """The same loss passes a reader of the classic wire by: the weakness is real."""
+        stock = SpeakingProcess(self.bus, "s", speaks=False)
+        self.bus.deliver()
+        self.write(1)
+        self.bus.drop = rows_of(2)
+        self.write(2, 3)
+        self.assertEqual(stock.texts(), [row(1), row(3)])
+
+    def test_last_row_is_lost(self) -> None:
+        """A heartbeat tells of a loss behind which nothing follows, within 1 s."""
+        self.bus.drop = rows_of(2)
+        self.write(1, 2)
+        self.assertEqual(self.reader.texts(), [row(1)])
+        self.bus.advance(1.25)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+
+    def test_lost_position(self) -> None:
+        """A reader that never heard a writer's POSITION is connected by a heartbeat."""
+        late = SpeakingProcess(self.bus, "late")
+        self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
+        self.bus.deliver()
+        self.assertNotIn(("bus", "events", "w"), late.observer.connected)
+        self.bus.advance(5.25)
+        self.assertIn(("bus", "events", "w"), late.observer.connected)
+        self.write(1)
+        self.assertEqual(late.texts(), [row(1)])
+
+    def test_heartbeat_in_a_batch(self) -> None:
+        """A heartbeat between the rows of a batch neither splits nor loses it."""
+        self.write(1)
+        self.writer.handler.stream_update("events", None, ["a"])
+        self.bus.deliver()
+        self.bus.advance(6)
+        self.writer.handler.stream_update("events", 2, ["b"])
+        self.bus.deliver()
+        self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
+
+    def test_rows_still_in_the_queue(self) -> None:
+        """Rows that the reader is slow to handle are under way, and no gap."""
+        self.write(1)
+        self.reader.host.rows.is_held = True
+        self.write(2, 3)
+        self.bus.advance(6)
+        self.reader.host.rows.is_held = False
+        self.reader.host.rows.release()
+        self.bus.advance(6)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
+        self.assertEqual(self.reader.observer.gaps, [])
+        self.assertEqual(self.reader.events.requests, [])
+
+    def test_silent_moves_are_not_told(self) -> None:
+        """C52: what only passed over others' ids makes nobody fetch."""
+        self.write(1)
+        self.writer.handler.pass_over("events", 1, 50)
+        self.bus.advance(6)
+        self.assertEqual(self.reader.observer.gaps, [])
+        self.assertEqual(self.reader.events.current_token("w"), 1)
+
+    def test_stock_peers_see_the_classic_wire_alone(self) -> None:
+        """The lines on the main channel are the same with and without the extension."""
+        classic = []
+        for speaks in (False, True):
+            bus = Bus()
+            SpeakingProcess(bus, "r", speaks=speaks)
+            writer = SpeakingProcess(bus, "w", writes=["events"], speaks=speaks)
+            bus.deliver()
+            for token in (1, 2, 5):
+                writer.write(token, "a", "b")
+                bus.advance(2)
+            writer.skip(9)
+            bus.advance(7)
+            classic.append(bus.classic())
+        self.assertEqual(*classic)
+        self.assertIn("RDATA events w batch", "".join(classic[0]))
+
+    def test_idle_traffic_is_bounded(self) -> None:
+        """An idle process says one thing in 5 s, one that writes one a second."""
+        self.bus.advance(10)
+        before = len(self.messages("heartbeat"))
+        self.bus.advance(20)
+        self.assertEqual(len(self.messages("heartbeat")) - before, 2 * 4)
+
+
+class EpochTests(ExtensionTests):
+    def restart_writer(self, epoch: str = "w-epoch-2") -> SpeakingProcess:
+        self.writer.leave()
+        self.writer = SpeakingProcess(
+            self.bus, "w", epoch=epoch, writes=["events", "typing"]
+        )
+        return self.writer
+
+    def test_memory_of_a_new_epoch_is_fetched_anew(self) -> None:
+        """C46: a writer that got further since its restart than before it loses none."""
+        self.writer.write(2, "old", stream="typing")
+        self.bus.deliver()
+        self.writer.leave()
+        self.reader.typing.forget("w")
+        # While nobody listens it gets beyond what the reader had.
+        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["typing"])
+        self.bus._waiting.clear()
+        for token in (1, 2, 3):
+            self.writer.write(token, f"new {token}", stream="typing")
+        self.bus._waiting.clear()
+        self.bus.advance(5.25)
+        new = [("w", n, [f"new {n}"]) for n in (1, 2, 3)]
+        self.assertEqual(self.reader.texts("typing"), [("w", 2, ["old"]), *new])
+        self.assertEqual(self.reader.observer.resyncs["typing", "w", Resync.FULL], 1)
+        self.assertEqual(self.reader.observer.restarted, ["w"])
+
+    def test_table_of_a_new_epoch_goes_on(self) -> None:
+        """A stream in the database goes on from its token through a restart."""
+        self.write(1)
+        self.restart_writer()
+        self.writer.events.local_token = 1
+        self.bus.deliver()
+        self.write(2)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(self.reader.observer.resets, [])
+
+    def test_second_process_of_our_name(self) -> None:
+        """C63: both processes of one name report it, by name, when the second comes."""
+        second = SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
+        self.bus.deliver()
+        self.assertEqual(
+            self.writer.observer.duplicates[0], ("w", "host-of-w:1 and host-of-w:1")
+        )
+        self.bus.advance(5.25)
+        self.assertEqual(second.observer.duplicates[0][0], "w")
+
+    def test_others_report_it_too(self) -> None:
+        """C63: a reader reports a name under which two epochs talk, within seconds."""
+        SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
+        self.bus.deliver()
+        self.assertEqual(self.reader.observer.duplicates, [])
+        self.bus.advance(6)
+        self.assertEqual({name for name, _ in self.reader.observer.duplicates}, {"w"})
+
+    def test_restart_is_no_duplicate(self) -> None:
+        """A process that starts again, with or without a goodbye, is one process."""
+        self.bus.advance(6)
+        self.restart_writer()
+        self.bus.advance(12)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.bus.deliver()
+        self.restart_writer("w-epoch-3")
+        self.bus.advance(12)
+        for process in (self.reader, self.writer):
+            self.assertEqual(process.observer.duplicates, [])
+        self.assertEqual(self.reader.observer.restarted, ["w", "w"])
+
+    def test_reconnecting_is_no_restart(self) -> None:
+        """The same process on a new link is neither new nor a second one."""
+        self.write(1)
+        self.writer.leave()
+        self.writer.join()
+        self.bus.advance(6)
+        self.assertEqual(self.reader.observer.restarted, [])
+        self.assertEqual(self.reader.observer.duplicates, [])
+
+    def test_rows_of_an_unknown_epoch_say_nothing(self) -> None:
+        """What comes before rows is heeded only from the epoch that is known."""
+        self.inject(type="rows", epoch="strange", positions={"events": [99, 0]})
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(self.reader.observer.restarted, [])
+
+
+class ResyncTests(ExtensionTests):
+    def miss(self, *tokens: int) -> None:
+        """Write while the reader is away."""
+        self.reader.leave()
+        for token in tokens:
+            self.writer.write(token, f"row {token}")
+            self.reader.events.persist("w", token, [f"row {token}"])
+        self.bus.deliver()
+        self.reader.join()
+        self.bus.advance(0.5)
+
+    def test_partial(self) -> None:
+        """A reader that was away gets its rows from the writer, not the database."""
+        self.write(1)
+        self.miss(2, 3, 4)
+        self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4)])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w", Resync.PARTIAL): 1}
+        )
+        self.assertEqual(self.reader.observer.backlog_answers, [("events", "w", None)])
+
+    def test_restarted_reader(self) -> None:
+        """A new process knows the epochs before the positions, and resumes at once."""
+        self.write(1, 2)
+        self.bus.advance(1)
+        reader = SpeakingProcess(self.bus, "r2")
+        reader.events.advance("w", 1)
+        reader.events.persist("w", 2, ["row 2"])
+        self.bus.deliver()
+        self.bus.advance(0.25)
+        self.assertEqual(reader.texts(), [row(2)])
+        self.assertEqual(reader.events.requests, [])
+
+    def test_outside_the_backlog(self) -> None:
+        """What the writer has forgotten comes from the database, and counts as full."""
+        self.writer.leave()
+        self.writer = SpeakingProcess(
+            self.bus,
+            "w",
+            epoch="b",
+            writes=["events"],
+            backlog=BacklogOptions(max_rows=2),
+        )
+        self.bus.deliver()
+        self.write(1)
+        self.miss(2, 3, 4, 5)
+        self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4, 5)])
+        self.assertEqual(self.reader.events.requests, [("w", 1, 5)])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w", Resync.FULL): 1}
+        )
+
+    def test_another_epoch(self) -> None:
+        """A writer of another epoch than the reader knows does not answer for it."""
+        self.write(1)
+        self.bus.drop = lambda message: message.is_extension
+        self.writer.leave()
+        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["events"])
+        self.writer.events.local_token = 1
+        self.miss(2)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertEqual(self.reader.events.requests, [("w", 1, 2)])
+        error = self.reader.observer.backlog_answers[0][2]
+        self.assertEqual(getattr(error, "status", None), 409)
+
+    def test_writer_that_hangs(self) -> None:
+        """A writer that does not answer is not asked again for a while."""
+        self.write(1)
+        self.writer.refusal = 0
+        self.miss(2)
+        self.miss(3)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
+        self.assertEqual(len(self.writer.asked), 1)
+        self.assertEqual(len(self.reader.events.requests), 2)
+        self.writer.refusal = None
+        self.bus.advance(30)
+        self.miss(4)
+        self.assertEqual(len(self.reader.events.requests), 2)
+
+    def test_failed(self) -> None:
+        """An attempt for which nobody has the rows counts as failed, and is repeated."""
+        self.write(1)
+        self.writer.refusal = 410
+        self.reader.events.is_held = True
+        self.miss(2)
+        self.reader.events.fail(RuntimeError("no database"))
+        self.reader.events.is_held = False
+        self.bus.advance(2)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertEqual(
+            self.reader.observer.resyncs,
+            {("events", "w", Resync.FAILED): 1, ("events", "w", Resync.FULL): 1},
+        )
+
+    def test_promotion(self) -> None:
+        """When another process takes a stream over, readers go on where they were."""
+        self.write(1, 2)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.bus.deliver()
+        self.writer.leave()
+        promoted = SpeakingProcess(self.bus, "w2", epoch="p")
+        promoted.leave()
+        promoted.events.local_token = 2
+        promoted = SpeakingProcess(self.bus, "w2", epoch="p2", writes=["events"])
+        promoted.skip(2)
+        # Where a reader has not heard of a writer, it is where the stream was.
+        self.reader.events.advance("w2", 2)
+        self.bus.deliver()
+        self.reader.leave()
+        promoted.write(3, "row 3")
+        self.reader.events.persist("w2", 3, ["row 3"])
+        self.bus.deliver()
+        self.reader.join()
+        self.bus.advance(0.5)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3, "w2")])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w2", Resync.PARTIAL): 1}
+        )
+
+    def test_goodbye(self) -> None:
+        """A goodbye tells the last position; nobody asks one who has gone."""
+        self.bus.drop = rows_of(2)
+        self.write(1, 2)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.bus.deliver()
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertIsNone(self.reader.epochs.epoch_of("w"))
+
+
+class MessageTests(ExtensionTests):
+    def test_bad_messages(self) -> None:
+        """What is no message is refused and counted; a newer one is passed over."""
+        self.bus.publish(Published("w", True, b"\xff{"))
+        self.inject(v=2)
+        self.inject(type="tomorrow")
+        self.inject(instance=5)
+        self.inject(more=1, still_more=2)
+        self.assertEqual(
+            [type(error) for error in self.reader.observer.refused],
+            [
+                ExtensionMessageError,
+                UnknownExtensionError,
+                UnknownExtensionError,
+                ExtensionMessageError,
+            ],
+        )
+        self.assertEqual(self.reader.observer.unknown, 2)
+
+    def test_unknown_streams(self) -> None:
+        """A stream that is not known here is passed over."""
+        self.inject(positions={"tomorrow": [5, 0]})
+        self.assertEqual(self.reader.observer.failures, [])
+
+    def test_lost_link(self) -> None:
+        """Nothing is said to a link that is gone."""
+        self.writer.leave()
+        self.bus.deliver()
+        before = len(self.bus.seen)
+        self.writer.host.reactor.advance(20)
+        self.bus.deliver()
+        self.assertEqual(len(self.bus.seen), before)

@@ -1,0 +1,150 @@
+"""Tests of the messages of the extension."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import (
+    ExtensionMessageError,
+    RemoteProtocolError,
+    UnknownExtensionError,
+)
+from synapse_replication.wire.extension import (
+    MAX_LENGTH,
+    MAX_STREAMS,
+    ExtensionMessage,
+    MessageType,
+    StreamPosition,
+    encode_message,
+    parse_message,
+)
+
+_INT64 = st.integers(-(2**63), 2**63 - 1)
+_WORD = st.text(min_size=1, max_size=255).filter(
+    lambda text: text.isprintable() and " " not in text
+)
+_MESSAGES = st.builds(
+    ExtensionMessage,
+    st.sampled_from(MessageType),
+    _WORD,
+    _WORD,
+    _INT64,
+    st.dictionaries(_WORD, st.builds(StreamPosition, _INT64, _INT64), max_size=5),
+    st.just("") | _WORD,
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+GOOD: dict[str, Any] = {
+    "v": 1,
+    "type": "heartbeat",
+    "instance": "w1",
+    "epoch": "abc",
+    "where": "host7:4711",
+    "time": 1_700_000_000_000,
+    "positions": {"events": [1847, 1_699_999_999_000]},
+}
+
+
+def with_(**fields: Any) -> bytes:
+    """Write the good message with other fields; those that are ``...`` are left out."""
+    value = {**GOOD, **fields}
+    return json.dumps({k: v for k, v in value.items() if v is not ...}).encode()
+
+
+class ExtensionMessageTests(SynchronousTestCase):
+    """Tests for :func:`parse_message` and :func:`encode_message`."""
+
+    def test_form(self) -> None:
+        """A message is the JSON object that the protocol's description shows."""
+        message = ExtensionMessage(
+            MessageType.HEARTBEAT,
+            "w1",
+            "abc",
+            1_700_000_000_000,
+            {"events": StreamPosition(1847, 1_699_999_999_000)},
+            "host7:4711",
+        )
+        self.assertEqual(json.loads(encode_message(message)), GOOD)
+        self.assertEqual(parse_message(with_()), message)
+
+    @settings(derandomize=True, deadline=None)
+    @given(_MESSAGES)
+    def test_round_trip(self, message: ExtensionMessage) -> None:
+        """Whatever can be said comes out as it went in."""
+        self.assertEqual(parse_message(encode_message(message)), message)
+
+    def test_newer_peer(self) -> None:
+        """Another version or type is told apart; more fields are counted."""
+        for payload in (with_(v=2), with_(v=2, instance=...), with_(type="x")):
+            self.assertRaises(UnknownExtensionError, parse_message, payload)
+        message = parse_message(with_(a=1, b=None, positions={"events": [5, 6, 7]}))
+        self.assertEqual(message.unknown_fields, 2)
+        self.assertEqual(message.positions, {"events": StreamPosition(5, 6)})
+
+    def test_optional_place(self) -> None:
+        """A process need not say where it runs."""
+        self.assertEqual(parse_message(with_(where=...)).where, "")
+
+    def test_refused(self) -> None:
+        """What is no message gives one clear error that repeats nothing of it."""
+        for payload in (
+            b"",
+            b"[]",
+            b"null",
+            b"\xff",
+            b"[" * 60_000,
+            b'{"v": NaN}',
+            b'{"a": "' + b"x" * MAX_LENGTH + b'"}',
+            with_(v=True),
+            with_(v="1"),
+            with_(instance=""),
+            with_(instance="two words"),
+            with_(instance="line\nbreak"),
+            with_(instance="nul\0"),
+            with_(epoch="x" * 256),
+            with_(epoch=None),
+            with_(where="a b"),
+            with_(time=2**63),
+            with_(time=1.5),
+            with_(positions=...),
+            with_(positions=[]),
+            with_(positions={"events": 5}),
+            with_(positions={"events": [5]}),
+            with_(positions={"events": [5, True]}),
+            with_(positions={"events": [-(2**63) - 1, 0]}),
+            with_(positions={"": [5, 0]}),
+            with_(positions={str(n): [0, 0] for n in range(MAX_STREAMS + 1)}),
+        ):
+            error = self.assertRaises(ExtensionMessageError, parse_message, payload)
+            self.assertNotIn("xxx", str(error))
+            self.assertLess(len(str(error)), 200)
+
+    @settings(derandomize=True, deadline=None, max_examples=500)
+    @given(st.binary(max_size=200) | _JSON.map(lambda v: json.dumps(v).encode()))
+    def test_any_bytes(self, payload: bytes) -> None:
+        """Whatever bytes come, they are read or refused; nothing else happens."""
+        self.read(payload)
+
+    @settings(derandomize=True, deadline=None, max_examples=500)
+    @given(st.sampled_from(sorted(GOOD)), _JSON)
+    def test_any_field(self, field: str, value: Any) -> None:
+        """Whatever stands in one field of a message, it is read or refused."""
+        self.read(with_(**{field: value}))
+
+    def read(self, payload: bytes) -> None:
+        try:
+            message = parse_message(payload)
+        except RemoteProtocolError:
+            return
+        self.assertEqual(
+            parse_message(encode_message(message)).positions, message.positions
+        )
