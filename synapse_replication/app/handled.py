@@ -61,11 +61,8 @@ class HandledIds:
         return self._handled.get(instance_name, self._unknown)
 
     def get_minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce.
-
-        More than its own ids: an idle writer's position moves with the others'.
-        """
-        return self._generator().get_current_token_for_writer(self._instance_name)
+        """Give the greatest finished id of ours that may be announced."""
+        return self._generator().get_minimal_local_current_token()
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Take note of how far another writer has got."""

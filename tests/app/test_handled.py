@@ -57,7 +57,7 @@ class HandledIdsTests(SynchronousTestCase):
         generator = Generator()
         ids = self.make(generator)
         self.assertEqual(ids.get_current_token_for_writer("me"), 100)
-        self.assertEqual(ids.get_minimal_local_current_token(), 100)
+        self.assertEqual(ids.get_minimal_local_current_token(), 99)
         self.assertEqual(ids.get_current_token_for_writer("a"), 5)
         ids.advance("a", 7)
         self.assertEqual(generator.advanced, [("a", 7)])
