@@ -30,6 +30,7 @@ from synapse_replication.app.config_models import (
     SharedFile,
     problems_of,
 )
+from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
@@ -284,6 +285,12 @@ class _Checks:
             if own.extension.enabled
             else None,
         )
+        if not self._failed_keys() & {OWN_SECTION, "worker_replication_secret"}:
+            key = "worker_listeners" if self._is_worker else "listeners"
+            has_secret = bool(config.replication_secret)
+            if self._purpose is not Purpose.FOLLOW:
+                for path, problem, mend in open_to_strangers(shared, key, has_secret):
+                    self._problem(path, problem, mend)
         if self._is_worker:
             self._check_rows_can_be_asked_for(config)
         return config

@@ -293,6 +293,8 @@ class OwnSection(_OwnSection):
     :ivar row_sink: ``factory(host, config) -> RowSink``: where received rows go.
     :ivar modules: ``factory(host, config) -> IService | None``: code that runs
         inside this process, before replication starts.
+    :ivar allow_unprotected_listeners: listen for replication beyond this machine even
+        where nothing keeps strangers out.
     """
 
     streams: list[StreamEntry] | None = None
@@ -301,6 +303,7 @@ class OwnSection(_OwnSection):
         default_factory=list
     )
     direct_tcp: DirectTcpSection = Field(default_factory=DirectTcpSection)
+    allow_unprotected_listeners: bool = False
     extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=ExtensionSection
     )

@@ -73,7 +73,7 @@ class ProcessServiceTests(FilesMixin):
             "redis": {"enabled": True, "host": "redis.test"},
             "listeners": [
                 {"type": "http", "port": 80, "resources": [{"names": ["health"]}]},
-                {"type": "replication", "port": 9092},
+                {"type": "replication", "port": 9092, "bind_address": "127.0.0.1"},
             ],
             "synapse_replication": own,
             **more,
