@@ -1,0 +1,201 @@
+"""The extension on a real Redis: what it mends, and what stock peers see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+from twisted.web.server import Site
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.handlers.backlogs import PartialResync
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension import ReplicationExtension
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.observer import Resync
+from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.servers import PrivateRedis, shared_redis
+from tests.handlers.receiving import Row
+from tests.http.doubles import Place
+
+
+class Process:
+    """A process that is wired as ``app/services.py`` does it, on doubles of a host.
+
+    :param places: where the others serve HTTP, by name; it puts itself there if it
+        writes.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        name: str,
+        places: dict[str, Place],
+        *,
+        epoch: str = "",
+        writes: bool = False,
+    ) -> None:
+        self.stream = SourceStream("events", Row, instance_name=name)
+        host = self.host = MemoryHost(
+            self.stream, written=["events"] if writes else [], instance_name=name
+        )
+        host.identity = Identity(server_name, name, epoch or f"{name}-epoch")
+        host.clock = ReactorClock(reactor)
+        self.observer = host.observer
+        epochs, backlog = PeerEpochs(), Backlog(BacklogOptions())
+        agent, self._pool = make_agent(reactor, places)
+        client = HttpCatchUpClient(
+            agent, places, "hush", reactor, epoch_of=epochs.epoch_of
+        )
+        partial = PartialResync(epochs, client.get_backlog, host.clock, host.observer)
+        self.handler = ReplicationCommandHandler(
+            host, host.observer, options=HandlerOptions(partial=partial)
+        )
+        self.extension = ReplicationExtension(
+            host, self.handler, host.observer, epochs, backlog, where=f"{name}:1"
+        )
+        self.streamer = ReplicationStreamer(host, self.handler, host.observer)
+        self._port = None
+        if writes:
+            resource = ReplicationResource(
+                host.streams,
+                name,
+                "hush",
+                host.observer,
+                epoch=self.extension.epoch,
+                backlog=backlog,
+            )
+            self._port = reactor.listenTCP(
+                0, Site(resource.under_root()), interface="127.0.0.1"
+            )
+            places[name] = Place("127.0.0.1", self._port.getHost().port)
+        self.link = RedisReplicationLink(
+            reactor,
+            options,
+            server_name,
+            self.handler,
+            host.observer,
+            lambda lost: self.handler.announce_positions(),
+            extension=self.extension,
+        )
+        self.link.start()
+        self.extension.start()
+        self.streamer.start()
+
+    def write(self, readers: list[Process], *tokens: int) -> None:
+        """Commit rows where this process and the readers find them, and send them."""
+        name = self.host.identity.instance_name
+        for token in tokens:
+            for process in (self, *readers):
+                process.stream.persist(name, token, [f"row {token}"])
+        self.host.notifier.notify()
+
+    def tokens(self) -> list[int]:
+        """Give the tokens of the rows of ``w`` that were handed on."""
+        return self.host.rows.tokens("w")
+
+    def is_live(self) -> bool:
+        """Tell whether rows of ``w`` are taken as they come."""
+        return any(writer == "w" for _, _, writer in self.observer.connected)
+
+    async def stop(self) -> None:
+        await self.streamer.stop()
+        self.extension.stop()
+        await self.link.stop()
+        await self._pool.closeCachedConnections()
+        if self._port is not None:
+            await defer.maybeDeferred(self._port.stopListening)
+
+
+class ExtensionTests(TestCase):
+    timeout = 60
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251
+
+        self.reactor: Any = reactor
+        self.places: dict[str, Place] = {}
+
+    def start(self, redis: PrivateRedis, name: str, **more: Any) -> Process:
+        options = RedisOptions(host=redis.host, port=redis.port)
+        process = Process(self.reactor, options, self.id(), name, self.places, **more)
+        self.addCleanup(lambda: Deferred.fromCoroutine(process.stop()))
+        return process
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await deferLater(self.reactor, 0.02)
+
+    async def test_partial_resync(self) -> None:
+        """A reader whose Redis went away gets its rows from the writer's memory."""
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        reader = self.start(redis, "r")
+        writer = self.start(redis, "w", writes=True)
+        await self.until(reader.is_live)
+        writer.write([reader], 1, 2)
+        await self.until(lambda: reader.tokens() == [1, 2])
+        # Only the reader loses its connections, and rows are sent meanwhile.
+        await reader.link.stop()
+        writer.write([reader], 3, 4, 5)
+        await self.until(lambda: writer.link.sender.unacknowledged == 0)
+        again = RedisReplicationLink(
+            self.reactor,
+            RedisOptions(host=redis.host, port=redis.port),
+            self.id(),
+            reader.handler,
+            reader.observer,
+            lambda lost: None,
+            extension=reader.extension,
+        )
+        again.start()
+        reader.link = again
+        await self.until(lambda: len(reader.tokens()) >= 5)
+        self.assertEqual(reader.tokens(), [1, 2, 3, 4, 5])
+        self.assertEqual(reader.stream.requests, [])
+        self.assertEqual(reader.observer.resyncs, {("events", "w", Resync.PARTIAL): 1})
+
+    async def test_redis_restart(self) -> None:
+        """Redis is killed under a writer: no row is lost, doubled or out of order."""
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        reader = self.start(redis, "r")
+        writer = self.start(redis, "w", writes=True)
+        await self.until(reader.is_live)
+        for token in range(1, 101):
+            writer.write([reader], token)
+            if token == 50:
+                redis.restart()
+            await deferLater(self.reactor, 0.005)
+        await self.until(lambda: len(reader.tokens()) >= 100)
+        self.assertEqual(reader.tokens(), list(range(1, 101)))
+
+    async def test_second_process_of_a_name(self) -> None:
+        """C63: it is reported by name, by the first process and by others, in 6 s."""
+        redis = shared_redis()
+        reader = self.start(redis, "r")
+        first = self.start(redis, "w", writes=True)
+        await self.until(reader.is_live)
+        started = self.reactor.seconds()
+        self.start(redis, "w", epoch="another", writes=True)
+        await self.until(lambda: first.observer.duplicates)
+        self.assertEqual(first.observer.duplicates[0], ("w", "w:1 and w:1"))
+        await self.until(lambda: reader.observer.duplicates)
+        self.assertEqual(reader.observer.duplicates[0][0], "w")
+        self.assertLess(self.reactor.seconds() - started, 10)
