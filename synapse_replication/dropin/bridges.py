@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
@@ -30,12 +32,22 @@ __all__ = [
     "ForeignHandler",
     "as_connection_handler",
     "installed",
+    "make_yieldable",
 ]
+
+T = TypeVar("T")
 
 
 def installed(module: str, name: str) -> Any:
     """Give what stands under a name of the host now: ours, if it was replaced."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
+
+
+def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
+    """Keep the host's rule: who waits comes back in its own log context."""
+    context = importlib.import_module("synapse.logging.context")
+    yieldable: Deferred[T] = context.make_deferred_yieldable(deferred)
+    return yieldable
 
 
 class ForeignConnection:

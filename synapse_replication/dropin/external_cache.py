@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import txredisapi
 from twisted.internet.defer import Deferred
 
+from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis import external_cache
 
@@ -62,5 +63,4 @@ def _in_sentinel_context(coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
     context = importlib.import_module("synapse.logging.context")
     with context.PreserveLoggingContext():
         waiting = Deferred.fromCoroutine(coroutine)
-    yieldable: Deferred[T] = context.make_deferred_yieldable(waiting)
-    return yieldable
+    return make_yieldable(waiting)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twisted.internet.defer import Deferred, TimeoutError
+
 from synapse_replication.dropin.adapter import SynapseHost
-from synapse_replication.dropin.bridges import ForeignConnection, installed
+from synapse_replication.dropin.bridges import (
+    ForeignConnection,
+    installed,
+    make_yieldable,
+)
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.redis.sender import SenderFactory
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
@@ -18,6 +26,8 @@ __all__ = ["ReplicationCommandHandler"]
 
 #: How long a connection to Redis may take to be made, in s.
 _CONNECT_TIMEOUT = 30.0
+#: How long sending what was written last may take when the host goes down, in s.
+_DRAIN_TIMEOUT = 5.0
 
 
 class ReplicationCommandHandler(handler.ReplicationCommandHandler):
@@ -45,8 +55,9 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         config = hs.config.redis
         if not config.redis_enabled:
             return
+        outbound = hs.get_outbound_redis_connection()
         factory = installed("redis", "RedisDirectTcpReplicationClientFactory")(
-            hs, hs.get_outbound_redis_connection(), channel_names=list(channels)
+            hs, outbound, channel_names=list(channels)
         )
         reactor = hs.get_reactor()
         if config.redis_path is not None:
@@ -68,6 +79,30 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
+        hs.register_async_shutdown_handler(
+            phase="before",
+            eventType="shutdown",
+            shutdown_func=lambda: self._stop([outbound._factory, factory]),
+        )
+
+    async def _stop(self, factories: Sequence[Any]) -> None:
+        """Send what was written and said, then close the connections to Redis."""
+        streamer = self._hs.get_replication_streamer()
+        if isinstance(streamer, ReplicationStreamer):
+            stopped = Deferred.fromCoroutine(streamer.stop())
+            stopped.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())
+            try:
+                await make_yieldable(stopped)
+            except TimeoutError as error:
+                self._observer.failure("sending what was written last", error)
+        # What others send as they go down is sent by then.
+        await self.host.clock.sleep(0)
+        for factory in factories:
+            if isinstance(factory, SenderFactory):
+                factory.sender.flush()
+            factory.stopTrying()
+            if factory.connector is not None:
+                factory.connector.disconnect()
 
     # -- for the host -------------------------------------------------------------
 

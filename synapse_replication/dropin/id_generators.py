@@ -20,6 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.dropin.adapter import HostClock
+from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
@@ -162,9 +163,6 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         )
         self._report_position()
         self._is_postgres = database.is_postgres
-        self._yieldable = importlib.import_module(
-            "synapse.logging.context"
-        ).make_deferred_yieldable
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Take note that a writer has nothing open up to ``new_id``."""
@@ -182,8 +180,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Keep the host's rule: who waits comes back in its own log context."""
-        waiting: Deferred[None] = self._yieldable(deferred)
-        return waiting
+        return make_yieldable(deferred)
 
     def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
         if self._is_postgres:

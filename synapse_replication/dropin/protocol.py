@@ -28,7 +28,7 @@ class _Reusable(protocol.BaseReplicationStreamProtocol):
         self._connection = LineConnection(
             self.role, self.server_name, self._clock.seconds()
         )
-        super().makeConnection(transport)
+        super().makeConnection(transport)  # type: ignore[no-untyped-call]
 
 
 class ServerReplicationStreamProtocol(

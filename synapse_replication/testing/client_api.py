@@ -306,7 +306,7 @@ class ApiUser:
         )
 
     def sync(
-        self, since: str | None = None, timeout_ms: int = 0, limit: int = 500
+        self, since: str | None = None, timeout_ms: int = 0, limit: int = 10_000
     ) -> dict[str, Any]:
         """Call ``/sync`` once and give its whole answer.
 

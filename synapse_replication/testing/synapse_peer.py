@@ -360,6 +360,8 @@ class SynapseDeployment:
             "suppress_key_server_warning": True,
             "federation_domain_whitelist": [],
             "presence": {"enabled": True},
+            # /sync shows so many events of a room at once.
+            "filter_timeline_limit": 100_000,
             "rc_message": plenty,
             "rc_registration": plenty,
             "rc_login": {"address": plenty, "account": plenty},

@@ -2,8 +2,9 @@
 
 Nothing here needs more than the standard library: the real Synapse's side runs in
 an environment without this package. As a program, it is the peer of a
-direct TCP connection: ``python traffic.py SERVER_NAME ROWS`` prints its port,
-takes one client, and sends it that many rows of ``events`` as fast as it reads.
+direct TCP connection (``serve ROWS`` prints its port, takes one client, and sends
+it that many rows of ``events`` as fast as it reads), or of Redis: ``publish`` and
+``count_rows``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 SERVER_NAME = "bench.example"
@@ -27,15 +30,24 @@ __all__ = [
     "STREAM",
     "WRITER",
     "flat_out_peer",
-    "make_generator_tables",
     "rdata_line",
     "row_of",
+    "timed_row",
+    "user_ip_line",
 ]
 
 
 def row_of(token: int) -> list[object]:
     """Make a row of ``events`` as long as a real one."""
-    event_id = f"${token:043d}"
+    return _row(f"${token:043d}")
+
+
+def timed_row(nanoseconds: int) -> list[object]:
+    """Make a row that says when it was written."""
+    return _row(f"${nanoseconds:043d}")
+
+
+def _row(event_id: str) -> list[object]:
     room_id = "!abcdefghijklmnopqr:bench.example"
     fields = [event_id, room_id, "m.room.message", *[None] * 4, False, False]
     return ["ev", fields]
@@ -50,7 +62,7 @@ def rdata_line(token: int) -> bytes:
 @contextmanager
 def flat_out_peer(rows: int) -> Iterator[int]:
     """Run this file as the peer of a reader; give its port."""
-    command = [sys.executable, __file__, SERVER_NAME, str(rows)]
+    command = [sys.executable, __file__, "serve", str(rows)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -59,30 +71,72 @@ def flat_out_peer(rows: int) -> Iterator[int]:
             process.kill()
 
 
-def make_generator_tables(dsn: str) -> None:
-    """Make what an id generator of ``events`` works on, without any row."""
-    # Only this needs the driver.
-    import psycopg2
-
-    connection = psycopg2.connect(dsn)
-    with connection, connection.cursor() as cursor:
-        cursor.execute(
-            """
-            CREATE TABLE stream_positions (
-                stream_name TEXT NOT NULL,
-                instance_name TEXT NOT NULL,
-                stream_id BIGINT NOT NULL
-            );
-            CREATE UNIQUE INDEX stream_positions_idx
-                ON stream_positions (stream_name, instance_name);
-            CREATE TABLE events (stream_ordering BIGINT UNIQUE, instance_name TEXT);
-            CREATE SEQUENCE events_stream_seq;
-            """
-        )
-    connection.close()
+def user_ip_line(number: int) -> bytes:
+    """Make the line of a client that was seen."""
+    data = json.dumps(
+        ["secret", "10.1.2.3", "Element/1.11", "DEVICE", 1700000000000 + number],
+        separators=(",", ":"),
+    )
+    return f"USER_IP @user{number % 100}:{SERVER_NAME} {data}".encode()
 
 
-def _serve(server_name: str, rows: int) -> None:
+def _publish(channel: bytes, lines: Iterable[bytes]) -> bytes:
+    head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
+    return b"".join(b"%b%d\r\n%b\r\n" % (head, len(line), line) for line in lines)
+
+
+def _answer(value: object) -> None:
+    print(json.dumps(value), flush=True)  # noqa: T201 -- its answer
+
+
+def publish(port: int, kind: str, count: int) -> None:
+    """Publish lines to Redis as fast as it takes them, once there is input.
+
+    :param kind: ``rows``, after a POSITION; or ``user_ips``.
+    """
+    if kind == "rows":
+        channel = SERVER_NAME.encode()
+        lines = [f"POSITION {STREAM} {WRITER} 0 0".encode()]
+        lines += map(rdata_line, range(1, count + 1))
+    else:
+        channel = f"{SERVER_NAME}/USER_IP".encode()
+        lines = [user_ip_line(number) for number in range(count)]
+    data = _publish(channel, lines)
+    with socket.create_connection(("127.0.0.1", port)) as redis:
+        _answer("ready")
+        sys.stdin.readline()
+        started = time.monotonic()
+        reading = threading.Thread(target=_read_replies, args=(redis, len(lines)))
+        reading.start()
+        redis.sendall(data)
+        reading.join()
+        _answer({"started": started, "finished": time.monotonic()})
+        # Until it is killed.
+        sys.stdin.readline()
+
+
+def _read_replies(redis: socket.socket, count: int) -> None:
+    while count > 0:
+        count -= redis.recv(65536).count(b"\n")
+
+
+def count_rows(port: int, count: int) -> None:
+    """Subscribe to Redis with a plain socket; say when so many rows have come."""
+    channel = SERVER_NAME.encode()
+    mark = f"\r\nRDATA {STREAM} {WRITER} ".encode()
+    with socket.create_connection(("127.0.0.1", port)) as redis:
+        redis.sendall(b"*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(channel), channel))
+        redis.recv(65536)
+        _answer("ready")
+        data = b""
+        while count > 0:
+            data = data[1 - len(mark) :] + redis.recv(1 << 20)
+            count -= data.count(mark)
+        _answer({"finished": time.monotonic()})
+
+
+def serve(rows: int) -> None:
+    """Be the server of one direct TCP connection that sends rows flat out."""
     chunks = [
         b"".join(
             rdata_line(token) + b"\n"
@@ -94,7 +148,7 @@ def _serve(server_name: str, rows: int) -> None:
         print(listener.getsockname()[1], flush=True)  # noqa: T201 -- its answer
         client, _ = listener.accept()
     with client:
-        client.sendall(f"SERVER {server_name}\nPING 1\n".encode())
+        client.sendall(f"SERVER {SERVER_NAME}\nPING 1\n".encode())
         seen = b""
         while b"REPLICATE" not in seen:
             seen += client.recv(4096)
@@ -107,4 +161,9 @@ def _serve(server_name: str, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1] == "publish":
+        publish(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    elif sys.argv[1] == "count_rows":
+        count_rows(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        serve(int(sys.argv[2]))

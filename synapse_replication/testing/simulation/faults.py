@@ -59,6 +59,8 @@ class Faults:
             self._fail_auth,
             self._storm,
             self._storm,
+            self._interleave,
+            self._interleave,
             self._stop_database,
             self._slow_database,
             self._lose_answers,
@@ -99,6 +101,7 @@ class Faults:
         cluster.sink_failure_chance = cluster.http_failure_chance = 0.0
         cluster.network.slowness.clear()
         cluster.network.refused.clear()
+        self._together()
         cluster.broker.auth_stalls = cluster.broker.auth_fails = False
         cluster.database.slowness = 1.0
         if not cluster.database.is_up:
@@ -188,6 +191,16 @@ class Faults:
         slowness[name] = self._random.choice([10.0, 50.0, 200.0])
         delay = self._later(slowness.pop, name, None)
         return f"{name} for {delay:.1f} s"
+
+    def _interleave(self) -> str:
+        """Let batches arrive in pieces, with others' between them."""
+        self._cluster.network.splitting.chance = 0.9
+        self._cluster.network.splitting.seconds = 0.1
+        return f"for {self._later(self._together):.1f} s"
+
+    def _together(self) -> None:
+        self._cluster.network.splitting.chance = 0.1
+        self._cluster.network.splitting.seconds = 0.002
 
     def _stop_database(self) -> str:
         database = self._cluster.database

@@ -86,6 +86,7 @@ class Ledger:
     :param idempotent: the names of the idempotent streams.
     :param in_memory: the names of the streams in memory.
     :param trace: told of what happens.
+    :ivar violations: what was raised, whether or not somebody caught it.
     :ivar committed_rows: how many rows were committed.
     :ivar applied_rows: how many rows were handed on, in all processes.
     """
@@ -101,8 +102,15 @@ class Ledger:
         self._trace = trace
         self._written: dict[_Key, _Written] = {}
         self.readers: dict[str, Reader] = {}
+        self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
+
+    def _violation(self, text: str) -> ViolationError:
+        # Whoever catches what a host raises would hide it.
+        self.violations.append(text)
+        self._trace(f"VIOLATION: {text}")
+        return ViolationError(text)
 
     def written(self, stream: str, writer: str) -> _Written:
         """Give what a writer committed."""
@@ -123,7 +131,7 @@ class Ledger:
         written.rows[token] = [row[0] for row in rows]
         self.committed_rows += len(rows)
         if written.announced >= token:
-            raise ViolationError(
+            raise self._violation(
                 f"{writer} announced {stream} up to {written.announced} before it "
                 f"committed {token}"
             )
@@ -134,7 +142,7 @@ class Ledger:
                 and reader.positions.get(key, 0) >= token
                 and (stream not in self._idempotent or key in reader.heard)
             ):
-                raise ViolationError(
+                raise self._violation(
                     f"{reader.name} is at {reader.positions[key]} of {stream} of "
                     f"{writer}, which now commits {token}"
                 )
@@ -150,7 +158,7 @@ class Ledger:
         written.announced = max(written.announced, new)
         token = written.next_after(prev)
         if prev < new and token is not None and token <= new:
-            raise ViolationError(
+            raise self._violation(
                 f"POSITION {stream} {writer} {prev} {new} covers the committed {token}"
             )
 
@@ -196,7 +204,7 @@ class Ledger:
         written = self.written(stream, writer)
         expected = written.rows.get(token)
         if expected != [row.row_id for row in rows]:
-            raise ViolationError(
+            raise self._violation(
                 f"{reader.name} got rows {[row.row_id for row in rows]} as {token} of "
                 f"{stream} of {writer}, which committed {expected}"
             )
@@ -208,7 +216,7 @@ class Ledger:
                 self._passes(reader, key, token)
             return
         if token != written.next_after(position):
-            raise ViolationError(
+            raise self._violation(
                 f"{reader.name}, at {position} of {stream} of {writer}, got {token} "
                 f"and not {written.next_after(position)}"
             )
@@ -231,7 +239,7 @@ class Ledger:
             return
         if token < before:
             if stream not in self._idempotent:
-                raise ViolationError(
+                raise self._violation(
                     f"{reader.name} goes back from {before} to {token} of {stream} of "
                     f"{writer}"
                 )
@@ -245,7 +253,7 @@ class Ledger:
         at = reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at <= token:
             if at not in applied:
-                raise ViolationError(
+                raise self._violation(
                     f"{reader.name} passes {at} of {key[0]} of {key[1]} on its way to "
                     f"{token}, and did not get its rows"
                 )
@@ -263,7 +271,7 @@ class Ledger:
                 reader.hidden_resets.add(stream)
                 reader.epochs[stream] = int(epoch)
             if row.row_id < view.get(key, 0):
-                raise ViolationError(
+                raise self._violation(
                     f"{reader.name} got row {row.row_id} of {stream} after a newer one "
                     f"of the same key"
                 )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import (
     ConnectionDone,
@@ -39,10 +40,23 @@ class Session(Protocol):
     def lost(self) -> None: ...
 
 
+@attrs.define
+class Splitting:
+    """How what is written together comes apart.
+
+    :ivar chance: that bytes do not arrive together.
+    :ivar seconds: how much later, at most, the rest arrives.
+    """
+
+    chance: float = 0.1
+    seconds: float = 0.002
+
+
 class Pipe:
     """One direction of a connection.
 
     :param latency: gives s, for each write.
+    :param splitting: how what was written together comes apart.
     :param deliver: gets the bytes.
     :param at_end: called once all before :meth:`end` was delivered.
     :ivar in_flight: bytes that were written and not delivered.
@@ -54,12 +68,13 @@ class Pipe:
         clock: SimulatedClock,
         random: Random,
         latency: Callable[[], float],
+        splitting: Splitting,
         deliver: Callable[[bytes], object],
         at_end: Callable[[], object],
     ) -> None:
         self.in_flight = 0
         self.is_cut = False
-        self.split_chance = 0.0
+        self._splitting = splitting
         self._clock = clock
         self._random = random
         self._latency = latency
@@ -81,6 +96,14 @@ class Pipe:
         if not self._is_closed and not self.is_cut:
             self._put(None)
         self._is_closed = True
+
+    def end_within(self, seconds: float) -> None:
+        """Lose what would take longer; then the end."""
+        limit = self._clock.rightNow + seconds
+        while self._queue and self._queue[-1][0] > limit:
+            self._queue.pop()
+        self._last = min(self._last, limit)
+        self.end()
 
     def close(self) -> None:
         """Deliver nothing any more, what is on its way included."""
@@ -110,10 +133,12 @@ class Pipe:
             else:
                 data.append(piece)
         joined = b"".join(data)
-        if joined and not ended and self._random.random() < self.split_chance:
+        if joined and not ended and self._random.random() < self._splitting.chance:
             cut = self._random.randrange(len(joined))
             joined, rest = joined[:cut], joined[cut:]
-            self._queue.appendleft((now + 0.001, rest))
+            later = now + self._random.random() * self._splitting.seconds
+            self._queue.appendleft((later, rest))
+            self._last = max(self._last, later)
         self.in_flight -= len(joined)
         self._schedule()
         if joined and not self.is_cut:
@@ -194,9 +219,22 @@ class Connection:
             return network.latency(reactor.name)
 
         clock, random = network.clock, network.random
-        self.up = Pipe(clock, random, latency, self._session_receives, self.end_session)
-        self.down = Pipe(clock, random, latency, self._client_receives, self._peer_left)
-        self.up.split_chance = self.down.split_chance = network.split_chance
+        self.up = Pipe(
+            clock,
+            random,
+            latency,
+            network.splitting,
+            self._session_receives,
+            self.end_session,
+        )
+        self.down = Pipe(
+            clock,
+            random,
+            latency,
+            network.splitting,
+            self._client_receives,
+            self._peer_left,
+        )
         self.transport = SimulatedTransport(self)
 
     def begin(self) -> None:
@@ -220,7 +258,8 @@ class Connection:
         """Close as the kernel does; nobody is left to be told."""
         if self.is_open:
             self.is_open = False
-            self.up.end()
+            # The next life must not be overtaken by this one.
+            self.up.end_within(0.5)
             self.down.close()
 
     def _client_receives(self, data: bytes) -> None:
@@ -325,6 +364,7 @@ class SimulatedNetwork:
 
     :param before_write: sees what a process writes, may end the connection or the
         process, and gives what is really written.
+    :ivar splitting: how what is written together comes apart, everywhere.
     :ivar slowness: by process, what its latencies are multiplied with.
     :ivar refused: (process, role) that gets no connection.
     :ivar broker_is_up: whether anybody does.
@@ -333,7 +373,7 @@ class SimulatedNetwork:
     def __init__(self, clock: SimulatedClock, random: Random, parts: Parts) -> None:
         self.clock = clock
         self.random = random
-        self.split_chance = 0.1
+        self.splitting = Splitting()
         self.connections: list[Connection] = []
         self.slowness: dict[str, float] = {}
         self.refused: set[tuple[str, str]] = set()

@@ -1,0 +1,76 @@
+"""The tables that the benchmarks of positions and of catch-up work on.
+
+Used by both sides; needs the PostgreSQL driver and nothing else.
+"""
+
+from __future__ import annotations
+
+import psycopg2
+
+__all__ = ["fill_events", "make_generator_tables"]
+
+_GENERATOR_TABLES = """
+    CREATE TABLE stream_positions (
+        stream_name TEXT NOT NULL,
+        instance_name TEXT NOT NULL,
+        stream_id BIGINT NOT NULL
+    );
+    CREATE UNIQUE INDEX stream_positions_idx
+        ON stream_positions (stream_name, instance_name);
+    CREATE TABLE events (
+        stream_ordering BIGINT UNIQUE, event_id TEXT UNIQUE, room_id TEXT, type TEXT,
+        outlier BOOLEAN, instance_name TEXT
+    );
+    CREATE SEQUENCE events_stream_seq;
+"""
+
+#: What else is asked for the rows of ``events``; all of it stays empty.
+_EVENT_TABLES = """
+    CREATE TABLE state_events (event_id TEXT UNIQUE, state_key TEXT);
+    CREATE TABLE redactions (event_id TEXT UNIQUE, redacts TEXT);
+    CREATE TABLE event_relations (event_id TEXT UNIQUE, relates_to_id TEXT);
+    CREATE TABLE room_memberships (event_id TEXT UNIQUE, membership TEXT);
+    CREATE TABLE rejections (event_id TEXT UNIQUE, reason TEXT);
+    CREATE TABLE ex_outlier_stream (
+        event_stream_ordering BIGINT PRIMARY KEY, event_id TEXT, state_group BIGINT,
+        instance_name TEXT
+    );
+    CREATE TABLE current_state_delta_stream (
+        stream_id BIGINT, room_id TEXT, type TEXT, state_key TEXT, event_id TEXT,
+        instance_name TEXT
+    );
+    CREATE INDEX ON current_state_delta_stream (stream_id);
+"""
+
+_FILL = """
+    INSERT INTO events (
+        stream_ordering, event_id, room_id, type, outlier, instance_name
+    )
+    SELECT n, '$' || lpad(n::text, 43, '0'), '!abcdefghijklmnopqr:bench.example',
+        'm.room.message', FALSE, 'writer1'
+    FROM generate_series(1, %(rows)s) AS n;
+    SELECT setval('events_stream_seq', %(rows)s);
+    INSERT INTO stream_positions VALUES ('events', 'writer1', %(rows)s);
+"""
+
+
+def make_generator_tables(dsn: str) -> None:
+    """Make what an id generator of ``events`` works on, without any row."""
+    _execute(dsn, _GENERATOR_TABLES)
+
+
+def fill_events(dsn: str, rows: int) -> None:
+    """Make all tables of ``events``, with rows of one writer: ids from 1 up."""
+    _execute(dsn, _GENERATOR_TABLES + _EVENT_TABLES)
+    _execute(dsn, _FILL, rows=rows)
+    _execute(dsn, "VACUUM ANALYZE", in_transaction=False)
+
+
+def _execute(
+    dsn: str, sql: str, *, in_transaction: bool = True, **parameters: int
+) -> None:
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = not in_transaction
+    with connection, connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+    connection.close()

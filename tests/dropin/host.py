@@ -1,0 +1,213 @@
+"""A homeserver made of doubles, where Synapse need not be installed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import attrs
+from prometheus_client import CollectorRegistry, Gauge
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+__all__ = ["FakeClock", "FakeHomeserver", "FakeStream", "fake_modules"]
+
+
+class FakeClock:
+    """The host's clock: of an older version, where a time span is a number."""
+
+    def __init__(self, reactor: Clock) -> None:
+        self._reactor = reactor
+
+    def time_msec(self) -> int:
+        return int(self._reactor.seconds() * 1000)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object
+    ) -> Any:
+        return self._reactor.callLater(delay, callback, *args)
+
+    def cancel_call_later(self, call: Any) -> None:
+        call.cancel()
+
+    def sleep(self, duration: float) -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+        self._reactor.callLater(duration, done.callback, None)
+        return done
+
+
+@attrs.define
+class FakeStream:
+    """One of the host's streams."""
+
+    NAME: str
+    tokens: dict[str, int] = attrs.Factory(dict)
+    local_token: int = 0
+    updates: list[tuple[int, Any]] = attrs.Factory(list)
+
+    def current_token(self, instance_name: str) -> int:
+        return self.tokens.get(instance_name, 0)
+
+    def minimal_local_current_token(self) -> int:
+        return self.local_token
+
+    @staticmethod
+    def parse_row(row: Any) -> Any:
+        (value,) = row
+        return value.upper()
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> tuple[list[tuple[int, Any]], int, bool]:
+        found = [pair for pair in self.updates if from_token < pair[0] <= upto_token]
+        return found, upto_token, False
+
+
+class FakeHomeserver:
+    """What the drop-in asks of ``hs``, recorded.
+
+    :ivar calls: what the host's parts were told.
+    """
+
+    hostname = "test"
+
+    def __init__(self, instance_name: str = "master", **worker: Any) -> None:
+        self.reactor = Clock()
+        self.clock = FakeClock(self.reactor)
+        self.calls: list[tuple[Any, ...]] = []
+        self._instance_name = instance_name
+        self.config = SimpleNamespace(
+            worker=SimpleNamespace(
+                **{
+                    "writers": SimpleNamespace(
+                        presence=["master"], typing=["w"], events=["w"]
+                    ),
+                    "run_background_tasks": instance_name == "master",
+                    "send_federation": False,
+                    **worker,
+                }
+            ),
+            redis=SimpleNamespace(redis_enabled=False),
+            server=SimpleNamespace(),
+        )
+
+    def get_instance_name(self) -> str:
+        return self._instance_name
+
+    def get_instance_id(self) -> str:
+        return "abc"
+
+    def get_reactor(self) -> Clock:
+        return self.reactor
+
+    def get_clock(self) -> FakeClock:
+        return self.clock
+
+    def run_as_background_process(
+        self, description: str, func: Callable[[], Awaitable[Any]]
+    ) -> Deferred[Any]:
+        self.calls.append(("process", description))
+        return ensureDeferred(func())  # type: ignore[arg-type]
+
+    def _record(self, name: str) -> Callable[..., Deferred[None]]:
+        def record(*args: Any) -> Deferred[None]:
+            self.calls.append((name, *args))
+            return succeed(None)
+
+        return record
+
+    def _part(self, *names: str) -> Any:
+        return SimpleNamespace(**{name: self._record(name) for name in names})
+
+    def get_replication_data_handler(self) -> Any:
+        return self._part("on_rdata", "on_position")
+
+    def get_presence_handler(self) -> Any:
+        part = self._part("update_external_syncs_row", "update_external_syncs_clear")
+        part.get_currently_syncing_users_for_replication = lambda: [("@u:test", "D")]
+        return part
+
+    def get_federation_sender(self) -> Any:
+        return self._part("federation_ack")
+
+    def get_datastores(self) -> Any:
+        return SimpleNamespace(main=self._part("insert_client_ip"))
+
+    def get_server_notices_sender(self) -> Any:
+        return self._part("on_user_ip")
+
+    def get_task_scheduler(self) -> Any:
+        return self._part("on_new_task")
+
+    def get_notifier(self) -> Any:
+        return self._part(
+            "notify_remote_server_up",
+            "notify_lock_released",
+            "add_replication_callback",
+            "add_lock_released_callback",
+        )
+
+
+class _Abstract:
+    """Stands for an abstract class that others are registered with."""
+
+    @staticmethod
+    def register(subclass: type) -> None: ...
+
+
+def fake_modules(test: SynchronousTestCase, streams: Any = ()) -> CollectorRegistry:
+    """Install doubles of the host's modules, until the test ends.
+
+    :param streams: the classes, or functions, that make its streams, by name.
+    :return: the registry of the host's metrics.
+    """
+    registry = CollectorRegistry()
+    gauge = Gauge(
+        "synapse_storage_stream_current_position",
+        "A position.",
+        ("stream_name", "server_name"),
+        registry=registry,
+    )
+
+    @contextlib.contextmanager
+    def preserve() -> Iterator[None]:
+        yield
+
+    contents: dict[str, dict[str, Any]] = {
+        "synapse": {},
+        "synapse.replication.tcp.streams": {"STREAMS_MAP": dict(streams)},
+        "synapse.storage.util.id_generators": {
+            "MultiWriterIdGenerator": object,
+            "AbstractStreamIdGenerator": _Abstract,
+            "stream_current_position_gauge": gauge,
+        },
+        "synapse.storage.engines": {
+            "PostgresEngine": type("PostgresEngine", (), {}),
+            "IncorrectDatabaseSetup": RuntimeError,
+        },
+        "synapse.logging.context": {
+            "PreserveLoggingContext": preserve,
+            "make_deferred_yieldable": lambda deferred: deferred,
+        },
+        "synapse.metrics.background_process_metrics": {
+            "run_as_background_process": lambda _, __, func: ensureDeferred(func())
+        },
+    }
+    before = {name: sys.modules.get(name) for name in contents}
+
+    def restore() -> None:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+    test.addCleanup(restore)
+    for name, namespace in contents.items():
+        module = sys.modules[name] = ModuleType(name)
+        vars(module).update(namespace)
+    return registry

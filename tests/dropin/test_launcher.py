@@ -1,0 +1,107 @@
+"""Tests for ``synapse-replication exec``, as far as they go without Synapse."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from click.testing import CliRunner
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.launcher import (
+    DISTRIBUTION,
+    EXIT_REFUSED,
+    choose,
+    exec_command,
+    version_problem,
+)
+from synapse_replication.dropin.substitution import SubstitutionError
+from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
+
+
+class ChooseTests(SynchronousTestCase):
+    """Tests for choose."""
+
+    def test_all(self) -> None:
+        """
+        Without a choice, everything is replaced.
+        """
+        self.assertEqual(choose((), ()), SUBSTITUTIONS)
+
+    def test_only_and_except(self) -> None:
+        """
+        Parts can be named, or left out.
+        """
+        only = {known.part for known in choose(("redis", "ids"), ())}
+        self.assertEqual(only, {"redis", "ids"})
+        rest = {known.part for known in choose((), ("ids",))}
+        self.assertEqual(rest, set(PARTS) - {"ids"})
+
+    def test_mistakes(self) -> None:
+        """
+        A part that does not exist is named, with those that do; no part is refused.
+        """
+        error = self.assertRaises(SubstitutionError, choose, ("redes",), ())
+        self.assertIn("redes", str(error))
+        self.assertIn("redis", str(error))
+        self.assertRaises(SubstitutionError, choose, ("ids",), ("ids",))
+
+
+class VersionProblemTests(SynchronousTestCase):
+    """Tests for version_problem."""
+
+    def test_proven(self) -> None:
+        """
+        There is nothing to say of a version that was proven.
+        """
+        self.assertIs(version_problem(PROVEN_VERSIONS[0]), None)
+
+    def test_other(self) -> None:
+        """
+        Another version is named, with those that were proven.
+        """
+        problem = version_problem("0.1") or ""
+        self.assertIn("0.1", problem)
+        self.assertIn(PROVEN_VERSIONS[-1], problem)
+        self.assertIn("not installed", version_problem(None) or "")
+
+
+class ExecTests(SynchronousTestCase):
+    """Tests for the command."""
+
+    def test_list(self) -> None:
+        """
+        The table is printed, with the versions that it was proven for.
+        """
+        result = CliRunner().invoke(exec_command, ["--list", "--only", "redis"])
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertIn("synapse.replication.tcp.redis.lazyConnection", result.output)
+        self.assertNotIn("MultiWriterIdGenerator", result.output)
+        for version in PROVEN_VERSIONS:
+            self.assertIn(version, result.output)
+
+    def test_nothing_to_run(self) -> None:
+        """
+        Without a module, it says how to name one.
+        """
+        result = CliRunner().invoke(exec_command, [])
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("-m MODULE", result.output)
+
+    def test_unknown_part(self) -> None:
+        """
+        A part that does not exist is refused, and nothing is started.
+        """
+        result = CliRunner().invoke(exec_command, ["--only", "x", "-m", "this"])
+        self.assertEqual(result.exit_code, EXIT_REFUSED)
+        self.assertIn("nothing was started", result.output)
+
+    def test_no_host(self) -> None:
+        """
+        Where Synapse is not installed, it says so and starts nothing.
+        """
+        try:
+            importlib.metadata.version(DISTRIBUTION)
+        except importlib.metadata.PackageNotFoundError:
+            result = CliRunner().invoke(exec_command, ["-m", "this"])
+            self.assertEqual(result.exit_code, EXIT_REFUSED)
+            self.assertIn("matrix-synapse is not installed", result.output)

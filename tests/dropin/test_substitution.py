@@ -1,0 +1,130 @@
+"""Tests for putting ours in the place of a host's."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.substitution import (
+    Substitution,
+    SubstitutionError,
+    check,
+    shape,
+    substitute,
+)
+
+
+class Ours:
+    """Stands for a class of ours."""
+
+
+class Theirs:
+    """Stands for a class of the host."""
+
+    def __init__(self, hs: Any, *names: str, port: int = 0) -> None: ...
+
+    def send(self, command: str) -> None: ...
+
+    @classmethod
+    def parse(cls, line: str) -> None: ...
+
+    not_a_method = 7
+
+
+_REPLACEMENT = f"{__name__}:Ours"
+_SHAPES = ("(hs, *names, port=)",)
+
+
+class ShapeTests(SynchronousTestCase):
+    """Tests for shape."""
+
+    def test_kinds(self) -> None:
+        """
+        Every kind of parameter can be told from the text.
+        """
+
+        def function(a: int, b: int = 1, *, c: int, **d: int) -> None: ...
+
+        self.assertEqual(shape(function), "(a, b=, *, c, **d)")
+        self.assertEqual(shape(Theirs), "(hs, *names, port=)")
+
+    def test_methods(self) -> None:
+        """
+        The object, or class, that a method is of is left out.
+        """
+        self.assertEqual(shape(Theirs.send, is_method=True), "(command)")
+        self.assertEqual(shape(vars(Theirs)["parse"]), "(line)")
+
+
+class SubstituteTests(SynchronousTestCase):
+    """Tests for check and substitute, on a host of two modules."""
+
+    def setUp(self) -> None:
+        self.defining = self._module("fakehost.defining", Theirs=Theirs)
+        self.importing = self._module("fakehost.importing", Theirs=Theirs, other=1)
+        self.foreign = self._module("elsewhere", Theirs=Theirs)
+
+    def _module(self, name: str, **content: Any) -> ModuleType:
+        module = sys.modules[name] = ModuleType(name)
+        self.addCleanup(sys.modules.pop, name)
+        vars(module).update(content)
+        return module
+
+    def _known(self, **changes: Any) -> Substitution:
+        known: dict[str, Any] = {
+            "part": "part",
+            "module": "fakehost.defining",
+            "name": "Theirs",
+            "replacement": _REPLACEMENT,
+            "shapes": _SHAPES,
+            "methods": {"send": "(command)", "parse": "(line)"},
+        }
+        return Substitution(**known | changes)
+
+    def test_everywhere(self) -> None:
+        """
+        Ours stands in the module, and in those of the host that took the name from it.
+        """
+        originals = substitute([self._known()])
+        self.assertIs(self.defining.Theirs, Ours)
+        self.assertIs(self.importing.Theirs, Ours)
+        self.assertEqual(self.importing.other, 1)
+        self.assertIs(self.foreign.Theirs, Theirs)
+        self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
+
+    def test_differences_are_named(self) -> None:
+        """
+        Whatever is missing or is called in another way is named.
+        """
+        for changes, said in (
+            ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
+            ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
+            ({"shapes": ("()",)}, "is called as (hs, *names, port=), not ()"),
+            ({"methods": {"gone": "()"}}, "Theirs.gone is missing"),
+            ({"methods": {"send": "()"}}, "Theirs.send is called as (command), not ()"),
+            ({"methods": {"not_a_method": "()"}}, "not_a_method is no method"),
+        ):
+            (problem,) = check([self._known(**changes)])
+            self.assertIn(said, problem)
+
+    def test_all_or_nothing(self) -> None:
+        """
+        If one thing differs, nothing is replaced.
+        """
+        error = self.assertRaises(
+            SubstitutionError, substitute, [self._known(), self._known(name="Gone")]
+        )
+        self.assertEqual(error.problems, ("fakehost.defining.Gone is missing",))
+        self.assertIs(self.defining.Theirs, Theirs)
+        self.assertIs(self.importing.Theirs, Theirs)
+
+    def test_a_replacement_that_cannot_be_had(self) -> None:
+        """
+        If one of ours cannot be imported, nothing is replaced either.
+        """
+        broken = self._known(replacement="synapse_replication:gone")
+        self.assertRaises(AttributeError, substitute, [self._known(), broken])
+        self.assertIs(self.defining.Theirs, Theirs)
