@@ -50,27 +50,41 @@ def decode_json(text: bytes | str) -> Any:
         raise ValueError(_say(error)) from None
 
 
-def encode_json(value: Any, nones: int = 0) -> bytes:
+def encode_json(value: Any, nones: int | None = None) -> bytes:
     """Encode as compact JSON in UTF-8.
 
-    :param nones: how many times ``None`` is known to be in the value; that saves
-        looking through it.
+    :param nones: how many times ``None`` is in the value, if that is known; it
+        saves looking.
     :raises ValueError: it holds NaN, Infinity, a lone surrogate, or what is not
         JSON; or it is nested too deeply.
     """
     try:
         text = _encode_any(value)
         # The encoder writes NaN and Infinity as null.
-        if text.count(b"null") != nones and _holds_non_finite(value):
-            raise ValueError("NaN and Infinity are not JSON")
+        if b"null" in text:
+            if nones is None:
+                nones = _count_nones(value)
+            # If every null is a None that is known of, none was NaN.
+            if text.count(b"null") != nones and _holds_non_finite(value):
+                raise ValueError("NaN and Infinity are not JSON")
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
         raise ValueError(_say(e)) from None
     return text
 
 
+def _count_nones(value: Any) -> int:
+    """Count them where most are: in a row and in the arrays in it."""
+    if type(value) is not list and type(value) is not tuple:
+        return 0
+    count = value.count(None)
+    for inner in value:
+        kind = type(inner)
+        if kind is list or kind is tuple:
+            count += inner.count(None)
+    return count
+
+
 def _holds_non_finite(value: Any) -> bool:
-    # Most rows have a null, so that most are looked at: no recursion, the most
-    # usual types first.
     values = [value]
     for inner in values:
         kind = type(inner)
