@@ -20,8 +20,10 @@ serialization failure or a deadlock), and a connection that broke before the
 commit was sent is replaced. A commit whose answer was lost is never repeated.
 
 What belongs to a transaction's end, whatever that is, is said to its
-:class:`Transaction`: ``call_after`` and ``call_on_exception``. Whoever cancels
-the Deferred stops waiting; the transaction itself goes on to its end.
+:class:`Transaction`: ``call_after`` and ``call_on_exception``. A transaction that
+has begun is not stopped by cancelling its Deferred, and whoever waits learns of
+the cancellation when it has ended, not before: else a block that holds an id would
+be left, and its position announced, ahead of a commit that is still to come.
 
 Spec, section 7, "Threads".
 """
@@ -37,7 +39,7 @@ import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 from twisted.internet import defer
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -160,23 +162,30 @@ class Database:
         :param autocommit: let each statement be a transaction of its own: one
             round trip instead of three. Only for what does no harm if it is done
             twice: a connection that broke may have broken after the statement.
-        :return: what ``func`` returned, or the failure of the last attempt.
+        :return: what ``func`` returned, or the failure of the last attempt. If it is
+            cancelled, it fails as soon as the transaction has ended, however it did.
         :raises StorageError: (in the Deferred) :meth:`close` was called.
         """
         if self._closing is not None:
             return defer.fail(
                 StorageError(f"{description}: the database was closed by close()")
             )
-        result: Deferred[T] = Deferred()
         ended: Deferred[None] = Deferred()
         self._running.add(ended)
+
+        def cancel(cancelled: Deferred[T]) -> None:
+            cancelled.pause()
+            cancelled.errback(CancelledError())
+            ended.addCallback(lambda _: cancelled.unpause())
+
+        result: Deferred[T] = Deferred(cancel)
 
         def done(outcome: T | Failure, callbacks: list[Callable[[], object]]) -> None:
             self._call_all(description, callbacks)
             self._running.discard(ended)
             ended.callback(None)
-            # Nobody may be waiting any more: firing a cancelled Deferred once is
-            # allowed, and does nothing.
+            if result.called:
+                return
             if isinstance(outcome, Failure):
                 result.errback(outcome)
             else:
@@ -186,6 +195,9 @@ class Database:
             outcome: T | Failure
             callbacks: list[Callable[[], object]] = []
             try:
+                if result.called:
+                    # Cancelled before it began.
+                    raise CancelledError
                 outcome = self._run(description, func, autocommit, callbacks)
             except BaseException:  # noqa: BLE001 -- the caller's, whatever it is
                 outcome = Failure()  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 from twisted.internet import defer
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
@@ -183,18 +183,50 @@ class DatabaseTests(PostgresMixin, TestCase):
         await database.close()
 
     async def test_cancelled(self) -> None:
-        """Who cancels stops waiting; the transaction goes on to its end."""
+        """
+        C24: who cancels hears of it when the transaction has ended: a position must
+        not be announced before a commit that is still to come.
+        """
+        begun, go_on = threading.Event(), threading.Event()
 
         def insert(txn: Transaction) -> None:
+            begun.set()
+            go_on.wait(10)
             txn.execute("INSERT INTO foobar VALUES (3, 'a')")
             txn.call_after(self.calls.append, "after")
 
         result = self.database.transact("insert", insert)
+
+        async def wait() -> None:
+            try:
+                await result
+            finally:
+                self.calls.append("cancelled")
+
+        waiting = Deferred.fromCoroutine(wait())
+        begun.wait(10)
+        waiting.cancel()
+        self.assertEqual(self.calls, [])
+        go_on.set()
+        with self.assertRaises(CancelledError):
+            await waiting
+        self.assertEqual((self.count(), self.calls), (3, ["after", "cancelled"]))
+
+    async def test_cancelled_before_it_began(self) -> None:
+        """A transaction that still waits for a thread is not begun any more."""
+        go_on = threading.Event()
+        others = [
+            self.database.transact("wait", lambda txn: go_on.wait(10)) for _ in range(3)
+        ]
+        result = self.database.transact(
+            "insert", lambda txn: txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+        )
         result.cancel()
+        go_on.set()
         with self.assertRaises(CancelledError):
             await result
-        await self.database.close()
-        self.assertEqual((self.count(), self.calls), (3, ["after"]))
+        await defer.gatherResults(others)
+        self.assertEqual(self.count(), 2)
 
     async def test_close(self) -> None:
         """Closing waits for what runs, can be said twice, and ends all."""

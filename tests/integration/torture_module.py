@@ -1,0 +1,237 @@
+"""What the torture run plugs into its processes: writers, and readers that check.
+
+A writer keeps blocks open, and commits, rolls back or cancels, at random. A reader
+keeps what it received in a journal, and each time its persisted-up-to moves it asks
+the database at once how many rows there are below: rows that come later below a
+token that was called complete are a lie.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from twisted.application.internet import TimerService
+from twisted.application.service import MultiService
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from synapse_replication.app.journal import JournalSink
+from synapse_replication.storage.database import Database, Transaction, connect
+from synapse_replication.storage.sequences import IdStream, load_positions
+from synapse_replication.streams.table import IdColumn
+
+_log = Logger()
+
+#: s between two looks of a reader at the database.
+_LOOK_SECONDS = 0.02
+
+NOTES = IdStream(
+    stream_name="notes",
+    sequence="notes_seq",
+    tables=[IdColumn("notes", "stream_id", "instance_name")],
+    writers=["writer1", "writer2", "writer3", "writer4"],
+)
+
+
+class CheckingSink(JournalSink):
+    """A journal that follows persisted-up-to, and looks what is below.
+
+    :param looks: a file: a line ``[from, upto, rows between]`` for each look.
+    """
+
+    def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
+        super().__init__(Path(config["path"]), host.row_to_json)
+        self._dsn = config["dsn"]
+        # Open as long as the process is.
+        self._looks = Path(config["looks"]).open("a", buffering=1)  # noqa: SIM115
+        self._connection = connect(self._dsn)
+        self._connection.autocommit = True
+        with self._connection.cursor() as cursor:
+            self._known = load_positions(cursor, NOTES, host.identity.instance_name)
+        self._looked_upto = self._known.persisted_upto
+        self._looked_at = 0.0
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        """Keep rows, and look."""
+        super().on_rdata(stream_name, instance_name, token, rows)
+        self._advance(instance_name, token)
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Keep a position, and look."""
+        super().on_position(stream_name, instance_name, token)
+        self._advance(instance_name, token)
+
+    def _advance(self, instance_name: str, token: int) -> None:
+        self._known.advance(instance_name, token)
+        if time.monotonic() - self._looked_at > _LOOK_SECONDS:
+            self.look()
+
+    @property
+    def persisted_upto(self) -> int:
+        """Up to where everything is said to be complete."""
+        return self._known.persisted_upto
+
+    def look(self) -> None:
+        """Count the rows that are there, below what is said to be complete."""
+        upto = self._known.persisted_upto
+        if upto <= self._looked_upto:
+            return
+        try:
+            if self._connection.closed:
+                self._connection = connect(self._dsn)
+                self._connection.autocommit = True
+            with self._connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT count(*) FROM notes WHERE stream_id > %s "
+                    "AND stream_id <= %s",
+                    (self._looked_upto, upto),
+                )
+                row = cursor.fetchone()
+        except psycopg2.Error as error:
+            # The server was killed; it is looked again later, for the whole range.
+            _log.info("cannot look: {error}", error=str(error).strip())
+            return
+        assert row is not None
+        self._looks.write(json.dumps([self._looked_upto, upto, row[0]]) + "\n")
+        self._looked_upto = upto
+        self._looked_at = time.monotonic()
+
+
+_sinks: list[CheckingSink] = []
+
+
+def make_sink(host: Any, config: Mapping[str, Any]) -> CheckingSink:
+    """Make a reader's sink: ``path``, ``looks`` and ``dsn``."""
+    _sinks.append(CheckingSink(host, config))
+    return _sinks[-1]
+
+
+def _say(path: Path, status: Mapping[str, object]) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(status))
+    new.rename(path)
+
+
+def make_reader_status(host: Any, config: Mapping[str, Any]) -> TimerService:
+    """Write where a reader is to ``status``, and look at the database."""
+    path = Path(config["status"])
+
+    def say() -> None:
+        for sink in _sinks:
+            sink.look()
+            _say(path, {"persisted_upto": sink.persisted_upto})
+
+    return TimerService(0.1, say)
+
+
+class Writer(MultiService):
+    """Opens blocks at random until a file says to stop.
+
+    :param config: ``dsn``, ``concurrency``, ``seed``, ``stop`` and ``status``
+        (files), ``given`` (a file: the ids that were given out).
+    """
+
+    def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._stream = host.streams.get_streams()["notes"]
+        # The generator itself: the stream's own write() neither fails nor waits.
+        self._ids = self._stream._ids._own
+        self._name = host.identity.instance_name
+        self._config = config
+        self._random = random.Random(config["seed"])
+        self._stop = Path(config["stop"])
+        self._given = Path(config["given"]).open("a", buffering=1)  # noqa: SIM115
+        self._open = 0
+        self._running = 0
+        timer = TimerService(0.1, self._say)
+        timer.setServiceParent(self)
+
+    def startService(self) -> None:
+        self._reactor: Any = importlib.import_module("twisted.internet.reactor")
+        self._database = Database(self._config["dsn"], self._reactor, max_connections=8)
+        for _ in range(self._config["concurrency"]):
+            self._running += 1
+            Deferred.fromCoroutine(self._loop()).addErrback(
+                lambda failure: _log.failure("a loop ended", failure)
+            )
+        super().startService()
+
+    async def stopService(self) -> None:
+        await super().stopService()
+        await self._database.close()
+
+    def _say(self) -> None:
+        _say(
+            Path(self._config["status"]),
+            {
+                "running": self._running,
+                "open": self._open,
+                "persisted_upto": self._ids.get_current_token(),
+                "announced": self._ids.get_current_token_for_writer(self._name),
+                "local": self._ids.get_minimal_local_current_token(),
+            },
+        )
+
+    async def _loop(self) -> None:
+        while not self._stop.exists():
+            await self._sleep(0.3)
+            block = Deferred.fromCoroutine(self._block())
+            if self._random.random() < 0.2:
+                self._reactor.callLater(self._random.random() * 0.3, block.cancel)
+            try:
+                await block
+            except (CancelledError, RuntimeError, psycopg2.Error) as error:
+                _log.debug("block: {error}", error=error)
+        self._running -= 1
+
+    def _sleep(self, most: float) -> Deferred[None]:
+        return deferLater(self._reactor, self._random.random() * most)
+
+    async def _block(self) -> None:
+        kind = self._random.random()
+        if kind < 0.2:
+            await self._database.transact("insert", self._insert_with_new_id)
+            return
+        count = self._random.choice((1, 1, 1, 3))
+        async with self._ids.get_next_mult(count) as ids:
+            self._open += 1
+            try:
+                self._given.write("".join(f"{id_}\n" for id_ in ids))
+                await self._sleep(0.3)
+                if kind < 0.35:
+                    raise RuntimeError("rolled back before anything was done")
+                await self._database.transact(
+                    "insert", lambda txn: self._insert(txn, ids, fail=kind < 0.5)
+                )
+            finally:
+                self._open -= 1
+
+    def _insert_with_new_id(self, txn: Transaction) -> None:
+        id_ = self._ids.get_next_txn(txn)
+        self._given.write(f"{id_}\n")
+        self._insert(txn, [id_], fail=id_ % 5 == 0)
+
+    def _insert(self, txn: Transaction, ids: list[int], fail: bool) -> None:
+        for id_ in ids:
+            for part in range(id_ % 3 + 1):
+                txn.execute(
+                    "INSERT INTO notes VALUES (%s, %s, 'note', %s)",
+                    (id_, self._name, part),
+                )
+        if fail:
+            raise RuntimeError("rolled back")
+
+
+def make_writer(host: Any, config: Mapping[str, Any]) -> Writer:
+    """Make what a writing process does."""
+    return Writer(host, config)
