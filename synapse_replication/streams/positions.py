@@ -316,7 +316,12 @@ class WriterPositions:
         if self.is_writer:
             slowest = announced if slowest is None else min(slowest, announced)
         upto = max(self._persisted_upto, slowest or 0)
-        upto = self._finished.run_from(upto)
+        run = self._finished.run_from(upto)
+        if self._in_flight_heap:
+            # Others may know that our row is committed before we do: a writer that
+            # starts finds it in the table. What is not finished here is not passed.
+            run = min(run, self._in_flight_heap[0] - 1)
+        upto = max(upto, run)
         self._persisted_upto = upto
         self._announced = announced = max(announced, upto)
         # What the greatest announced position covers is not looked up again.

@@ -116,6 +116,21 @@ class WriterPositionsTests(SynchronousTestCase):
         positions.finish([1849])
         self.assertEqual(positions.announced, 1849)
 
+    def test_others_know_first(self) -> None:
+        """C11: another writer announces our id, committed but not finished here."""
+        positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})
+        positions.end_fetch(positions.begin_fetch(), [38])
+        positions.end_fetch(positions.begin_fetch(), [39])
+        positions.finish([38])
+        self.assertEqual(positions.announced, 38)
+        positions.advance("b", 39)
+        self.assertEqual(positions.announced, 38)
+        self.assertEqual(positions.persisted_upto, 38)
+        positions.finish([39])
+        self.assertEqual(positions.announced, 39)
+        self.assertEqual(positions.persisted_upto, 39)
+        self.assertTrue(positions.has_local_updates(38))
+
     def test_new_writer(self) -> None:
         """C27: a writer without a stored position starts at persisted-up-to."""
         positions = WriterPositions(
