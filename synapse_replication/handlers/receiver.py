@@ -402,9 +402,11 @@ class StreamReceiver:
     # -- positions --------------------------------------------------------------------
 
     async def _take_position(self, link: Link, position: PositionCommand) -> None:
-        if link.is_lost:
-            return
         instance_name = position.instance_name
+        if link.is_lost:
+            # What waits behind it must not pass the gap of which it may tell.
+            link.writers.pop((self._name, instance_name), None)
+            return
         state = link.writers.setdefault((self._name, instance_name), WriterState())
         if state.pending:
             self._discard(

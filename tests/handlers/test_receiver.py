@@ -466,6 +466,23 @@ class OverflowTests(SynchronousTestCase):
         it.host.rows.release()
         self.assertEqual(it.stream.requests, [])
 
+    def test_gap_that_waits_on_a_lost_connection(self) -> None:
+        """C1: rows behind a POSITION that was not looked at do not pass its gap."""
+        it = receiving()
+        it.stream.persist("w", 2, ["lost"])
+        it.receive("POSITION events w 0 0")
+        it.host.rows.is_held = True
+        it.receive('RDATA events w 1 ["a"]')
+        it.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
+        it.stream.persist("w", 3, ["c"])
+        it.reconnect()
+        it.host.rows.is_held = False
+        it.host.rows.release()
+        it.receive("POSITION events w 3 3")
+        self.assertEqual(
+            it.texts(), [("w", 1, ["a"]), ("w", 2, ["lost"]), ("w", 3, ["c"])]
+        )
+
     def test_dropped_rows_of_a_lost_connection(self) -> None:
         """What was dropped is not passed when its connection is gone meanwhile."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
