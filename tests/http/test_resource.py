@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from tests.http.doubles import Directory, FailureObserver, ListStream
 
@@ -110,6 +114,52 @@ class ReplicationResourceTests(SynchronousTestCase):
             status, body = self.ask(params=params)
             self.assertEqual((status, body["errcode"]), (400, code))
             self.assertIn(name, body["error"])
+
+    @settings(derandomize=True, deadline=None, max_examples=300)
+    @given(
+        st.lists(st.binary(max_size=8), max_size=5),
+        st.dictionaries(
+            st.sampled_from(["from_token", "upto_token", "epoch", "backlog", "x"]),
+            st.text(max_size=8)
+            | st.integers().map(str)
+            | st.sampled_from(["1", "3", "abc"]),
+        ),
+        st.sampled_from(["", "hush", "hus", "h\xfcsh"]),
+    )
+    def test_any_request(
+        self, path: list[bytes], params: dict[str, str], secret: str
+    ) -> None:
+        """Whatever is asked is answered with rows or one clear error, and only to who
+        has the secret; it is never a failure of ours."""
+        treq: Any = StubTreq(
+            ReplicationResource(
+                Directory(self.events),
+                "writer1",
+                "hush",
+                self.observer,
+                epoch="abc",
+                backlog=Backlog(BacklogOptions()),
+            ).under_root()
+        )
+        place = "/".join(quote(part, safe="") for part in path)
+        for url in (_EVENTS, f"{_BASE}{place}"):
+            response = self.successResultOf(
+                treq.get(
+                    url,
+                    params=params,
+                    headers={"Authorization": f"Bearer {secret}"},
+                )
+            )
+            body = json.loads(self.successResultOf(treq.content(response)))
+            self.assertNotIn("hush", str(body))
+            if response.code == 200:
+                self.assertEqual(secret, "hush")
+                self.assertEqual(sorted(body), ["limited", "updates", "upto_token"])
+            else:
+                self.assertIn(response.code, (400, 401, 404, 409, 410))
+                self.assertEqual(sorted(body), ["errcode", "error"])
+                self.assertLess(len(body["error"]), 300)
+        self.assertEqual(self.observer.failures, [])
 
     def test_unknown_stream(self) -> None:
         """A stream that nobody heard of is a 400."""
