@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg2
 from twisted.application.internet import TimerService
@@ -157,7 +157,7 @@ class Writer(MultiService):
         timer.setServiceParent(self)
 
     def startService(self) -> None:
-        self._reactor: Any = importlib.import_module("twisted.internet.reactor")
+        self._reactor = cast(Any, importlib.import_module("twisted.internet.reactor"))
         self._database = Database(self._config["dsn"], self._reactor, max_connections=8)
         for _ in range(self._config["concurrency"]):
             self._running += 1
