@@ -136,10 +136,11 @@ class ReplicationExtension:
         self._send(self._message(MessageType.GOODBYE))
 
     def _look(self) -> None:
+        # First, so that nothing that fails ends it.
+        self._tick = self._clock.call_later(self._options.busy_interval, self._look)
         idle = self._clock.seconds() - self._last_heartbeat
         if self._has_moved or idle >= self._options.idle_interval:
             self._send_heartbeat()
-        self._tick = self._clock.call_later(self._options.busy_interval, self._look)
 
     # -- connections ------------------------------------------------------------------
 
