@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.observer import _observers
+from synapse_replication.testing.doubles import RecordingObserver
 
 __all__ = ["FakeClock", "FakeHomeserver", "FakeStream", "fake_modules"]
 
@@ -79,6 +82,8 @@ class FakeHomeserver:
         self.reactor = Clock()
         self.clock = FakeClock(self.reactor)
         self.calls: list[tuple[Any, ...]] = []
+        self.observer = RecordingObserver()
+        _observers[self] = self.observer
         self._instance_name = instance_name
         self.config = SimpleNamespace(
             worker=SimpleNamespace(
@@ -143,6 +148,9 @@ class FakeHomeserver:
     def get_task_scheduler(self) -> Any:
         return self._part("on_new_task")
 
+    def get_replication_command_handler(self) -> Any:
+        raise NotImplementedError
+
     def get_notifier(self) -> Any:
         return self._part(
             "notify_remote_server_up",
@@ -159,10 +167,15 @@ class _Abstract:
     def register(subclass: type) -> None: ...
 
 
-def fake_modules(test: SynchronousTestCase, streams: Any = ()) -> CollectorRegistry:
+def fake_modules(
+    test: SynchronousTestCase,
+    streams: Mapping[str, Callable[[Any], FakeStream]] | None = None,
+    modules: Mapping[str, Mapping[str, Any]] | None = None,
+) -> CollectorRegistry:
     """Install doubles of the host's modules, until the test ends.
 
     :param streams: the classes, or functions, that make its streams, by name.
+    :param modules: more modules: their contents by name.
     :return: the registry of the host's metrics.
     """
     registry = CollectorRegistry()
@@ -177,9 +190,9 @@ def fake_modules(test: SynchronousTestCase, streams: Any = ()) -> CollectorRegis
     def preserve() -> Iterator[None]:
         yield
 
-    contents: dict[str, dict[str, Any]] = {
+    contents: dict[str, Mapping[str, Any]] = {
         "synapse": {},
-        "synapse.replication.tcp.streams": {"STREAMS_MAP": dict(streams)},
+        "synapse.replication.tcp.streams": {"STREAMS_MAP": dict(streams or {})},
         "synapse.storage.util.id_generators": {
             "MultiWriterIdGenerator": object,
             "AbstractStreamIdGenerator": _Abstract,
@@ -196,6 +209,7 @@ def fake_modules(test: SynchronousTestCase, streams: Any = ()) -> CollectorRegis
         "synapse.metrics.background_process_metrics": {
             "run_as_background_process": lambda _, __, func: ensureDeferred(func())
         },
+        **(modules or {}),
     }
     before = {name: sys.modules.get(name) for name in contents}
 

@@ -1,0 +1,179 @@
+"""Tests for ``hs`` as our host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import timedelta
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.adapter import HostClock, HostCommands, SynapseHost
+from synapse_replication.handlers.interfaces import SyncingUser
+from tests.dropin.host import FakeClock, FakeHomeserver, FakeStream, fake_modules
+
+
+class _DurationClock(FakeClock):
+    """The clock of a newer host."""
+
+    def call_later(self, delay: Duration, callback: Any, *args: object) -> Any:  # type: ignore[override]
+        return super().call_later(delay.total_seconds(), callback, *args)
+
+
+class Duration(timedelta):
+    """A newer host's time span."""
+
+
+class HostClockTests(SynchronousTestCase):
+    """Tests for HostClock."""
+
+    def test_later(self) -> None:
+        """
+        Calls are made by the host's clock, and may be taken back.
+        """
+        reactor = Clock()
+        clock = HostClock(FakeClock(reactor), reactor)
+        calls: list[int] = []
+        clock.call_later(2, calls.append, 1)
+        other = clock.call_later(2, calls.append, 2)
+        self.assertTrue(other.active())
+        other.cancel()
+        self.assertFalse(other.active())
+        reactor.advance(2)
+        self.assertEqual(calls, [1])
+        self.assertEqual((clock.seconds(), clock.time_msec()), (2, 2000))
+
+    def test_durations(self) -> None:
+        """
+        A host whose clock takes its own class for time spans is given that.
+        """
+        fake_modules(self, modules={"synapse.util.duration": {"Duration": Duration}})
+        reactor = Clock()
+        calls: list[int] = []
+        HostClock(_DurationClock(reactor), reactor).call_later(1.5, calls.append, 1)
+        reactor.advance(1.5)
+        self.assertEqual(calls, [1])
+
+
+class HostCommandsTests(SynchronousTestCase):
+    """Tests for HostCommands."""
+
+    def _tell(self, hs: FakeHomeserver, name: str, *args: Any) -> list[Any]:
+        waiting: Awaitable[None] | None = getattr(HostCommands(hs), name)(*args)
+        if waiting is not None:
+            self.successResultOf(_deferred(waiting))
+        return hs.calls
+
+    def test_presence(self) -> None:
+        """
+        Who writes presence hears of users; others do not.
+        """
+        args = ("abc", "@u:test", "D", True, 5)
+        row = ("update_external_syncs_row", *args)
+        self.assertEqual(self._tell(FakeHomeserver(), "on_user_sync", *args), [row])
+        self.assertEqual(self._tell(FakeHomeserver("w"), "on_user_sync", *args), [])
+        self.assertEqual(
+            self._tell(FakeHomeserver(), "on_clear_user_sync", "abc"),
+            [("update_external_syncs_clear", "abc")],
+        )
+        self.assertEqual(self._tell(FakeHomeserver("w"), "on_clear_user_sync", "a"), [])
+
+    def test_user_ip(self) -> None:
+        """
+        C51: a client's address is stored where background tasks run, and the main
+        process may send it a notice.
+        """
+        args = ("@u:test", "token", "::1", "agent", "D", 5)
+        store, notice = ("insert_client_ip", *args), ("on_user_ip", "@u:test")
+        for hs, calls in (
+            (FakeHomeserver(), [store, notice]),
+            (FakeHomeserver("w", run_background_tasks=True), [store]),
+            (FakeHomeserver(run_background_tasks=False), [notice]),
+        ):
+            self.assertTrue(HostCommands(hs).stores_user_ips)
+            self.assertEqual(self._tell(hs, "on_user_ip", *args), calls)
+        self.assertFalse(HostCommands(FakeHomeserver("w")).stores_user_ips)
+
+    def test_federation_ack(self) -> None:
+        """
+        An acknowledgement goes to the queue of the main process, if it has one.
+        """
+        ack = ("federation_ack", "sender", 5)
+        for hs, calls in (
+            (FakeHomeserver(), [ack]),
+            (FakeHomeserver(send_federation=True), []),
+            (FakeHomeserver("w"), []),
+        ):
+            self.assertEqual(self._tell(hs, "on_federation_ack", "sender", 5), calls)
+
+    def test_the_rest(self) -> None:
+        """
+        Other commands reach the part of the host that they are for.
+        """
+        for name, args, call in (
+            ("on_remote_server_up", ("a",), ("notify_remote_server_up", "a")),
+            (
+                "on_lock_released",
+                ("w", "n", "k"),
+                ("notify_lock_released", "w", "n", "k"),
+            ),
+            ("on_new_active_task", ("t",), ("on_new_task", "t")),
+        ):
+            self.assertEqual(self._tell(FakeHomeserver(), name, *args), [call])
+        self.assertEqual(self._tell(FakeHomeserver("w"), "on_new_active_task", "t"), [])
+        # This host has no on_cancel_task.
+        self.assertEqual(self._tell(FakeHomeserver(), "on_cancel_task", "t"), [])
+
+    def test_syncing_users(self) -> None:
+        """
+        Users who sync here are told with the time of now.
+        """
+        hs = FakeHomeserver()
+        hs.reactor.advance(3)
+        users = list(HostCommands(hs).get_currently_syncing_users())
+        self.assertEqual(users, [SyncingUser("@u:test", "D", 3000)])
+
+
+class SynapseHostTests(SynchronousTestCase):
+    """Tests for SynapseHost."""
+
+    def test_rows(self) -> None:
+        """
+        Rows reach the host's data handler; afterwards they count as heard.
+        """
+        fake_modules(self, {"caches": lambda hs: FakeStream("caches")})
+        hs = FakeHomeserver()
+        host = SynapseHost(hs)
+        self.successResultOf(_deferred(host.rows.on_rdata("caches", "w", 4, ["A"])))
+        self.successResultOf(_deferred(host.rows.on_position("caches", "v", 6)))
+        self.assertEqual(
+            hs.calls,
+            [("on_rdata", "caches", "w", 4, ["A"]), ("on_position", "caches", "v", 6)],
+        )
+        stream = host.streams.get_streams()["caches"]
+        self.assertEqual((stream.current_token("w"), stream.current_token("v")), (4, 6))
+
+    def test_background_processes(self) -> None:
+        """
+        Background work runs as the host's.
+        """
+        fake_modules(self)
+        hs = FakeHomeserver()
+
+        async def work() -> int:
+            return 7
+
+        host = SynapseHost(hs)
+        waiting = host.run_as_background_process("some work", work)
+        self.assertEqual(self.successResultOf(_deferred(waiting)), 7)
+        self.assertEqual(hs.calls, [("process", "some work")])
+        self.assertEqual(host.identity.server_name, "test")
+
+
+def _deferred(awaitable: Awaitable[Any]) -> Deferred[Any]:
+    async def wait() -> Any:
+        return await awaitable
+
+    return Deferred.fromCoroutine(wait())

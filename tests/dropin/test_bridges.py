@@ -1,0 +1,138 @@
+"""Tests for what stands between our classes and those of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.bridges import (
+    ForeignConnection,
+    ForeignHandler,
+    as_connection_handler,
+)
+from synapse_replication.testing.doubles import MemoryConnection
+from synapse_replication.wire.batching import read_lines
+from synapse_replication.wire.commands import (
+    PingCommand,
+    PositionCommand,
+    RdataCommand,
+)
+from tests.dropin.host import FakeHomeserver
+
+
+class SingleCommandConnection:
+    """A connection that only knows single commands."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_command(self, command: Any) -> None:
+        self.sent.append(command)
+
+
+class SingleCommandHandler:
+    """A handler that only knows single commands."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.waiting: Deferred[None] = Deferred()
+
+    def new_connection(self, connection: Any) -> None:
+        self.calls.append(("new",))
+
+    def lost_connection(self, connection: Any) -> None:
+        self.calls.append(("lost",))
+
+    def send_positions_to_connection(self) -> None:
+        self.calls.append(("positions",))
+
+    def on_RDATA(self, connection: Any, command: Any) -> None:
+        self.calls.append(("RDATA", command))
+
+    def on_POSITION(self, connection: Any, command: Any) -> None:
+        raise ValueError("no such stream")
+
+    def on_REPLICATE(self, connection: Any, command: Any) -> Deferred[None]:
+        return self.waiting
+
+
+class ForeignConnectionTests(SynchronousTestCase):
+    """Tests for ForeignConnection."""
+
+    def test_lines(self) -> None:
+        """
+        Lines are sent as the commands that they are, one by one.
+        """
+        original = SingleCommandConnection()
+        connection = ForeignConnection(original)
+        connection.send_lines("RDATA", [b'RDATA s w batch ["a"]', b'RDATA s w 5 ["b"]'])
+        connection.send_command(PingCommand("1"))
+        self.assertEqual(
+            original.sent,
+            [
+                RdataCommand("s", "w", None, ["a"]),
+                RdataCommand("s", "w", 5, ["b"]),
+                PingCommand("1"),
+            ],
+        )
+
+
+class ForeignHandlerTests(SynchronousTestCase):
+    """Tests for ForeignHandler."""
+
+    def setUp(self) -> None:
+        self.hs = FakeHomeserver()
+        self.original = SingleCommandHandler()
+        self.handler = ForeignHandler(
+            self.original, self.hs.run_as_background_process, self.hs.observer
+        )
+        self.connection = MemoryConnection()
+
+    def test_connection(self) -> None:
+        """
+        When we connected, everybody is asked for positions, and told ours.
+        """
+        self.handler.new_connection(self.connection)
+        self.handler.lost_connection(self.connection)
+        self.assertEqual(self.original.calls, [("new",), ("positions",), ("lost",)])
+        self.assertEqual(self.connection.sent, ["REPLICATE"])
+
+    def test_rows(self) -> None:
+        """
+        Rows that came together are told one by one.
+        """
+        self.handler.received(
+            self.connection,
+            read_lines([b'RDATA s w batch ["a"]', b'RDATA s w 5 ["b"]', b"nonsense"]),
+        )
+        self.assertEqual(
+            self.original.calls,
+            [
+                ("RDATA", RdataCommand("s", "w", None, ["a"])),
+                ("RDATA", RdataCommand("s", "w", 5, ["b"])),
+            ],
+        )
+
+    def test_failures_and_waiting(self) -> None:
+        """
+        A command that fails is reported; one that waits is the host's background work.
+        """
+        self.handler.received(
+            self.connection, [PositionCommand("s", "w", 1, 1), PingCommand("1")]
+        )
+        ((what, error),) = self.hs.observer.failures
+        self.assertIn("POSITION", what)
+        self.assertIsInstance(error, ValueError)
+        self.handler.received(self.connection, read_lines([b"REPLICATE"]))
+        self.assertEqual(self.hs.calls, [("process", "replication-REPLICATE")])
+
+    def test_of_others(self) -> None:
+        """
+        A handler that is not ours is bridged.
+        """
+        handler = as_connection_handler(
+            self.original, self.hs.run_as_background_process, self.hs.observer
+        )
+        self.assertIsInstance(handler, ForeignHandler)

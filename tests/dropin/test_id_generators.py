@@ -1,0 +1,126 @@
+"""Tests for ids inside a host; here on SQLite, on PostgreSQL in synapse_tests/."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.id_generators import MultiWriterIdGenerator
+from tests.dropin.host import FakeHomeserver, fake_modules
+
+
+class _Connection:
+    """The host's connection, on SQLite."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.commit = connection.commit
+
+    def cursor(self, *, txn_name: str) -> sqlite3.Cursor:
+        return self._connection.cursor()
+
+
+class _Pool:
+    """The host's pool: every transaction is done at once."""
+
+    engine = "sqlite"
+
+    def __init__(self, hs: FakeHomeserver, connection: sqlite3.Connection) -> None:
+        self.hs = hs
+        self._connection = connection
+
+    async def runInteraction(
+        self, description: str, func: Callable[[Any], Any], *, db_autocommit: bool
+    ) -> Any:
+        return func(self._connection.cursor())
+
+
+class MultiWriterIdGeneratorTests(SynchronousTestCase):
+    """Tests for MultiWriterIdGenerator."""
+
+    def setUp(self) -> None:
+        self.registry = fake_modules(self)
+        self.hs = FakeHomeserver()
+        self.connection = sqlite3.connect(":memory:")
+        self.addCleanup(self.connection.close)
+        self.connection.execute("CREATE TABLE foo (stream_id bigint, writer text)")
+        self.connection.execute(
+            "CREATE TABLE stream_positions (stream_name text, instance_name text, "
+            "stream_id bigint, UNIQUE (stream_name, instance_name))"
+        )
+        self.pokes = 0
+
+    def _poke(self) -> None:
+        self.pokes += 1
+
+    def _make(self, *, positive: bool = True) -> MultiWriterIdGenerator:
+        return MultiWriterIdGenerator(
+            db_conn=_Connection(self.connection),
+            db=_Pool(self.hs, self.connection),
+            notifier=SimpleNamespace(notify_replication=self._poke),
+            stream_name="foo",
+            server_name="test",
+            instance_name="master",
+            tables=[("foo", "writer", "stream_id")],
+            sequence_name="foo_seq",
+            writers=["master"],
+            positive=positive,
+        )
+
+    def _take(self, ids: MultiWriterIdGenerator) -> int:
+        async def take() -> int:
+            async with ids.get_next() as id_:
+                return id_
+
+        return self.successResultOf(Deferred.fromCoroutine(take()))
+
+    def test_ids(self) -> None:
+        """
+        The first id is 2; when it is finished, the position moves, is kept, and the
+        streamer is woken.
+        """
+        ids = self._make()
+        self.assertEqual(ids.get_current_token(), 1)
+        self.assertEqual(self._take(ids), 2)
+        self.assertEqual(ids.get_current_token(), 2)
+        self.assertEqual(ids.get_positions(), {"master": 2})
+        self.assertEqual(self.pokes, 1)
+        self.assertEqual(
+            self.connection.execute("SELECT * FROM stream_positions").fetchall(),
+            [("foo", "master", 2)],
+        )
+
+    def test_goes_on(self) -> None:
+        """
+        Ids go on after the greatest in the tables, in either direction.
+        """
+        for sign in (1, -1):
+            self.connection.execute("INSERT INTO foo VALUES (?, 'master')", (7 * sign,))
+            ids = self._make(positive=sign > 0)
+            self.assertEqual(self._take(ids), 8 * sign)
+
+    def test_metric(self) -> None:
+        """
+        The host's metric of positions goes on, above zero in either direction.
+        """
+        labels = {"stream_name": "foo", "server_name": "test"}
+        for sign in (1, -1):
+            self._take(self._make(positive=sign > 0))
+            value = self.registry.get_sample_value(
+                "synapse_storage_stream_current_position", labels
+            )
+            self.assertEqual(value, 2)
+
+    def test_greatest_given_out(self) -> None:
+        """
+        Without a sequence, what was given out is what is known.
+        """
+        ids = self._make()
+        self._take(ids)
+        greatest = Deferred.fromCoroutine(ids.get_max_allocated_token())
+        self.assertEqual(self.successResultOf(greatest), 2)

@@ -1,0 +1,106 @@
+"""Tests for our place in the host's logs and metrics."""
+
+from __future__ import annotations
+
+import logging
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.observer import (
+    StandardLogger,
+    adopt_metrics,
+    observer_of,
+)
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from tests.dropin.host import FakeHomeserver
+
+_COMMANDS = "synapse_replication_tcp_protocol_inbound_commands"
+_QUEUE = "synapse_replication_tcp_command_queue"
+
+
+class _LaterGauge(Collector):
+    """A metric that asks when it is read."""
+
+    name = _QUEUE
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        return [GaugeMetricFamily(self.name, "of the host", value=1)]
+
+
+class AdoptMetricsTests(SynchronousTestCase):
+    """Tests for adopt_metrics."""
+
+    def test_counters_go_on(self) -> None:
+        """
+        What is counted goes on in the host's own counter; what its own code answers
+        is ours from now on.
+        """
+        registry = CollectorRegistry()
+        counter = Counter(
+            _COMMANDS,
+            "of the host",
+            ("command", "name", "server_name"),
+            registry=registry,
+        )
+        counter.labels("PING", "redis", "test").inc(5)
+        gauge = _LaterGauge()
+        registry.register(gauge)
+        namespace = {"counter": counter, "gauge": gauge, "other": 7}
+        found = adopt_metrics(namespace, registry)
+        observer = PrometheusObserver(ReplicationMetrics(registry, found), "test")
+        observer.commands_received("redis", "PING", 2)
+        observer.queue_changed("events", 3)
+        labels = {"command": "PING", "name": "redis", "server_name": "test"}
+        self.assertEqual(registry.get_sample_value(f"{_COMMANDS}_total", labels), 7)
+        labels = {"stream_name": "events", "server_name": "test"}
+        self.assertEqual(registry.get_sample_value(_QUEUE, labels), 3)
+
+
+class ObserverOfTests(SynchronousTestCase):
+    """Tests for observer_of."""
+
+    def test_one_for_all_parts(self) -> None:
+        """
+        All parts of a homeserver tell one observer.
+        """
+        hs = FakeHomeserver()
+        self.assertIs(observer_of(hs), observer_of(hs))
+        self.assertIsNot(observer_of(hs), observer_of(FakeHomeserver()))
+
+
+class StandardLoggerTests(SynchronousTestCase):
+    """Tests for StandardLogger."""
+
+    def test_levels(self) -> None:
+        """
+        Lines go to Python's logging, with their level; failures with their cause.
+        """
+        logger = logging.getLogger("tests.dropin.observer")
+        ours = StandardLogger(logger)
+        error = ValueError("bad")
+        with self.assertLogs(logger, logging.DEBUG) as caught:
+            ours.debug("{a}", a=1)
+            ours.info("two {a}", a=2)
+            ours.warn("three")
+            ours.error("four")
+            ours.critical("five", log_failure=Failure(error))
+        self.assertEqual(
+            [(record.levelname, record.getMessage()) for record in caught.records],
+            [
+                ("DEBUG", "1"),
+                ("INFO", "two 2"),
+                ("WARNING", "three"),
+                ("ERROR", "four"),
+                ("CRITICAL", "five"),
+            ],
+        )
+        exc_info = caught.records[-1].exc_info
+        assert isinstance(exc_info, tuple)
+        self.assertIs(exc_info[1], error)

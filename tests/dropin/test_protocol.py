@@ -1,0 +1,63 @@
+"""Tests for both ends of a direct TCP connection, as a host makes them."""
+
+from __future__ import annotations
+
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.protocol import (
+    ClientReplicationStreamProtocol,
+    ServerReplicationStreamProtocol,
+)
+from tests.dropin.host import FakeHomeserver
+from tests.dropin.test_bridges import SingleCommandHandler
+
+
+class ProtocolTests(SynchronousTestCase):
+    """Tests for both, with a handler that is not ours."""
+
+    def setUp(self) -> None:
+        self.hs = FakeHomeserver()
+        self.handler = SingleCommandHandler()
+
+    def _client(self) -> ClientReplicationStreamProtocol:
+        return ClientReplicationStreamProtocol(
+            self.hs, "client", "test", self.hs.clock, self.handler
+        )
+
+    def test_server(self) -> None:
+        """
+        The server's end says which server it is, and hears what the client sends.
+        """
+        server = ServerReplicationStreamProtocol(
+            self.hs, "test", self.hs.clock, self.handler
+        )
+        transport = StringTransport()
+        server.makeConnection(transport)
+        self.assertTrue(transport.value().startswith(b"SERVER test\nPING "))
+        server.dataReceived(b"NAME a\nREMOTE_SERVER_UP b\n")
+        self.assertEqual((server.name, self.handler.calls), ("a", [("new",)]))
+
+    def test_made_early(self) -> None:
+        """
+        A client's end that was made long ago has as much time as any.
+        """
+        client = self._client()
+        self.hs.reactor.advance(3600)
+        transport = StringTransport()
+        client.makeConnection(transport)
+        self.assertIn(b"REPLICATE", transport.value())
+        self.assertNotIn(b"ERROR", transport.value())
+
+    def test_used_again(self) -> None:
+        """
+        It may be connected again, also if it was never told that it lost the first.
+        """
+        client = self._client()
+        for _ in range(2):
+            client.makeConnection(StringTransport())
+            client.dataReceived(b"SERVER test\n")
+        self.assertEqual(
+            [call for (call, *_) in self.handler.calls if call != "positions"],
+            ["new", "lost", "new"],
+        )

@@ -1,0 +1,106 @@
+"""Tests for the connections to Redis, as a host makes them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import txredisapi
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.redis import (
+    RedisDirectTcpReplicationClientFactory,
+    SynapseRedisFactory,
+    lazyConnection,
+    lazyUnixConnection,
+)
+from tests.dropin.host import FakeHomeserver, fake_modules
+from tests.dropin.test_bridges import SingleCommandHandler
+
+
+class RedisTests(SynchronousTestCase):
+    """Tests for the factories, on a reactor that connects nowhere."""
+
+    def setUp(self) -> None:
+        fake_modules(
+            self,
+            modules={
+                "synapse.replication.tcp.redis": {
+                    "SynapseRedisFactory": SynapseRedisFactory
+                },
+                "synapse.replication.tcp.context": {
+                    "ClientContextFactory": lambda config: "context"
+                },
+            },
+        )
+        self.hs: Any = FakeHomeserver()
+        self.hs.reactor = MemoryReactorClock()
+        self.hs.config.redis = SimpleNamespace(
+            redis_enabled=True, redis_use_tls=False, redis_password="secret"
+        )
+        self.handler = SingleCommandHandler()
+        self.hs.get_replication_command_handler = lambda: self.handler  # type: ignore[method-assign]
+
+    def test_tcp(self) -> None:
+        """
+        The host's reactor is asked for a connection; it may be used at once.
+        """
+        connection = lazyConnection(self.hs, host="r", port=7, password="secret")
+        self.assertIsInstance(connection, txredisapi.ConnectionHandler)
+        ((host, port, factory, timeout, _),) = self.hs.reactor.tcpClients
+        self.assertEqual((host, port, timeout), ("r", 7, 30))
+        self.assertEqual((factory.password, factory.maxDelay), ("secret", 5))
+        self.assertTrue(factory.continueTrying)
+
+    def test_tls(self) -> None:
+        """
+        With TLS, the host's own context is used.
+        """
+        self.hs.config.redis.redis_use_tls = True
+        lazyConnection(self.hs, host="r", port=7)
+        ((host, _, _, context, _, _),) = self.hs.reactor.sslClients
+        self.assertEqual((host, context), ("r", "context"))
+
+    def test_unix(self) -> None:
+        """
+        A Unix socket is connected to; who wants no reconnection gets none.
+        """
+        lazyUnixConnection(self.hs, path="/r.sock", reconnect=False)
+        ((path, factory, *_),) = self.hs.reactor.unixClients
+        self.assertEqual(path, "/r.sock")
+        self.assertFalse(factory.continueTrying)
+
+    def test_subscription_and_sender(self) -> None:
+        """
+        What the subscription sends goes out on the outbound connection, pipelined.
+        """
+        outbound = lazyConnection(self.hs)
+        factory = RedisDirectTcpReplicationClientFactory(
+            self.hs, outbound, channel_names=["USER_IP"]
+        )
+        self.assertEqual(factory.channels, ["test", "test/USER_IP"])
+        self.assertEqual(factory.password, "secret")
+        self.assertIs(factory.sender, outbound._factory.sender)
+
+    def test_sender_of_others(self) -> None:
+        """
+        An outbound connection that is not ours is given one line at a time.
+        """
+        published: list[tuple[str, str]] = []
+        outbound = SimpleNamespace(publish=lambda *args: published.append(args))
+        factory = RedisDirectTcpReplicationClientFactory(
+            self.hs, outbound, channel_names=[]
+        )
+        factory.sender.publish("PING", "test", [b"PING 1", b"PING 2"])
+        self.assertEqual(published, [("test", "PING 1"), ("test", "PING 2")])
+
+    def test_announces_after_a_loss(self) -> None:
+        """
+        C2: when rows of ours may have been lost, the handler announces its positions.
+        """
+        factory = lazyConnection(self.hs)._factory
+        factory.sender.publish("RDATA", "test", [b"RDATA s w 1 []"])
+        self.assertEqual(factory.sender.lost, 1)
+        factory.sender._on_lost(1)
+        self.assertEqual(self.handler.calls, [("positions",)])

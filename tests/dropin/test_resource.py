@@ -1,0 +1,52 @@
+"""Tests for the streamer and the server factory inside a host."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.resource import ReplicationStreamProtocolFactory
+from synapse_replication.wire.commands import RdataCommand
+from tests.dropin.host import FakeStream, fake_modules
+from tests.dropin.test_bridges import SingleCommandConnection
+from tests.dropin.test_handler import HostWithHandler
+
+
+class ResourceTests(SynchronousTestCase):
+    """Tests for ReplicationStreamer and ReplicationStreamProtocolFactory."""
+
+    def setUp(self) -> None:
+        self.events = FakeStream("events", {"w": 5, "master": 1})
+        fake_modules(
+            self,
+            {"events": lambda hs: self.events},
+            {
+                "synapse.replication.tcp.protocol": {
+                    "ServerReplicationStreamProtocol": lambda *args: args
+                }
+            },
+        )
+        self.hs = HostWithHandler("w")
+        self.handler = self.hs.get_replication_command_handler()
+        self.connection = SingleCommandConnection()
+
+    def test_streamer(self) -> None:
+        """
+        What is written is sent once the host's notifier says so.
+        """
+        self.handler.new_connection(self.connection)
+        streamer = self.hs.get_replication_streamer()
+        self.connection.sent.clear()
+        self.events.tokens["w"] = 7
+        self.events.updates.append((7, ["a"]))
+        streamer.on_notifier_poke()
+        self.assertEqual(self.connection.sent, [RdataCommand("events", "w", 7, ["a"])])
+
+    def test_server_factory(self) -> None:
+        """
+        The host's server protocol is made, whichever it is, with its handler.
+        """
+        factory = ReplicationStreamProtocolFactory(self.hs)
+        self.assertEqual(
+            factory.buildProtocol(None),
+            (self.hs, "test", self.hs.clock, self.handler),
+        )
