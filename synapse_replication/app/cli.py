@@ -20,6 +20,7 @@ import click
 from synapse_replication import __version__
 from synapse_replication.app.config import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError, ReplicationError
+from synapse_replication.wire.commands import COMMANDS
 
 __all__ = ["cli", "main"]
 
@@ -176,7 +177,14 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option("--stream", "streams", multiple=True, help="Only this stream.")
 @click.option("--writer", "writers", multiple=True, help="Only this instance.")
-@click.option("--command", "commands", multiple=True, help="Only this command.")
+@click.option(
+    "--command",
+    "commands",
+    multiple=True,
+    type=click.Choice(tuple(COMMANDS), case_sensitive=False),
+    metavar="NAME",
+    help="Only this command.",
+)
 @click.option("--positions", is_flag=True, help="At the end, say where each writer is.")
 def follow_command(
     config_paths: tuple[str, ...],
@@ -197,7 +205,7 @@ def follow_command(
     filters = Filters(
         frozenset(streams),
         frozenset(writers),
-        frozenset(command.upper() for command in commands),
+        frozenset(commands),
     )
     sys.exit(
         run_service(

@@ -133,7 +133,8 @@ class TextPrinter:
     def __call__(self, seen: SeenLine) -> None:
         if self._started is None:
             self._started = seen.time
-        text = Text(f"{seen.time - self._started:10.3f} ", style="dim")
+        # A style of the whole text would dim what is appended too.
+        text = Text().append(f"{seen.time - self._started:10.3f} ", style="dim")
         text.append(f"{_printable(seen.name):<12} ", style="bold cyan")
         command = seen.command
         if isinstance(command, RdataCommand):

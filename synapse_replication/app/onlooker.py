@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -22,7 +22,7 @@ from synapse_replication.app.clock import ReactorClock
 from synapse_replication.app.config import ProcessConfig
 from synapse_replication.app.endpoints import client_endpoint, redis_options
 from synapse_replication.app.follow import Filters, Follow, make_printer
-from synapse_replication.errors import LocalProtocolError
+from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -167,7 +167,8 @@ class Follower(Service):
 
     :param link: has ``start()`` and ``stop()``.
     :param at_end: called when it is stopped.
-    :ivar started: fires at once: the link comes up when it can.
+    :ivar started: fails when what is seen cannot be shown any more; never fires
+        otherwise: the link comes up when it can, and again.
     """
 
     def __init__(
@@ -179,7 +180,11 @@ class Follower(Service):
         self._start = start
         self._stop = stop
         self._at_end = at_end
-        self.started: Deferred[None] = succeed(None)
+        self.started: Deferred[None] = Deferred()
+
+    def fail(self, error: ReplicationError) -> None:
+        """End, since there is nowhere to show what is seen. To be called once."""
+        self.started.errback(error)
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
@@ -199,11 +204,15 @@ class Output:
     """A text stream that is flushed once a turn of the reactor, and may end.
 
     :param clock: the reactor.
-    :param at_end: called when the reader of a pipe has gone away (``| head``).
+    :param at_end: called once when nothing more can be written: with ``None`` if
+        the reader of a pipe has gone away (``| head``), else with what is wrong.
     """
 
     def __init__(
-        self, out: TextIO, clock: IReactorTime, at_end: Callable[[], object]
+        self,
+        out: TextIO,
+        clock: IReactorTime,
+        at_end: Callable[[OSError | None], object],
     ) -> None:
         self._out = out
         self._clock = clock
@@ -238,10 +247,10 @@ class Output:
     def _guard(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except BrokenPipeError:
+        except OSError as error:
             if not self._gone:
                 self._gone = True
-                self._at_end()
+                self._at_end(None if isinstance(error, BrokenPipeError) else error)
 
 
 def make_follower(
@@ -262,12 +271,15 @@ def make_follower(
     clock = ReactorClock(reactor)
     gone = False
 
-    def end() -> None:
+    def end(error: OSError | None) -> None:
         nonlocal gone
         gone = True
         # Python flushes standard output at exit, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        reactor.stop()
+        if error is None:
+            reactor.stop()
+        else:
+            follower.fail(ReplicationError(f"cannot write: {error.strerror}"))
 
     output: Any = Output(out, reactor, end)
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)
@@ -288,7 +300,8 @@ def make_follower(
             follow.see,
             observer,
         )
-        return Follower(link.start, link.stop, at_end)
+        follower = Follower(link.start, link.stop, at_end)
+        return follower
     onlookers = [
         (
             DirectTcpOnlooker(
@@ -307,4 +320,5 @@ def make_follower(
         for onlooker, _ in onlookers:
             await onlooker.stop()
 
-    return Follower(start, stop, at_end)
+    follower = Follower(start, stop, at_end)
+    return follower

@@ -80,6 +80,13 @@ class CheckConfigTests(FilesMixin):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("-c", result.output)
 
+    def test_following_no_such_command(self) -> None:
+        """A filter by a command that does not exist is refused, not waited for."""
+        path = self.write("h.yaml", "server_name: x\nredis: {enabled: true}\n")
+        result = self.run_cli("follow", "-c", path, "--command", "RDATE")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("'RDATE' is not one of", result.output)
+
     def test_version(self) -> None:
         """The version can be asked for."""
         self.assertIn(__version__, self.run_cli("--version").output)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.follow import Filters, Follow, make_printer
+from synapse_replication.app.follow import (
+    Filters,
+    Follow,
+    make_printer,
+    read_seen_line,
+)
 
 USER_IP = b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",1700000000000]'
 
@@ -94,6 +100,22 @@ class FollowTests(SynchronousTestCase):
                 "0.500 PING 17",
             ],
         )
+
+    def test_colours(self) -> None:
+        """On a terminal only the time is dimmed, not what is to be read."""
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        old = {name: os.environ.pop(name, None) for name in ("NO_COLOR", "TERM")}
+        self.addCleanup(
+            lambda: os.environ.update({k: v for k, v in old.items() if v is not None})
+        )
+        os.environ["TERM"] = "xterm"
+        out = Terminal()
+        make_printer(out, as_json=False)(read_seen_line(1.0, "x", b"PING 17"))
+        self.assertIn("\x1b[1;36mPING", out.getvalue())
 
     def test_long_line_is_one_line(self) -> None:
         """A long row is not wrapped: it stays one line for grep."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import io
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.config import Purpose, load_config
+from synapse_replication.app.follow import Filters
 from synapse_replication.app.onlooker import (
     DirectTcpOnlooker,
     Output,
     RedisOnlooker,
+    make_follower,
 )
+from synapse_replication.errors import ReplicationError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import shared_redis
+from tests.app.test_config_files import FilesMixin
 
 
 class DirectTcpOnlookerTests(SynchronousTestCase):
@@ -132,7 +139,7 @@ class OutputTests(SynchronousTestCase):
                 flushes.append(self.getvalue())
 
         clock = Clock()
-        output = Output(Out(), clock, lambda: None)
+        output = Output(Out(), clock, lambda error: None)
         output.write("a")
         output.write("b")
         self.assertEqual(flushes, [])
@@ -148,9 +155,55 @@ class OutputTests(SynchronousTestCase):
 
         ends: list[Any] = []
         clock = Clock()
-        output = Output(Closed(), clock, lambda: ends.append(None))
+        output = Output(Closed(), clock, ends.append)
         output.write("a")
         clock.advance(0)
         output.write("b")
         clock.advance(0)
-        self.assertEqual(len(ends), 1)
+        self.assertEqual(ends, [None])
+
+    def test_disk_is_full(self) -> None:
+        """When nothing more can be written, it ends, once, with the reason."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+
+        class Full(io.StringIO):
+            def write(self, text: str) -> int:
+                raise full
+
+        ends: list[Any] = []
+        output = Output(Full(), Clock(), ends.append)
+        output.write("a")
+        output.write("b")
+        self.assertEqual(ends, [full])
+
+
+class MakeFollowerTests(FilesMixin):
+    def test_reason_is_told(self) -> None:
+        """If what is seen cannot be written, the follower fails, and says why."""
+        config = load_config(
+            [
+                self.write(
+                    "hs.yaml",
+                    "server_name: x.test\nworker_replication_port: 9092\n",
+                )
+            ],
+            Purpose.FOLLOW,
+        )
+        reactor = MemoryReactorClock()
+        with Path("/dev/full").open("w", buffering=1) as out:
+            follower = make_follower(
+                config,
+                reactor,
+                filters=Filters(),
+                as_json=True,
+                with_positions=False,
+                out=out,
+            )
+            follower.startService()
+            protocol = reactor.tcpClients[0][2].buildProtocol(None)
+            assert protocol is not None
+            protocol.makeConnection(StringTransport())
+            protocol.dataReceived(b"SERVER x.test\n")
+            reactor.advance(0)
+        error = self.failureResultOf(follower.started, ReplicationError)
+        self.assertIn("cannot write: No space left", str(error.value))
