@@ -225,7 +225,8 @@ def main() -> NoReturn:
     """Run the command line, and exit with its status."""
     try:
         cli(standalone_mode=True)
-    except ReplicationError as error:
+    except (ReplicationError, OSError) as error:
+        # A file cannot be read, or what is printed cannot be written.
         click.echo(f"synapse-replication: {error}", err=True)
         sys.exit(1)
     sys.exit(0)

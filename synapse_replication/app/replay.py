@@ -25,7 +25,7 @@ from twisted.internet.defer import Deferred, succeed
 from synapse_replication.app.clock import BackgroundProcesses
 from synapse_replication.app.recordings import Record, RecordingError, read_recording
 from synapse_replication.app.replay_report import Gap, Report, describe
-from synapse_replication.errors import excerpt
+from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -42,12 +42,18 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import (
     Stream,
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.wire.batching import RdataRun, RefusedLine, read_lines
+from synapse_replication.wire.batching import (
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+    read_lines,
+)
 from synapse_replication.wire.commands import Command, PositionCommand
 
 __all__ = ["replay", "replay_records"]
@@ -246,8 +252,8 @@ class _Replay:
         for record in records:
             report.commands[excerpt(record.line.partition(b" ")[0])] += 1
         items = read_lines([record.line for record in records])
-        if any(isinstance(item, RefusedLine) for item in items):
-            self._find_refused(records)
+        if any(_why_unparsable(item) is not None for item in items):
+            self._find_unparsable(records)
         for item in items:
             if isinstance(item, RdataRun):
                 self._take_rows(item)
@@ -272,11 +278,11 @@ class _Replay:
             before = PositionCommand(name, writer, _NOWHERE, _NOWHERE)
             self._handler.received(self._connection, [before])
 
-    def _find_refused(self, records: Iterable[Record]) -> None:
+    def _find_unparsable(self, records: Iterable[Record]) -> None:
         for record in records:
             for item in read_lines([record.line]):
-                if isinstance(item, RefusedLine):
-                    self.report.add_unparsable(record.number, str(item.error))
+                if (error := _why_unparsable(item)) is not None:
+                    self.report.add_unparsable(record.number, str(error))
 
     def finish(self) -> Report:
         """Give the report."""
@@ -289,6 +295,23 @@ class _Replay:
         return self.report
 
 
+def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
+    """Say what is wrong with a line, or with one of a run's.
+
+    A reader notices what is no JSON only when it decodes a row, and knows no line
+    number then.
+    """
+    if isinstance(item, RefusedLine):
+        return item.error
+    if isinstance(item, RdataRun):
+        try:
+            for row in item.rows:
+                decode_json(row)
+        except ValueError as error:
+            return UnparsableLineError("RDATA", str(error))
+    return None
+
+
 def replay_records(records: Iterable[Record | RecordingError]) -> Report:
     """Feed a recording through parser and handler, and tell what came of it."""
     replay = _Replay()
@@ -298,6 +321,7 @@ def replay_records(records: Iterable[Record | RecordingError]) -> Report:
             if isinstance(each, RecordingError):
                 replay.report.add_unparsable(each.number, each.reason)
         replay.feed(good)
+    replay.report.unparsable.sort(key=lambda each: each.line_number)
     return replay.finish()
 
 

@@ -175,11 +175,23 @@ class ReplayTests(SynchronousTestCase):
         ]
         report = replay_records(records)
 
-        self.assertEqual([u.line_number for u in report.unparsable], [3, 2, 5])
+        self.assertEqual([u.line_number for u in report.unparsable], [2, 3, 5])
         self.assertEqual(report.lines, 4)
         self.assertEqual(report.commands["SOMETHING"], 1)
         self.assertEqual(report.last_position, {("typing", "w"): 2})
         self.assertFalse(report.is_clean)
+
+    def test_rows_that_are_no_json(self) -> None:
+        """C10: a row that is no JSON, NaN included, is named by its line."""
+        for row in ('["!r",[]', '["!r",[NaN]]', ""):
+            report = replay_lines(
+                "POSITION typing w 1 1",
+                'RDATA typing w batch ["!r",[]]',
+                f"RDATA typing w 2 {row}",
+            )
+            self.assertEqual([u.line_number for u in report.unparsable], [3], row)
+            self.assertIn("cannot parse RDATA line", report.unparsable[0].error)
+            self.assertFalse(report.is_clean)
 
     def test_rows_that_do_not_fit_their_stream(self) -> None:
         """C10: a row of the wrong form is discarded with a reason that is no good."""
