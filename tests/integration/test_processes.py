@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -53,6 +55,16 @@ def expected_rows(upto: int) -> list[list[Any]]:
     return [
         [f"note {n}", part] for n in range(1, upto + 1) for part in range(n % 3 + 1)
     ]
+
+
+def get_over_socket(path: Path, url: str) -> str:
+    """Ask a process for something over a Unix socket."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.closing(connection):
+        connection.sock.connect(str(path))
+        connection.request("GET", url)
+        return connection.getresponse().read().decode()
 
 
 class ProcessTests(SynchronousTestCase):
@@ -229,6 +241,49 @@ class ProcessTests(SynchronousTestCase):
         self.wait_until_up("worker", 2)
         self.wait_for_rows(30)
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
+
+    def test_resumes_from_the_memory_of_the_writer(self) -> None:
+        """What a killed worker missed comes from what main sent last, once each."""
+        metrics = self.folder / "metrics.sock"
+        self.worker["worker_listeners"] = [{"type": "metrics", "path": str(metrics)}]
+        main = self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        worker.kill()
+        worker.wait()
+        metrics.unlink(missing_ok=True)
+        self.write_upto(30)
+        self.start("worker", self.worker)
+        self.wait_until_up("worker", 2)
+        self.wait_for_rows(30)
+        resyncs = [
+            line
+            for line in get_over_socket(metrics, "/metrics").splitlines()
+            if line.startswith("synapse_replication_resyncs_total")
+            and 'stream_name="notes"' in line
+        ]
+        self.assertEqual(len(resyncs), 1, resyncs)
+        self.assertIn('kind="partial"', resyncs[0])
+        self.assertEqual(self.stop(main), 0, self.log_of("main"))
+
+    def test_second_worker_of_a_name(self) -> None:
+        """C63: two workers of one name are reported by name within seconds."""
+        self.start("main", self.main)
+        self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        del self.worker["synapse_replication"]
+        self.start("worker", self.worker)
+        started = time.monotonic()
+        self.wait_until(
+            "the report",
+            lambda: (
+                "Two processes are called reader1" in self.log_of("worker")
+                and "Two processes are called reader1" in self.log_of("main")
+            ),
+        )
+        self.assertLess(time.monotonic() - started, 30)
 
     def test_direct_tcp(self) -> None:
         """Without Redis a worker gets its rows from main directly."""
