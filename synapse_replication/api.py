@@ -85,6 +85,7 @@ from synapse_replication.streams.stream import (
     UpdateFunction,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
@@ -165,9 +166,11 @@ __all__ = [
     "LoggingObserver",
     "MemoryStream",
     "MultiWriterIdGenerator",
+    "MultiWriterStreamToken",
     "NameCommand",
     "NewActiveTaskCommand",
     "Notifier",
+    "PersistedPosition",
     "PingCommand",
     "PositionCommand",
     "PostgresStream",
