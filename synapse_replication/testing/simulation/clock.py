@@ -65,6 +65,11 @@ class SimulatedClock(Clock):
         calls = self.calls
         while calls and calls[0].getTime() <= when:
             call = calls.pop(0)
+            if call.delayed_time:
+                # It was put off, and stands where it stood.
+                call.activate_delay()
+                insort(calls, call, key=_due)
+                continue
             self.rightNow = max(self.rightNow, call.getTime())
             call.called = 1
             self.made += 1

@@ -197,7 +197,7 @@ class Process:
         self.is_up = False
         self.epoch = cluster.next_epoch()
         self.reader = Reader(name)
-        self.reactor: Any = ProcessReactor(cluster.clock, cluster.network, name)
+        self.reactor = cluster.make_reactor(name)
         self.watcher = Watcher(name, cluster.counts, cluster.trace, cluster.unexpected)
         clock = ReactorClock(self.reactor, cluster.clock.seconds)
         self.host = StandaloneHost(
@@ -438,6 +438,10 @@ class Cluster:
     def unexpected(self, what: str, error: BaseException) -> None:
         """Take note of a failure that no fault explains."""
         self.problems.append(f"{what}: {type(error).__name__}: {error}")
+
+    def make_reactor(self, name: str) -> Any:
+        """Make what a process takes for a reactor; no more of it than it uses."""
+        return ProcessReactor(self.clock, self.network, name)
 
     def next_epoch(self) -> int:
         """Number the lives of all processes."""

@@ -1,0 +1,64 @@
+"""Simulated time goes from one call to the next; the dead call nobody."""
+
+from __future__ import annotations
+
+from random import Random
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.simulation.clock import (
+    ProcessReactor,
+    SimulatedClock,
+    TooManyCallsError,
+)
+from synapse_replication.testing.simulation.cluster import Parts
+from synapse_replication.testing.simulation.network import SimulatedNetwork
+
+
+class SimulatedClockTests(SynchronousTestCase):
+    def test_each_at_its_time(self) -> None:
+        """Calls are made in order, each at the time for which it was asked."""
+        clock = SimulatedClock()
+        made: list[tuple[str, float]] = []
+        for name, at in (("b", 2.0), ("a", 1.0), ("c", 2.0), ("d", 9.0)):
+            clock.callLater(at, lambda name=name: made.append((name, clock.seconds())))
+        clock.callLater(1.5, made.append, ("x", 0.0)).cancel()
+        clock.run_until(5.0)
+        self.assertEqual(made, [("a", 1.0), ("b", 2.0), ("c", 2.0)])
+        self.assertEqual(clock.seconds(), 5.0)
+
+    def test_later(self) -> None:
+        """A call that is put off is made in its new place."""
+        clock = SimulatedClock()
+        made: list[str] = []
+        first = clock.callLater(1.0, made.append, "first")
+        clock.callLater(2.0, made.append, "second")
+        first.delay(3.0)
+        clock.run_until(5.0)
+        self.assertEqual(made, ["second", "first"])
+
+    def test_no_end(self) -> None:
+        """What goes round without end is an error."""
+        clock = SimulatedClock()
+
+        def again() -> None:
+            clock.callLater(0, again)
+
+        again()
+        self.assertRaises(TooManyCallsError, clock.run_until, 1.0)
+
+
+class ProcessReactorTests(SynchronousTestCase):
+    def test_dead(self) -> None:
+        """What a process asked for does not happen after its death."""
+        clock = SimulatedClock()
+        network = SimulatedNetwork(clock, Random(1), Parts())
+        reactor = ProcessReactor(clock, network, "p")
+        made: list[str] = []
+        reactor.callLater(1.0, made.append, "alive")
+        reactor.callLater(2.0, made.append, "dead")
+        reactor.callFromThread(made.append, "thread")
+        clock.run_until(1.5)
+        reactor.kill()
+        clock.run_until(9.0)
+        self.assertEqual(made, ["thread", "alive"])

@@ -1,0 +1,136 @@
+"""The ledger tells what is wrong, and lets pass what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.simulation.invariants import (
+    Ledger,
+    Reader,
+    SimulatedRow,
+    ViolationError,
+)
+
+
+def _rows(*ids: int, epoch: int = 1) -> list[SimulatedRow]:
+    return [SimulatedRow(id_, f"{epoch}:k") for id_ in ids]
+
+
+class LedgerTests(SynchronousTestCase):
+    """Writer w committed row 20 as token 2, rows 50 and 51 as 5."""
+
+    def setUp(self) -> None:
+        self.ledger = Ledger(
+            frozenset(["caches"]), frozenset(["typing"]), lambda text: None
+        )
+        for stream in ("events", "caches"):
+            self.ledger.committed(stream, "w", 2, [(20, "k")])
+            self.ledger.committed(stream, "w", 5, [(50, "k"), (51, "k")])
+        self.reader = self.ledger.begins(
+            "r", {("events", "w"): 1, ("caches", "w"): 1}, None
+        )
+
+    def refused(self, act: Callable[..., object], *args: object) -> str:
+        error = self.assertRaises(ViolationError, act, *args)
+        self.assertEqual(self.ledger.violations, [str(error)])
+        return str(error)
+
+    def hand_on(self, token: int, *ids: int, stream: str = "events") -> None:
+        self.ledger.handed_on(self.reader, stream, "w", token, _rows(*ids))
+
+    def test_all_is_well(self) -> None:
+        """Whole tokens in order, then a position."""
+        self.hand_on(2, 20)
+        self.hand_on(5, 50, 51)
+        self.ledger.position(self.reader, "events", "w", 9)
+        self.ledger.announced("events", "w", 5, 9)
+        self.assertEqual(self.ledger.violations, [])
+        lacks = self.ledger.missing()
+        self.assertEqual(lacks, ["r lacks 2 of caches of w, it is at 1"])
+
+    def test_lost(self) -> None:
+        """A token that was passed over."""
+        self.assertIn("got 5 and not 2", self.refused(self.hand_on, 5, 50, 51))
+
+    def test_lost_by_position(self) -> None:
+        """A position that passes rows."""
+        self.assertIn(
+            "passes 2",
+            self.refused(self.ledger.position, self.reader, "events", "w", 3),
+        )
+
+    def test_doubled(self) -> None:
+        """A token twice."""
+        self.hand_on(2, 20)
+        self.assertIn("got 2 and not 5", self.refused(self.hand_on, 2, 20))
+
+    def test_doubled_idempotent(self) -> None:
+        """A token twice, where it does no harm; but none may be lost."""
+        self.hand_on(2, 20, stream="caches")
+        self.hand_on(2, 20, stream="caches")
+        self.assertIn(
+            "passes 5",
+            self.refused(self.ledger.position, self.reader, "caches", "w", 5),
+        )
+
+    def test_torn(self) -> None:
+        """A batch without its first row."""
+        self.hand_on(2, 20)
+        self.assertIn("got rows [51] as 5", self.refused(self.hand_on, 5, 51))
+
+    def test_covered(self) -> None:
+        """C11: a POSITION over a committed row."""
+        self.assertIn(
+            "covers", self.refused(self.ledger.announced, "events", "w", 2, 5)
+        )
+
+    def test_overtaken(self) -> None:
+        """C25: a commit at or below what somebody has passed."""
+        self.hand_on(2, 20)
+        self.hand_on(5, 50, 51)
+        self.assertIn(
+            "now commits 4", self.refused(self.ledger.committed, "events", "w", 4, [])
+        )
+
+    def test_announced_before_commit(self) -> None:
+        """C26: a commit at or below what its writer announced."""
+        self.ledger.announced("events", "w", 7, 7)
+        self.assertIn(
+            "before it committed",
+            self.refused(self.ledger.committed, "events", "w", 6, []),
+        )
+
+    def test_goes_back(self) -> None:
+        """A stream that never starts again goes back."""
+        self.hand_on(2, 20)
+        self.assertIn(
+            "goes back",
+            self.refused(self.ledger.position, self.reader, "events", "w", 1),
+        )
+
+    def test_in_memory(self) -> None:
+        """The newest row of each key; a new life after a reset; a hidden one."""
+        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(7))
+        self.ledger.position(self.reader, "typing", "w", 0)
+        self.assertEqual(self.reader.views["typing"], {})
+        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(8, epoch=2))
+        self.assertEqual(self.reader.views["typing"], {"k": 8})
+        self.assertEqual(self.reader.hidden_resets, set())
+        self.ledger.handed_on(self.reader, "typing", "w", 2, _rows(9, epoch=3))
+        self.assertEqual(self.reader.hidden_resets, {"typing"})
+        self.assertIn(
+            "after a newer one",
+            self.refused(
+                self.ledger.handed_on, self.reader, "typing", "w", 3, _rows(8, epoch=3)
+            ),
+        )
+
+    def test_kept_over_a_crash(self) -> None:
+        """A reader that keeps what it was handed goes on with it."""
+        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(7))
+        self.ledger.ends("r")
+        again = self.ledger.begins("r", {}, self.reader)
+        self.assertEqual(again.views["typing"], {"k": 7})
+        self.assertEqual(Reader("r").views, {})
