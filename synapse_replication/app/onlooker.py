@@ -33,7 +33,6 @@ from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.batching import ReceivedItem
-from synapse_replication.wire.commands import Command, NameCommand, PingCommand
 
 __all__ = ["DirectTcpOnlooker", "Follower", "Output", "RedisOnlooker", "make_follower"]
 
@@ -126,12 +125,9 @@ def _publish_nothing(lost: int) -> NoReturn:
 
 
 class _OnlookerProtocol(ClientReplicationStreamProtocol):
-    """Says who it is and that it lives, and asks for nothing."""
+    """Says who it is and that it lives; nobody asks for anything."""
 
     factory: DirectTcpOnlooker
-
-    def greeting(self) -> Sequence[Command]:
-        return [NameCommand(self.name), PingCommand(str(self._clock.time_msec()))]
 
     _unfinished = b""
 

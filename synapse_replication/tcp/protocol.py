@@ -34,7 +34,6 @@ from synapse_replication.wire.commands import (
     Command,
     NameCommand,
     PingCommand,
-    ReplicateCommand,
     ServerCommand,
     encode_command,
 )
@@ -258,6 +257,8 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
     """The end that connected. The link is up once SERVER gave the right name.
 
+    Asking for positions (REPLICATE) is the handler's: one that only listens does not.
+
     :param client_name: what this process calls itself in NAME; also the name of the
         connection, since the server gives none.
     :param server_name: the homeserver that is expected at the other end.
@@ -282,5 +283,4 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         return [
             NameCommand(self.name),
             PingCommand(str(self._clock.time_msec())),
-            ReplicateCommand(),
         ]

@@ -94,11 +94,14 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.observer.links, [("made", "unnamed")])
 
     def test_client(self) -> None:
-        """The client says NAME, PING and REPLICATE; the link is up at SERVER."""
+        """The client says NAME and PING; the link is up at SERVER.
+
+        REPLICATE is said by the handler, who may be there to listen only.
+        """
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.assertEqual(
-            self.transport.buffer, b"NAME worker1\nPING 1700000000000\nREPLICATE \n"
+            self.transport.buffer, b"NAME worker1\nPING 1700000000000\n"
         )
         self.assertEqual(self.handler.calls, [])
         protocol.dataReceived(b"SERVER repl.test\nREMOTE_SERVER_UP a\n")
@@ -439,7 +442,6 @@ class PairTests(ProtocolTestCase):
                 here.calls,
                 [
                     "new",
-                    ReplicateCommand(),
                     UserSyncCommand("i", "@u:x", "a b", False, 5),
                 ],
             )
