@@ -23,7 +23,6 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
 from synapse_replication.wire.commands import (
     Command,
-    RdataCommand,
     parse_command_from_line,
 )
 
@@ -118,14 +117,17 @@ class ForeignHandler:
             elif isinstance(item, RdataRun):
                 for token, row in zip(item.tokens, item.rows, strict=True):
                     text = "batch" if token is None else str(token)
-                    line = (
-                        f"{item.stream_name} {item.instance_name} {text} {row.decode()}"
+                    self._tell(
+                        connection,
+                        f"RDATA {item.stream_name} {item.instance_name} {text} "
+                        f"{row.decode()}",
                     )
-                    self._tell(connection, RdataCommand.from_line(line))
             else:
-                self._tell(connection, item)
+                self._tell(connection, f"{item.NAME} {item.to_line()}")
 
-    def _tell(self, connection: ReplicationConnection, command: Command) -> None:
+    def _tell(self, connection: ReplicationConnection, line: str) -> None:
+        # It may ask whether the command is of the host's own class.
+        command = installed("commands", "parse_command_from_line")(line)
         method = getattr(self._original, f"on_{command.NAME}", None)
         if method is None:
             return

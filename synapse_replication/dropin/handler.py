@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -43,6 +44,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self._hs = hs
         self.host = SynapseHost(hs)
         super().__init__(self.host, observer_of(hs))
+        self._is_stopping = False
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
 
@@ -79,14 +81,20 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
+        # The one holds up the end of the reactor, the other that of the host.
+        stop = partial(self._stop, [outbound._factory, factory])
+        reactor.addSystemEventTrigger(
+            "before", "shutdown", lambda: Deferred.fromCoroutine(stop())
+        )
         hs.register_async_shutdown_handler(
-            phase="before",
-            eventType="shutdown",
-            shutdown_func=lambda: self._stop([outbound._factory, factory]),
+            phase="before", eventType="shutdown", shutdown_func=stop
         )
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send what was written and said, then close the connections to Redis."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             stopped = Deferred.fromCoroutine(streamer.stop())
@@ -170,7 +178,14 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
 
     def on_POSITION(self, connection: Any, command: PositionCommand) -> Any:
         """Compare a writer's position with ours."""
-        return super().on_POSITION(self._known(connection), command)
+        # One of the host's own class, if those were not replaced.
+        position = PositionCommand(
+            command.stream_name,
+            command.instance_name,
+            command.prev_token,
+            command.new_token,
+        )
+        return super().on_POSITION(self._known(connection), position)
 
     def on_RDATA(self, connection: Any, command: RdataCommand) -> Any:
         """Take one row."""

@@ -18,8 +18,9 @@ from synapse_replication.wire.commands import (
     PingCommand,
     PositionCommand,
     RdataCommand,
+    parse_command_from_line,
 )
-from tests.dropin.host import FakeHomeserver
+from tests.dropin.host import FakeHomeserver, fake_modules
 
 
 class SingleCommandConnection:
@@ -83,6 +84,14 @@ class ForeignHandlerTests(SynchronousTestCase):
     """Tests for ForeignHandler."""
 
     def setUp(self) -> None:
+        fake_modules(
+            self,
+            modules={
+                "synapse.replication.tcp.commands": {
+                    "parse_command_from_line": parse_command_from_line
+                }
+            },
+        )
         self.hs = FakeHomeserver()
         self.original = SingleCommandHandler()
         self.handler = ForeignHandler(

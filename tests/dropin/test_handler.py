@@ -167,6 +167,8 @@ class StartAndStopTests(SynchronousTestCase):
             _factory=Factory(hs, None, [])
         )
         hs.reactor.connectTCP = lambda *args, **named: connected.append((*args, named))
+        triggers: list[Any] = []
+        hs.reactor.addSystemEventTrigger = lambda *args: triggers.append(args)
         stops: list[Any] = []
         hs.register_async_shutdown_handler = lambda **named: stops.append(named)
         hs.get_replication_command_handler().start_replication(hs)
@@ -174,8 +176,13 @@ class StartAndStopTests(SynchronousTestCase):
         self.assertEqual((host, port, factory.channel_names), ("r", 6379, ["USER_IP"]))
         (stop,) = stops
         self.assertEqual((stop["phase"], stop["eventType"]), ("before", "shutdown"))
-        stopped = Deferred.fromCoroutine(stop["shutdown_func"]())
+        ((phase, event, at_end),) = triggers
+        self.assertEqual((phase, event), ("before", "shutdown"))
+        stopped = at_end()
         self.assertNoResult(stopped)
         hs.reactor.advance(0)
         self.successResultOf(stopped)
+        self.assertEqual(ended, ["no more", "closed"] * 2)
+        # The host tells of its end, too: once is enough.
+        self.successResultOf(Deferred.fromCoroutine(stop["shutdown_func"]()))
         self.assertEqual(ended, ["no more", "closed"] * 2)

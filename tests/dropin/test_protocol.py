@@ -9,7 +9,8 @@ from synapse_replication.dropin.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from tests.dropin.host import FakeHomeserver
+from synapse_replication.wire.commands import parse_command_from_line
+from tests.dropin.host import FakeHomeserver, fake_modules
 from tests.dropin.test_bridges import SingleCommandHandler
 
 
@@ -17,6 +18,14 @@ class ProtocolTests(SynchronousTestCase):
     """Tests for both, with a handler that is not ours."""
 
     def setUp(self) -> None:
+        fake_modules(
+            self,
+            modules={
+                "synapse.replication.tcp.commands": {
+                    "parse_command_from_line": parse_command_from_line
+                }
+            },
+        )
         self.hs = FakeHomeserver()
         self.handler = SingleCommandHandler()
 
