@@ -143,6 +143,8 @@ class StreamReceiver:
         """Take rows of one writer, in their order of arrival."""
         count = len(run.rows)
         self._observer.rows_received(self._name, count)
+        if (token := run.tokens[-1]) is not None:
+            self._observer.position_announced(self._name, run.instance_name, token)
         size = sum(map(len, run.rows)) + count * _ROW_OVERHEAD
         self._queue.put((link, run), count, size)
 
@@ -153,6 +155,7 @@ class StreamReceiver:
     def put_position(self, link: Link, position: PositionCommand) -> None:
         """Take a writer's announcement; drop it at once if it says nothing new."""
         instance_name = position.instance_name
+        self._observer.position_announced(self._name, instance_name, position.new_token)
         state = link.writers.get((self._name, instance_name))
         if (
             state is not None
@@ -426,6 +429,7 @@ class StreamReceiver:
             )
             if isinstance(plan, Redundant):
                 self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+                self._catch_ups.position_changed(instance_name)
                 self._catch_ups.connected(link, instance_name, state)
                 return
             if isinstance(plan, Reset):
@@ -463,7 +467,7 @@ class StreamReceiver:
                 )
         elif state.catch_up is not None:
             state.catch_up.target = max(state.catch_up.target, token)
-        elif token > current and not state.pending:
+        elif token > current:
             self._observer.gap_found(name, instance_name, current, token)
             run = state.catch_up = CatchUpRun(current, token)
             await self._catch_ups.go_on(link, instance_name, state, run)

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.streams.backlog import BacklogOptions
+from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, Published, SpeakingProcess
 
 
@@ -122,6 +123,26 @@ class GapTests(ExtensionTests):
         self.bus.deliver()
         self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
 
+    def test_gap_before_an_unfinished_batch(self) -> None:
+        """A gap that is found in a batch is mended before the batch is handed on."""
+        self.write(1)
+        self.bus.drop = rows_of(2)
+        self.write(2)
+        self.writer.handler.stream_update("events", None, ["a"])
+        self.bus.advance(1.25)
+        self.writer.handler.stream_update("events", 3, ["b"])
+        self.bus.deliver()
+        self.assertEqual(self.reader.texts(), [row(1), row(2), ("w", 3, ["a", "b"])])
+
+    def test_row_past_the_streamer(self) -> None:
+        """A row that was sent at once, and lost, is found by a heartbeat."""
+        self.write(1)
+        self.reader.events.persist("w", 2, ["row 2"])
+        self.bus.drop = rows_of(2)
+        self.writer.handler.stream_update("events", 2, ["row 2"])
+        self.bus.advance(1.25)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+
     def test_rows_still_in_the_queue(self) -> None:
         """Rows that the reader is slow to handle are under way, and no gap."""
         self.write(1)
@@ -139,9 +160,15 @@ class GapTests(ExtensionTests):
         """C52: what only passed over others' ids makes nobody fetch."""
         self.write(1)
         self.writer.handler.pass_over("events", 1, 50)
+        # A peer over direct TCP is told; those on the bus are not.
+        self.writer.handler.announce_positions(MemoryConnection(relays=True))
         self.bus.advance(6)
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.events.current_token("w"), 1)
+        # The backlog knows that nothing was written in between.
+        self.writer.write(51, "row 51")
+        backlog = self.writer.backlog.of("events")
+        self.assertEqual((backlog.start, backlog.end), (0, 51))
 
     def test_stock_peers_see_the_classic_wire_alone(self) -> None:
         """The lines on the main channel are the same with and without the extension."""
@@ -193,6 +220,17 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.texts("typing"), [("w", 2, ["old"]), *new])
         self.assertEqual(self.reader.observer.resyncs["typing", "w", Resync.FULL], 1)
         self.assertEqual(self.reader.observer.restarted, ["w"])
+        # It was asked of the writer's memory itself, not of a backlog.
+        self.assertEqual(self.writer.asked, [])
+
+    def test_late_message(self) -> None:
+        """A message of the earlier start that was still under way says nothing."""
+        self.write(1)
+        self.restart_writer()
+        self.bus.deliver()
+        self.inject(positions={"events": [99, 0]})
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(self.reader.observer.duplicates, [])
 
     def test_table_of_a_new_epoch_goes_on(self) -> None:
         """A stream in the database goes on from its token through a restart."""

@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiver import ReceiverOptions
 from synapse_replication.testing.doubles import SourceStream
-from tests.handlers.receiving import Row, receiving
+from tests.handlers.receiving import Receiving, Row, receiving
 
 
 class LiveRowTests(SynchronousTestCase):
@@ -497,3 +497,57 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1])
         it.receive("POSITION events w 9 9")
         self.assertEqual(it.host.rows.tokens("w"), list(range(1, 10)))
+
+
+class ToldTests(SynchronousTestCase):
+    """What a writer tells on the extension, in a queue that overflows."""
+
+    def fill(self, process: Receiving, *tokens: int) -> None:
+        """Have rows arrive for which the queue has no room."""
+        for token in tokens:
+            text = f"row {token} " + "x" * 300
+            process.stream.persist("w", token, [text])
+            process.receive(f'RDATA events w {token} ["{text}"]')
+
+    def tell(self, process: Receiving, token: int, *, is_new_epoch: bool) -> None:
+        process.handler.writer_told(
+            process.connection, "w", {"events": token}, is_new_epoch=is_new_epoch
+        )
+
+    def test_heartbeat_is_dropped(self) -> None:
+        """A heartbeat among what is dropped costs nothing: all of it is fetched."""
+        process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        process.receive("POSITION events w 0 0")
+        process.host.rows.is_held = True
+        self.fill(process, 1, 2, 3, 4, 5)
+        self.tell(process, 5, is_new_epoch=False)
+        self.fill(process, 6, 7)
+        self.tell(process, 7, is_new_epoch=False)
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.fill(process, 8)
+        self.assertEqual([token for _, token, _ in process.texts()], [*range(1, 9)])
+        self.assertEqual(len(process.stream.requests), 1)
+
+    def test_new_epoch_outlives_the_rows_before_it(self) -> None:
+        """Of rows that an earlier start sent, none is asked of the next one."""
+        process = receiving(
+            receiver=ReceiverOptions(max_queue_size=1000),
+            resettable=True,
+            held_in_memory=True,
+        )
+        process.receive("POSITION events w 0 0")
+        process.host.rows.is_held = True
+        self.fill(process, 50, 51, 52)
+        process.stream.forget("w")
+        process.stream.persist("w", 2, ["new"])
+        self.tell(process, 2, is_new_epoch=True)
+        process.receive("POSITION events w 2 2", "POSITION events w 2 2")
+        for token in (3, 4, 5):
+            self.fill(process, token)
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual([token for _, token, _ in process.texts()], [50, 2, 3, 4, 5])
+        self.assertEqual(process.stream.current_token("w"), 5)
