@@ -519,15 +519,15 @@ class ToldTests(SynchronousTestCase):
         process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         process.receive("POSITION events w 0 0")
         process.host.rows.is_held = True
-        self.fill(process, 1, 2, 3, 4, 5)
-        self.tell(process, 5, is_new_epoch=False)
-        self.fill(process, 6, 7)
-        self.tell(process, 7, is_new_epoch=False)
+        self.fill(process, 1, 2, 3)
+        # The last of these is what does not fit any more.
+        for _ in range(5):
+            self.tell(process, 3, is_new_epoch=False)
         process.host.rows.is_held = False
         process.host.rows.release()
         process.host.reactor.pump([0.1] * 20)
-        self.fill(process, 8)
-        self.assertEqual([token for _, token, _ in process.texts()], [*range(1, 9)])
+        self.fill(process, 4)
+        self.assertEqual([token for _, token, _ in process.texts()], [1, 2, 3, 4])
         self.assertEqual(len(process.stream.requests), 1)
 
     def test_new_epoch_outlives_the_rows_before_it(self) -> None:
