@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.bridges import (
@@ -27,7 +27,7 @@ __all__ = ["ReplicationCommandHandler"]
 
 #: How long a connection to Redis may take to be made, in s.
 _CONNECT_TIMEOUT = 30.0
-#: How long sending what was written last may take when the host goes down, in s.
+#: How long each step may take when the host goes down, in s.
 _DRAIN_TIMEOUT = 5.0
 
 
@@ -97,20 +97,26 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self._is_stopping = True
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
-            stopped = Deferred.fromCoroutine(streamer.stop())
-            stopped.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())
-            try:
-                await make_yieldable(stopped)
-            except TimeoutError as error:
-                self._observer.failure("sending what was written last", error)
+            await self._in_time(Deferred.fromCoroutine(streamer.stop()))
         # What others send as they go down is sent by then.
         await self.host.clock.sleep(0)
+        closed = []
         for factory in factories:
             if isinstance(factory, SenderFactory):
                 factory.sender.flush()
             factory.stopTrying()
+            if factory.pool and factory.connector is not None:
+                closed.append(factory.waitForEmptyPool())
             if factory.connector is not None:
                 factory.connector.disconnect()
+        await self._in_time(DeferredList(closed))
+
+    async def _in_time(self, deferred: Deferred[Any]) -> None:
+        deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())
+        try:
+            await make_yieldable(deferred)
+        except TimeoutError as error:
+            self._observer.failure("going down in order", error)
 
     # -- for the host -------------------------------------------------------------
 

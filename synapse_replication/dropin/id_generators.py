@@ -23,7 +23,7 @@ from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.errors import SequenceBehindError
-from synapse_replication.storage import id_generators, queries
+from synapse_replication.storage import id_generators
 from synapse_replication.storage.sequences import IdStream, load_positions
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 from synapse_replication.streams.table import IdColumn
@@ -182,11 +182,9 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         """Keep the host's rule: who waits comes back in its own log context."""
         return make_yieldable(deferred)
 
-    def _fetch_ids(
-        self, txn: Any, fetch: int, n: int, sql: str = queries.NEXT_IDS
-    ) -> list[int]:
+    def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
         if self._is_postgres:
-            return super()._fetch_ids(txn, fetch, n, sql)
+            return super()._fetch_ids(txn, fetch, n)
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:

@@ -137,6 +137,7 @@ class StartAndStopTests(SynchronousTestCase):
         ended: list[str] = []
 
         class Factory:
+            pool: tuple[()] = ()
             connector = SimpleNamespace(disconnect=lambda: ended.append("closed"))
 
             def __init__(

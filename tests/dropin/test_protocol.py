@@ -55,7 +55,7 @@ class ProtocolTests(SynchronousTestCase):
         self.hs.reactor.advance(3600)
         transport = StringTransport()
         client.makeConnection(transport)
-        self.assertIn(b"REPLICATE", transport.value())
+        self.assertIn(b"NAME client\n", transport.value())
         self.assertNotIn(b"ERROR", transport.value())
 
     def test_used_again(self) -> None:
