@@ -19,7 +19,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.cli import cli
 from synapse_replication.app.config import Purpose, load_config
+from synapse_replication.app.host import StreamTable, WriteNotifier
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -107,10 +111,49 @@ class CodeExamplesTests(SynchronousTestCase):
             "orders writer1 7 o1 None\norders writer1 has nothing more up to 8\n",
         )
 
+    def test_stream_in_memory(self) -> None:
+        """The example of a stream in memory is added, written and read over a fetch."""
+        fetched: list[tuple[str, str, int, int]] = []
+
+        def fetch_from_writer(name: str) -> UpdateFunction:
+            async def fetch(
+                writer: str, after: int, upto: int, limit: int
+            ) -> StreamUpdateResult:
+                fetched.append((name, writer, after, upto))
+                return StreamUpdateResult([], upto, False)
+
+            return fetch
+
+        example = run_example("cursors.py")
+        streams, notifier = StreamTable(), WriteNotifier()
+        host = SimpleNamespace(
+            identity=Identity("example.com", "writer1", "id"),
+            streams=streams,
+            notifier=notifier,
+            fetch_from_writer=fetch_from_writer,
+        )
+        example["add_stream"](host, {"writer": "writer1"})
+        pokes: list[None] = []
+        notifier.add_replication_callback(lambda: pokes.append(None))
+        (stream,) = streams.get_streams_to_replicate()
+        assert isinstance(stream, MemoryStream)
+        self.assertEqual(stream.write([example["CursorRow"]("d1", 7)]), 1)
+        self.assertEqual(len(pokes), 1)
+        rows = self.successResultOf(
+            Deferred.fromCoroutine(stream.get_updates_since("writer1", 0, 1))
+        )
+        self.assertEqual(rows.updates, [(1, ["d1", 7])])
+        self.successResultOf(
+            Deferred.fromCoroutine(stream.get_updates_since("other", 3, 5))
+        )
+        self.assertEqual(fetched, [("cursors", "other", 3, 5)])
+
     def test_observer(self) -> None:
         """The example of an observer counts, and prints what was discarded."""
         registry = CollectorRegistry()
-        observer = run_example("observer.py")["make_observer"](registry, "example.com")
+        observer = run_example("observer.py")["make_observer"](
+            registry, "example.com", "w1"
+        )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 3)
         self.assertEqual(printed.getvalue(), "3 of events: old_token\n")

@@ -11,7 +11,12 @@ def make_writer(host: Any, config: dict[str, Any]) -> TimerService:
 
     async def write() -> None:
         # All rows of one call share one token: they arrive together.
-        await orders.write([new_order("o1", "first"), new_order("o2", None)])
+        await orders.write(
+            [
+                new_order(order_id="o1", note="first"),
+                new_order(order_id="o2", note=None),
+            ]
+        )
 
     def start() -> Any:
         return host.run_as_background_process("write-orders", write)

@@ -20,7 +20,7 @@ from synapse_replication.handlers.data import (
 )
 from synapse_replication.handlers.interfaces import Identity, RowSink, SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.stream import Stream, UpdateFunction
 
 __all__ = [
     "PositionsOnlySink",
@@ -177,6 +177,9 @@ class StandaloneHost:
     plugged in by ``modules`` finds it set.
 
     :ivar observer: told of everything.
+    :ivar fetch_from_writer: makes, of the name of a stream held in memory, what
+        asks its writers for rows over HTTP, with retries. For the code that is
+        plugged in by ``modules``, too, and set as ``rows`` is.
     """
 
     identity: Identity
@@ -188,6 +191,7 @@ class StandaloneHost:
     commands: SyncingUsers = attrs.field(factory=SyncingUsers)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
+    fetch_from_writer: Callable[[str], UpdateFunction] = attrs.field(init=False)
 
     @classmethod
     def from_config(

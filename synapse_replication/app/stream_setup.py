@@ -32,6 +32,7 @@ from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import (
     IdStream,
     read_sequence,
@@ -54,19 +55,6 @@ _log = Logger()
 
 #: Between two attempts to reach the database at the start, in s.
 _LONGEST_DELAY = 5.0
-
-#: The main process of a deployment without Synapse makes the table.
-_MAKE_POSITIONS = """
-    DO $$ BEGIN IF to_regclass('stream_positions') IS NULL THEN
-        CREATE TABLE stream_positions (
-            stream_name text NOT NULL,
-            instance_name text NOT NULL,
-            stream_id bigint NOT NULL
-        );
-        CREATE UNIQUE INDEX stream_positions_idx
-            ON stream_positions (stream_name, instance_name);
-    END IF; END $$
-"""
 
 #: What a row replaces older rows of, for streams in memory where it does.
 _KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
@@ -106,6 +94,7 @@ class StreamSetup:
         :raises SequenceBehindError: ids would be given out twice.
         :raises StreamConfigurationError: a stream is declared twice.
         """
+        self._host.fetch_from_writer = self._fetch
         saved_positions = getattr(sink, "saved_positions", None)
         if saved_positions is not None:
             self._saved = saved_positions()
@@ -231,7 +220,8 @@ class StreamSetup:
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
             if self._config.is_main:
-                txn.execute(_MAKE_POSITIONS)
+                # A deployment without a homeserver's own schema needs the table.
+                prepare_database(txn)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}
                 for name, stream in streams.items()

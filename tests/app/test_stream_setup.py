@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import psycopg2
@@ -16,6 +16,7 @@ from synapse_replication.app.clock import ReactorClock
 from synapse_replication.app.config import ProcessConfig
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
@@ -60,6 +61,10 @@ class SavingSink(PositionsOnlySink):
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self.told.append((stream_name, instance_name, token))
+
+
+async def _wait(awaitable: Awaitable[object]) -> None:
+    await awaitable
 
 
 class StreamSetupTests(TestCase):
@@ -153,6 +158,16 @@ class StreamSetupTests(TestCase):
         )
         sink = SavingSink({("notes", "a"): 3, ("notes", "b"): 4})
         self.assertEqual(self.positions(await self.set_up(sink), "c"), [3])
+
+    async def test_others_may_be_asked(self) -> None:
+        """Plugged-in code is given what asks the writers of a stream of its own."""
+        self.store()
+        host = await self.set_up(PositionsOnlySink())
+        asked = Deferred.fromCoroutine(
+            _wait(host.fetch_from_writer("cursors")("nowhere", 0, 1, 10))
+        )
+        with self.assertRaisesRegex(CatchUpError, "nowhere"):
+            await asked
 
     async def test_nobody_wrote(self) -> None:
         """A stream nobody ever wrote begins before its first id."""

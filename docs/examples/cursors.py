@@ -1,0 +1,35 @@
+"""Cursors: a stream of one's own, held in the memory of its writer."""
+
+from typing import Any
+
+import attrs
+
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import StreamDescription
+
+
+@attrs.frozen
+class CursorRow:
+    document: str
+    place: int
+
+
+CURSORS = StreamDescription(
+    name="cursors",
+    codec=RowCodec("cursors", CursorRow),
+    held_in_memory=True,
+    resettable=True,  # its tokens begin again with its writer's process
+)
+
+
+def add_stream(host: Any, config: dict[str, Any]) -> None:
+    me = host.identity.instance_name
+    stream = MemoryStream(
+        CURSORS,
+        instance_name=me,
+        fetch=host.fetch_from_writer("cursors"),
+        key=lambda row: row.document,  # a row replaces the older ones of its key
+        on_write=host.notifier.notify,
+    )
+    host.streams.add(stream, is_written_here=me == config["writer"])
