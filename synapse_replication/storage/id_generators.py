@@ -14,6 +14,10 @@ threads.
 are under way at a time. Who comes meanwhile waits for the next one, which serves
 all of them. A lone caller waits for nobody.
 
+The commit of a fetch waits for the disk, though no row is in it. Not to wait was
+tried, and given up: after a crash of the server the sequence could give out again
+what another process had taken, rolled back and announced as finished.
+
 *Nothing holds a position up.* An id is finished as soon as its block is left,
 whatever the reason; a caller who gives up before it got its ids (cancelled, or
 its coroutine was closed or forgotten) leaves them finished. Neither waits for
