@@ -12,7 +12,7 @@ from synapse_replication.handlers.links import Link, WriterState
 from synapse_replication.handlers.receiver import StreamReceiver
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.testing.simulation.cluster import Parts
+from synapse_replication.testing.simulation.process import Parts
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import PositionCommand
 

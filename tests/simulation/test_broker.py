@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.redis.resp import encode
 from synapse_replication.testing.simulation.broker import SimulatedBroker
 from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
-from synapse_replication.testing.simulation.cluster import Parts
 from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.process import Parts
 
 
 class _Client(Protocol):

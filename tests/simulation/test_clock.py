@@ -11,8 +11,8 @@ from synapse_replication.testing.simulation.clock import (
     SimulatedClock,
     TooManyCallsError,
 )
-from synapse_replication.testing.simulation.cluster import Parts
 from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.process import Parts
 
 
 class SimulatedClockTests(SynchronousTestCase):

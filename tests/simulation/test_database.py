@@ -11,12 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.storage import queries
 from synapse_replication.storage.tables import declared_insert
 from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
-from synapse_replication.testing.simulation.cluster import TABLES, Parts
 from synapse_replication.testing.simulation.database import (
     DatabaseClient,
     SimulatedDatabase,
 )
 from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.process import TABLES, Parts
 
 _EVENTS = TABLES[0]
 

@@ -89,6 +89,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         sums["subscriptions"] += counts.subscriptions.total()
         sums["crashes"] += counts.starts.total() - 5
         sums["unreadable rows"] += counts.garbled
+        sums["pages of partial resyncs"] += counts.partial_resyncs
         sums["hidden resets"] += len(counts.hidden_resets)
         sums["simulated s"] += round(result.simulated_seconds)
     click.echo("faults: " + _list(faults))

@@ -27,7 +27,8 @@ class SimulatedBroker:
     :ivar auth_stalls: AUTH is not answered.
     :ivar auth_fails: AUTH is refused.
     :ivar buffer_limit: bytes on their way to a subscriber; beyond, it is cut off.
-    :ivar messages: how many were published.
+    :ivar messages: how many were published on the channel of all commands.
+    :ivar extension_messages: how many on other channels.
     :ivar kills: how many subscribers were cut off.
     """
 
@@ -45,7 +46,7 @@ class SimulatedBroker:
         self.auth_stalls = False
         self.auth_fails = False
         self.buffer_limit = 16_000
-        self.messages = 0
+        self.messages = self.extension_messages = 0
         self.kills = 0
         network.broker_session = self._new_session
 
@@ -71,8 +72,11 @@ class SimulatedBroker:
 
     def publish(self, sender: Connection, channel: bytes, line: bytes) -> int:
         """Send a message to all who subscribed; tell how many."""
-        self.messages += 1
-        self._published(sender.reactor.name, line)
+        if b"/" in channel:
+            self.extension_messages += 1
+        else:
+            self.messages += 1
+            self._published(sender.reactor.name, line)
         receivers = [s for s in self._sessions if channel in s.channels]
         for session in receivers:
             name = session.connection.reactor.name

@@ -1,386 +1,35 @@
-"""The simulated cluster: processes made of the real code, on doubles.
-
-Real are the id generators, the streams, the command handler, the streamer, the data
-handler, the Redis link with its two connections, and the wire code. Doubles are
-time, network, Redis, Postgres, and the HTTP request that fetches what is in memory.
-"""
+"""The simulated cluster: its processes, and what they share."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-import attrs
-import psycopg2
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.app.handled import HandledIds
-from synapse_replication.app.host import (
-    StandaloneHost,
-    SyncingUsers,
-)
-from synapse_replication.errors import CatchUpError, SequenceBehindError
-from synapse_replication.handlers.handler import (
-    HandlerOptions,
-    ReplicationCommandHandler,
-)
-from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
-from synapse_replication.handlers.streamer import ReplicationStreamer, StreamerOptions
-from synapse_replication.redis.link import RedisReplicationLink
-from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.subscriber import RedisSubscriber, SubscriberFactory
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.storage.sequences import (
-    IdStream,
-    load_positions,
-    read_sequence,
-    read_stored_positions,
-)
-from synapse_replication.storage.tables import (
-    PostgresStream,
-    declared_insert,
-    declared_query,
-)
-from synapse_replication.streams.catchup import Backoff
-from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.streams.rows import RowCodec
-from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
-from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.simulation.broker import SimulatedBroker
 from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
-from synapse_replication.testing.simulation.database import (
-    DatabaseClient,
-    SimulatedDatabase,
-)
+from synapse_replication.testing.simulation.database import SimulatedDatabase
 from synapse_replication.testing.simulation.invariants import (
     Ledger,
     Reader,
     SimulatedRow,
 )
 from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.watcher import Counts, Watcher
+from synapse_replication.testing.simulation.process import (
+    CACHES,
+    MEMORY_STREAM,
+    PROCESSES,
+    TABLES,
+    Parts,
+    Process,
+)
+from synapse_replication.testing.simulation.watcher import Counts
 from synapse_replication.wire.commands import PositionCommand
 
-__all__ = ["MEMORY_STREAM", "PROCESSES", "TABLES", "Cluster", "Parts", "SinkError"]
-
-#: Fetched from its writer's memory.
-MEMORY_STREAM = "typing"
-#: Anybody writes it; kept in a table, idempotent.
-CACHES = "caches"
-
-#: Every process, and whether it keeps what it was handed, with its positions.
-PROCESSES: Mapping[str, bool] = {
-    "main": False,
-    "writer1": False,
-    "writer2": False,
-    "reader1": True,
-    "reader2": True,
-}
-
-
-def _table(name: str, *writers: str) -> TableStream:
-    return TableStream(
-        name=name,
-        table=name,
-        id_column="stream_id",
-        writer_column="instance_name",
-        columns={"row_id": int, "key": str},
-        sequence=f"{name}_seq",
-        writers=writers,
-        row_type=SimulatedRow,
-    )
-
-
-TABLES: Sequence[TableStream] = (
-    _table("events", "writer1", "writer2"),
-    _table("receipts", "main", "writer1", "writer2"),
-    _table(CACHES, "main", "writer1"),
-)
-
-
-def _description(table: TableStream) -> StreamDescription:
-    if table.name != CACHES:
-        return table.description
-    return attrs.evolve(
-        table.description,
-        idempotent=True,
-        resettable=True,
-        announce_own_moves_only=True,
-    )
-
-
-class SinkError(Exception):
-    """The host could not take rows: one of the faults."""
-
-
-@attrs.frozen
-class Parts:
-    """The classes that processes are made of; another one puts a bug in.
-
-    :ivar receiver: and the others below: a subclass of what is the default.
-    """
-
-    handler: type[ReplicationCommandHandler] = ReplicationCommandHandler
-    streamer: type[ReplicationStreamer] = ReplicationStreamer
-    receiver: type[StreamReceiver] = StreamReceiver
-    subscriber: type[RedisSubscriber] = RedisSubscriber
-    positions: type[WriterPositions] = WriterPositions
-    stream: type[PostgresStream] = PostgresStream
-
-    def prepare(self, factory: Any) -> None:
-        """Set the factory of a connection up."""
-        # Its randomness is not ours.
-        factory.jitter = 0
-        if isinstance(factory, SubscriberFactory):
-            factory.protocol = self.subscriber
-
-
-class _Sink:
-    """The host's end: the ledger, and what a reader keeps."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def on_rdata(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> Awaitable[None] | None:
-        cluster = self._process.cluster
-        chance = cluster.random.random()
-        if chance < cluster.sink_failure_chance:
-            self._process.watcher.counts.sink_failures += 1
-            raise SinkError(f"{token} of {stream_name} was not taken")
-        if chance < cluster.slow_sink_chance:
-            return self._take_later(stream_name, instance_name, token, rows)
-        self._take(stream_name, instance_name, token, rows)
-        return None
-
-    async def _take_later(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> None:
-        await deferLater(self._process.reactor, self._process.cluster.random.random())
-        self._take(stream_name, instance_name, token, rows)
-
-    def _take(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> None:
-        process = self._process
-        process.cluster.ledger.handed_on(
-            process.reader, stream_name, instance_name, token, rows
-        )
-        key = stream_name, instance_name
-        process.keep(key, max(token, process.kept.get(key, 0)))
-
-    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        process = self._process
-        process.cluster.ledger.position(
-            process.reader, stream_name, instance_name, token
-        )
-        process.keep((stream_name, instance_name), token)
-
-
-class Process:
-    """One life of a process, from start to crash.
-
-    :param kept: the positions that it kept in its last life, and keeps in this one.
-    """
-
-    def __init__(self, cluster: Cluster, name: str, kept: dict[Any, int]) -> None:
-        self.cluster = cluster
-        self.name = name
-        self.kept = kept
-        self.is_up = False
-        self.epoch = cluster.next_epoch()
-        self.reader = Reader(name)
-        self.reactor = cluster.make_reactor(name)
-        self.watcher = Watcher(name, cluster.counts, cluster.trace, cluster.unexpected)
-        clock = ReactorClock(self.reactor, cluster.clock.seconds)
-        self.host = StandaloneHost(
-            Identity("hs", name, f"{name}-{self.epoch}"),
-            clock,
-            self.watcher,
-            BackgroundProcesses(self.watcher),
-            False,
-            commands=SyncingUsers(),
-        )
-        self.database = DatabaseClient(cluster.database, self.reactor)
-        self.generators: dict[str, MultiWriterIdGenerator] = {}
-        self.handler: ReplicationCommandHandler
-        cluster.run(f"starting {name}", self._start())
-
-    def keep(self, key: tuple[str, str], token: int) -> None:
-        """Keep a position over a crash, if this process does."""
-        if PROCESSES[self.name]:
-            self.kept[key] = token
-
-    async def _start(self) -> None:
-        cluster, host = self.cluster, self.host
-        while True:
-            try:
-                made = [await self._make(table) for table in TABLES]
-                break
-            except psycopg2.Error:
-                await deferLater(self.reactor, 0.5)
-            except SequenceBehindError as error:
-                # The operator does as it says.
-                cluster.trace(f"{self.name} refuses to start: {error}")
-                cluster.database.set_sequence(error.sequence_name, error.table_value)
-        for table, stream in zip(TABLES, made, strict=True):
-            host.streams.add(stream, is_written_here=self.name in table.writers)
-        host.streams.add(self._make_in_memory(), is_written_here=self.name == "main")
-        positions = {
-            (stream, writer): host.streams.get_streams()[stream].current_token(writer)
-            for stream, writers in cluster.writers.items()
-            for writer in writers
-            if writer != self.name
-        }
-        self.reader = cluster.begins(self.name, positions)
-        if PROCESSES[self.name]:
-            self.kept.update(positions)
-        host.set_sink(_Sink(self))
-        parts, random = cluster.parts, cluster.random
-        receiver = ReceiverOptions(backoff=Backoff(random=random.random))
-        if cluster.has_small_queues:
-            receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
-        self.handler = parts.handler(
-            host, self.watcher, options=HandlerOptions(receiver=receiver)
-        )
-        for stream_receiver in self.handler._receivers.values():
-            stream_receiver.__class__ = parts.receiver
-        streamer = parts.streamer(
-            host,
-            self.handler,
-            self.watcher,
-            options=StreamerOptions(max_rows=5, torture_level=cluster.torture_level),
-            random_source=random,
-        )
-        link = RedisReplicationLink(
-            self.reactor,
-            RedisOptions(password="secret"),
-            "hs",
-            self.handler,
-            self.watcher,
-            self._announce_again,
-            self.handler.start_replication(),
-            ping_interval=5.0,
-            reply_timeout=5.0,
-        )
-        link.start()
-        streamer.start()
-        self.is_up = True
-        cluster.trace(f"{self.name} is up")
-
-    def _announce_again(self, lost: int) -> None:
-        self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")
-        self.cluster.counts.announcements[self.name] += 1
-        self.handler.announce_positions()
-
-    async def _make(self, table: TableStream) -> PostgresStream:
-        name = table.name
-        ids = IdStream(
-            stream_name=table.positions_name,
-            sequence=table.sequence,
-            tables=table.id_columns,
-            writers=() if name == CACHES else table.writers,
-        )
-        stored = {}
-        if ids.writers:
-            stored = await self.database.transact(
-                "positions_at_start", lambda txn: read_stored_positions(txn, ids)
-            )
-        own = await self._make_generator(ids) if self.name in table.writers else None
-        saved = {
-            writer: token for (of, writer), token in self.kept.items() if of == name
-        }
-        handled = saved or stored
-        unknown = min(handled.values(), default=1)
-        if not handled and not ids.writers:
-            unknown = await self.database.transact(
-                "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
-            )
-        return self.cluster.parts.stream(
-            _description(table),
-            [declared_query(table)],
-            self.database,
-            HandledIds(name, self.name, handled, unknown, own),
-            instance_name=self.name,
-            insert=declared_insert(table),
-            page_rows=3,
-        )
-
-    async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
-        positions = await self.database.transact(
-            "load_positions", lambda txn: load_positions(txn, ids, self.name)
-        )
-        positions.__class__ = self.cluster.parts.positions
-        generator = self.generators[ids.stream_name] = MultiWriterIdGenerator(
-            self.database,
-            ids,
-            positions,
-            self.reactor,
-            self.host.clock,
-            on_finished=self.host.notifier.notify,
-            observer=self.watcher,
-        )
-        return generator
-
-    def _make_in_memory(self) -> MemoryStream:
-        stream = MemoryStream(
-            StreamDescription(
-                MEMORY_STREAM,
-                RowCodec(MEMORY_STREAM, SimulatedRow),
-                resettable=True,
-                held_in_memory=True,
-            ),
-            instance_name=self.name,
-            fetch=self._fetch,
-            key=lambda row: row.key,
-            max_rows=10,
-            page_rows=3,
-            on_write=self.host.notifier.notify,
-        )
-        if (token := self.kept.get((MEMORY_STREAM, "main"))) is not None:
-            stream.advance("main", token)
-        return stream
-
-    async def _fetch(
-        self, instance_name: str, from_token: int, upto_token: int, limit: int
-    ) -> StreamUpdateResult:
-        """Ask another process, as over HTTP."""
-        cluster = self.cluster
-        await deferLater(self.reactor, cluster.network.latency(self.name))
-        process = cluster.processes.get(instance_name)
-        if (
-            process is None
-            or not process.is_up
-            or cluster.random.random() < cluster.http_failure_chance
-        ):
-            raise CatchUpError(f"{instance_name} does not answer")
-        stream = process.host.streams.get_streams()[MEMORY_STREAM]
-        result = await stream.get_updates_since(instance_name, from_token, upto_token)
-        await deferLater(self.reactor, cluster.network.latency(self.name))
-        return result
-
-    async def write(self, stream_name: str, rows: list[SimulatedRow]) -> None:
-        """Write rows; an error of the database is an outcome like others."""
-        stream: Any = self.host.streams.get_streams()[stream_name]
-        if stream_name == MEMORY_STREAM:
-            stream.write(rows)
-            return
-        try:
-            await stream.write(rows)
-        except psycopg2.Error as error:
-            self.cluster.trace(f"{self.name} could not write {stream_name}: {error}")
-        self.host.notifier.notify()
-
-    def position(self, stream_name: str, writer: str) -> int:
-        """Tell where this process stands with a writer."""
-        return self.host.streams.get_streams()[stream_name].current_token(writer)
+__all__ = ["Cluster"]
 
 
 class Cluster:
@@ -406,6 +55,11 @@ class Cluster:
         setting = Random(f"{seed}/setting")
         self.torture_level = setting.choice([0, 0, 0, 50])
         self.has_small_queues = setting.random() < 0.25
+        speakers = setting.choice([1.0, 0.6, 0.0])
+        #: Who speaks the extension; the others are as stock peers.
+        self.speak_extension = {
+            name for name in PROCESSES if setting.random() < speakers
+        }
         self.sink_failure_chance = self.slow_sink_chance = 0.0
         self.http_failure_chance = 0.0
         self._epoch = 0

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from synapse_replication.testing.simulation.cluster import PROCESSES, Cluster
+from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.network import Connection
+from synapse_replication.testing.simulation.process import PROCESSES
 
 __all__ = ["Faults"]
 
@@ -273,7 +274,7 @@ class Faults:
                     # The row is unreadable, its token is not.
                     return line[:-1]
                 self.unread[name, stream, writer] = True
-                return line.replace(row[3], b"x" + row[3], 1)
+                return line[: row.start(3)] + b"x" + line[row.start(3) :]
             if token != "batch":
                 self.unread.pop((name, stream, writer), None)
         return line

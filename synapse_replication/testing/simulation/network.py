@@ -25,7 +25,7 @@ from twisted.python.failure import Failure
 from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
 
 if TYPE_CHECKING:
-    from synapse_replication.testing.simulation.cluster import Parts
+    from synapse_replication.testing.simulation.process import Parts
 
 __all__ = ["Connection", "Pipe", "Session", "SimulatedConnector", "SimulatedNetwork"]
 

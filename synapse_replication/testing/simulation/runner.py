@@ -8,14 +8,14 @@ from random import Random
 
 import attrs
 
-from synapse_replication.testing.simulation.cluster import (
-    MEMORY_STREAM,
-    PROCESSES,
-    Cluster,
-    Parts,
-)
+from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.faults import Faults
 from synapse_replication.testing.simulation.invariants import ViolationError
+from synapse_replication.testing.simulation.process import (
+    MEMORY_STREAM,
+    PROCESSES,
+    Parts,
+)
 from synapse_replication.testing.simulation.watcher import Counts
 
 __all__ = ["LIVENESS_SECONDS", "Result", "simulate"]

@@ -30,6 +30,7 @@ class Counts:
     :ivar catch_ups: catch-ups begun, by process; pages and retries not counted.
     :ivar garbled: messages that were garbled on their way.
     :ivar faults: by kind.
+    :ivar partial_resyncs: pages that came from the backlog of a writer.
     :ivar hidden_resets: lives of the writer in memory that a reader could not see.
     """
 
@@ -42,6 +43,7 @@ class Counts:
     sink_failures: int = 0
     collapses: int = 0
     faults: Counter[str] = attrs.Factory(Counter)
+    partial_resyncs: int = 0
     hidden_resets: set[str] = attrs.Factory(set)
 
 
