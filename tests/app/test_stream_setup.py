@@ -166,6 +166,8 @@ class StreamSetupTests(TestCase):
         asked = Deferred.fromCoroutine(
             _wait(host.fetch_from_writer("cursors")("nowhere", 0, 1, 10))
         )
+        # It is tried again, a few times.
+        self.clock.pump([10.0] * 5)
         with self.assertRaisesRegex(CatchUpError, "nowhere"):
             await asked
 
