@@ -132,8 +132,20 @@ class ExtensionTests(TestCase):
         self.reactor: Any = reactor
         self.places: dict[str, Place] = {}
 
-    def start(self, redis: PrivateRedis, name: str, **more: Any) -> Process:
-        options = RedisOptions(host=redis.host, port=redis.port)
+    def start(
+        self,
+        redis: PrivateRedis,
+        name: str,
+        *,
+        username: str | None = None,
+        **more: Any,
+    ) -> Process:
+        options = RedisOptions(
+            host=redis.host,
+            port=redis.port,
+            username=username,
+            password="secret" if username else None,
+        )
         process = Process(self.reactor, options, self.id(), name, self.places, **more)
         self.addCleanup(lambda: Deferred.fromCoroutine(process.stop()))
         return process
@@ -185,6 +197,26 @@ class ExtensionTests(TestCase):
             await deferLater(self.reactor, 0.005)
         await self.until(lambda: len(reader.tokens()) >= 100)
         self.assertEqual(reader.tokens(), list(range(1, 101)))
+
+    async def test_channel_that_an_acl_forbids(self) -> None:
+        """C23: a Redis user who may use the old channels alone still replicates."""
+        old, new = self.id(), f"{self.id()}/replication_ext"
+        redis = PrivateRedis(
+            acl=[
+                f"user old on >secret +@all ~* &{old}",
+                f"user new on >secret +@all ~* &{old} &{new}",
+            ]
+        ).start()
+        self.addCleanup(redis.stop)
+        reader = self.start(redis, "r", username="old")
+        writer = self.start(redis, "w", username="new", writes=True)
+        await self.until(reader.is_live)
+        writer.write([reader], 1, 2)
+        await self.until(lambda: reader.tokens() == [1, 2])
+        ((what, error),) = reader.observer.failures
+        self.assertIn(new, what)
+        self.assertIn("NOPERM", str(error))
+        self.assertEqual(writer.observer.failures, [])
 
     async def test_second_process_of_a_name(self) -> None:
         """C63: it is reported by name, by the first process and by others, in 6 s."""
