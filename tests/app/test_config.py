@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.app.config import (
+    ExtensionConfig,
     InstanceLocation,
     Listener,
     ProcessConfig,
@@ -179,6 +180,16 @@ class LoadConfigTests(FilesMixin):
         self.assertTrue(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
         self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
 
+    def test_extension(self) -> None:
+        """The extension is on unless it is turned off; its backlog has bounds."""
+        self.assertEqual(self.load(HOMESERVER).extension, ExtensionConfig())
+        own = "synapse_replication: {extension: %s}\n"
+        config = self.load(HOMESERVER, own % "{backlog_rows: 5, backlog_bytes: 0}")
+        self.assertEqual(config.extension, ExtensionConfig(5, 0))
+        self.assertIsNone(self.load(HOMESERVER, own % "{enabled: false}").extension)
+        (mistake,) = self.mistakes(HOMESERVER, own % "{backlog_rows: -1}")
+        self.assertIn("extension.backlog_rows", mistake)
+
     def test_secrets_do_not_show(self) -> None:
         """The repr of a configuration holds no secret."""
         text = repr(self.load(HOMESERVER))
@@ -332,6 +343,54 @@ synapse_replication:
                 "no other process of this homeserver has",
             ],
         )
+
+    def test_mistakes_beside_mistakes(self) -> None:
+        """One mistake in a section does not hide another that shows later."""
+        found = self.mistakes(
+            HOMESERVER,
+            """\
+redis: {enabled: true, port: x, password_path: /nowhere}
+stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
+""",
+        )
+        self.assertEqual(
+            [line.split(": ")[1] for line in found],
+            [
+                "redis.port",
+                "stream_writers.receipts",
+                "redis.password_path",
+                "stream_writers.evnts",
+                "stream_writers.typing",
+                "stream_writers.typing",
+                "stream_writers.typing[0]",
+                "stream_writers.typing[1]",
+            ],
+            found,
+        )
+
+    def test_worker_with_a_bad_name(self) -> None:
+        """A worker is judged as one, whatever is wrong with its name."""
+        found = self.mistakes(
+            HOMESERVER,
+            "worker_name: a b\nworker_listeners: [{type: http, port: 1, tls: true, "
+            "resources: [{names: [replication]}]}]\n",
+        )
+        self.assertIn("worker_listeners[0].tls", "".join(found))
+
+    def test_streams_declared_twice(self) -> None:
+        """A stream that is there twice, or whose writer is nowhere, is a mistake."""
+        found = self.mistakes(
+            HOMESERVER,
+            """\
+synapse_replication:
+  streams:
+    - typing
+    - typing
+    - {name: orders, table: t, id_column: i, columns: [c], sequence: s, writers: nobody}
+""",
+        )
+        self.assertIn("streams[1]: typing is declared twice", found[0])
+        self.assertIn("'nobody' is not in instance_map", found[1])
 
     def test_no_server_name(self) -> None:
         """A missing server_name is reported with what to write."""
