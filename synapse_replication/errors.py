@@ -20,6 +20,7 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
+    +-- StatusError                   a process does not say how it stands
     +-- WaitTimeoutError              a position was not reached in time
     +-- ServerStartError              a private server of the test kit did not start
 
@@ -46,6 +47,7 @@ __all__ = [
     "RowDecodeError",
     "SequenceBehindError",
     "ServerStartError",
+    "StatusError",
     "StorageError",
     "StreamConfigurationError",
     "TokenError",
@@ -249,6 +251,10 @@ class HttpCatchUpError(CatchUpError):
         self.url = url
         self.status = status
         self.body = body
+
+
+class StatusError(ReplicationError):
+    """Another process did not say how its replication stands."""
 
 
 class StorageError(ReplicationError):

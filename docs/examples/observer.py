@@ -10,6 +10,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status_observer import StatusObserver
 
 
 class Discarded(ReplicationObserver):
@@ -19,10 +20,16 @@ class Discarded(ReplicationObserver):
         print(f"{count} of {stream_name}: {reason.value}")
 
 
-def make_observer(registry: CollectorRegistry, server_name: str) -> ReplicationObserver:
+def make_observer(
+    registry: CollectorRegistry, server_name: str, instance_name: str
+) -> ReplicationObserver:
+    status = StatusObserver(server_name, instance_name)
     return CompositeObserver(
         [
-            PrometheusObserver(ReplicationMetrics(registry), server_name),
+            status,
+            PrometheusObserver(
+                ReplicationMetrics(registry), server_name, status=status
+            ),
             LoggingObserver(Logger("replication")),
             Discarded(),
         ]

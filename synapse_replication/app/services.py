@@ -45,6 +45,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.handlers.streamer import ReplicationStreamer
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
@@ -54,6 +55,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status_observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.storage.database import Database
@@ -83,11 +85,22 @@ class ProcessService(Service):
         self._reactor = reactor
         self._clock = ReactorClock(reactor)
         self._registry = CollectorRegistry()
+        self._status = StatusObserver(
+            config.server_name,
+            config.instance_name,
+            [
+                (stream, writer)
+                for stream, writers in config.writers.items()
+                for writer in writers
+            ],
+            monotonic=self._clock.seconds,
+        )
         self._metrics = PrometheusObserver(
-            ReplicationMetrics(self._registry), config.server_name
+            ReplicationMetrics(self._registry), config.server_name, status=self._status
         )
         self._observer = CompositeObserver(
             [
+                self._status,
                 self._metrics,
                 LoggingObserver(Logger("synapse_replication")),
                 TracingObserver(
@@ -236,7 +249,7 @@ class ProcessService(Service):
             factory = ReplicationStreamProtocolFactory(
                 config.server_name, self._clock, handler, self._observer
             )
-            self._metrics.watch_buffers(factory.buffers)
+            self._watch_buffers(factory.buffers)
             self._at_stop("closing direct TCP connections", factory.close_connections)
             for description in descriptions:
                 await self._listen(description, factory)
@@ -248,7 +261,7 @@ class ProcessService(Service):
                 handler,
                 self._observer,
             )
-            self._metrics.watch_buffers(client.buffers)
+            self._watch_buffers(client.buffers)
             client.connect(client_endpoint(self._reactor, description, config.files))
             self._at_stop("closing the direct TCP connection", client.stop)
         if config.redis is not None:
@@ -269,6 +282,10 @@ class ProcessService(Service):
                     "redis", str(error), "mend the file that it names"
                 ) from error
             self._at_stop("closing the Redis connections", link.stop)
+
+    def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
+        self._metrics.watch_buffers(source)
+        self._status.watch_buffers(source)
 
     async def _listen(self, description: str, factory: IProtocolFactory) -> None:
         endpoint = server_endpoint(self._reactor, description, self._config.files)

@@ -29,6 +29,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status_observer import StatusObserver
 
 __all__ = ["StandardLogger", "adopt_metrics", "host_metrics", "observer_of"]
 
@@ -91,10 +92,13 @@ def observer_of(hs: Any) -> ReplicationObserver:
     if observer is None:
         seconds = hs.get_reactor().seconds
         logger: Any = StandardLogger(logging.getLogger("synapse_replication"))
+        name = hs.get_instance_name()
+        status = StatusObserver(hs.hostname, name, monotonic=seconds)
         observer = CompositeObserver(
             [
+                status,
                 LoggingObserver(logger, seconds),
-                PrometheusObserver(host_metrics(), hs.hostname, seconds),
+                PrometheusObserver(host_metrics(), hs.hostname, seconds, status=status),
             ]
         )
         _observers[hs] = observer

@@ -30,6 +30,7 @@ from typing import Protocol
 
 import attrs
 
+from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.epochs import Heard, PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -38,7 +39,7 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import PeerNews, ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire.extension import (
     ExtensionMessage,
@@ -191,6 +192,7 @@ class ReplicationExtension:
         is_new = heard is Heard.NEW
         if is_new:
             self._observer.epoch_changed(name)
+        self._observer.peer_heard(_news(message))
         self._handler.writer_told(connection, name, tokens, is_new_epoch=is_new)
         if kind is MessageType.GOODBYE:
             self._epochs.leave(name, epoch)
@@ -265,7 +267,7 @@ class ReplicationExtension:
                 for name in [stream.description.name]
             }
         return ExtensionMessage(
-            kind, self._name, self.epoch, now, positions, self._where
+            kind, self._name, self.epoch, now, positions, self._where, __version__
         )
 
     def _send_heartbeat(self) -> None:
@@ -278,3 +280,17 @@ class ReplicationExtension:
             payload = encode_message(message)
             for connection in self._connections:
                 connection.send_extension([payload])
+
+
+def _news(message: ExtensionMessage) -> PeerNews:
+    return PeerNews(
+        message.instance_name,
+        message.epoch,
+        message.version,
+        message.where,
+        message.type is MessageType.GOODBYE,
+        {
+            name: (position.token, (message.time_ms - position.time_ms) / 1000)
+            for name, position in message.positions.items()
+        },
+    )

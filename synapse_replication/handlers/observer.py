@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -25,6 +26,7 @@ __all__ = [
     "CloseReason",
     "ConnectionBuffers",
     "DiscardReason",
+    "PeerNews",
     "ReplicationObserver",
     "Resync",
 ]
@@ -80,6 +82,26 @@ class ConnectionBuffers:
     kernel_read_buffer: int
 
 
+@attrs.frozen
+class PeerNews:
+    """What another process told of itself on the extension.
+
+    :ivar epoch: random, made anew at each start.
+    :ivar version: of its software; empty if it does not say.
+    :ivar where: for people; empty if it does not say.
+    :ivar is_leaving: it said goodbye.
+    :ivar positions: of each stream that it writes, by name, how far it told the
+        others, and how long before the message it got there, s.
+    """
+
+    instance_name: str
+    epoch: str
+    version: str
+    where: str
+    is_leaving: bool
+    positions: Mapping[str, tuple[int, float]]
+
+
 class ReplicationObserver:
     """Hears of everything; does nothing."""
 
@@ -113,6 +135,14 @@ class ReplicationObserver:
 
     def queue_changed(self, stream_name: str, length: int) -> None:
         """The queue of a stream now holds ``length`` rows and positions."""
+
+    def position_announced(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        """A writer has got to ``token``, by its rows or by a POSITION; once a chunk.
+
+        What is announced may still be dropped, or wait.
+        """
 
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
@@ -157,6 +187,9 @@ class ReplicationObserver:
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         """A writer told that it sent rows which did not come; they are fetched."""
+
+    def peer_heard(self, news: PeerNews) -> None:
+        """A process of ours said hello, goodbye, or that it is there."""
 
     def epoch_changed(self, instance_name: str) -> None:
         """A process started again."""

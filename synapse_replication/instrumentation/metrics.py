@@ -156,7 +156,16 @@ LAG_SECONDS = _gauge(
     "synapse_replication_lag_seconds",
     "stream_name",
     "instance_name",
-    says="Seconds since this process was last level with a writer; 0 if it is.",
+    says="Age in seconds of the oldest write of a writer that was not handled here; 0 "
+    "if there is none.",
+)
+STALLED_SECONDS = _gauge(
+    "synapse_replication_stalled_seconds",
+    "stream_name",
+    "instance_name",
+    "reason",
+    says="Seconds since a writer's rows ceased to arrive, by reason; there are no "
+    "values for those whose rows do.",
 )
 CATCH_UP_ROWS = _counter(
     "synapse_replication_catch_up_rows",

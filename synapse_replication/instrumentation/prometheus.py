@@ -42,6 +42,8 @@ from synapse_replication.instrumentation.metrics import (
     MetricDefinition,
     MetricKind,
 )
+from synapse_replication.instrumentation.status import Condition
+from synapse_replication.instrumentation.status_observer import StatusObserver
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
 
@@ -61,7 +63,11 @@ _BUFFERS: tuple[tuple[MetricDefinition, str], ...] = (
     (metrics.KERNEL_SEND_BUFFER, "kernel_send_buffer"),
     (metrics.KERNEL_READ_BUFFER, "kernel_read_buffer"),
 )
-_SCRAPED = {definition for definition, _ in _BUFFERS} | {metrics.LAG_SECONDS}
+_SCRAPED = {definition for definition, _ in _BUFFERS} | {
+    metrics.LAG_POSITIONS,
+    metrics.LAG_SECONDS,
+    metrics.STALLED_SECONDS,
+}
 
 _COUNTED_COMMANDS = {
     "USER_SYNC": metrics.USER_SYNC,
@@ -153,10 +159,6 @@ class Children:
             self._cache[values] = child
         return child
 
-    def known(self) -> tuple[tuple[str, ...], ...]:
-        """Give the label values of each child."""
-        return tuple(self._cache)
-
 
 class PrometheusObserver(ReplicationObserver):
     """Count what happens to the replication of one server.
@@ -164,6 +166,8 @@ class PrometheusObserver(ReplicationObserver):
     :param replication_metrics: where to count.
     :param server_name: the value of the label that every metric has.
     :param monotonic: gives a time in s that never goes back.
+    :param status: knows the lag; it hears what this observer hears. ``None`` for no
+        metrics of lag.
     """
 
     def __init__(
@@ -171,6 +175,8 @@ class PrometheusObserver(ReplicationObserver):
         replication_metrics: ReplicationMetrics,
         server_name: str,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        status: StatusObserver | None = None,
     ) -> None:
         self._monotonic = monotonic
         self._metrics = {
@@ -186,8 +192,7 @@ class PrometheusObserver(ReplicationObserver):
         self._current = self._metrics[metrics.CURRENT_POSITION]
         self._sent = self._metrics[metrics.STREAM_UPDATES]
         self._greatest: dict[str, int] = {}
-        #: (stream, writer) -> (the position announced, since when in s)
-        self._behind: dict[tuple[str, ...], tuple[int, float]] = {}
+        self._status = status
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
         replication_metrics.scrape(server_name, self)
 
@@ -208,13 +213,21 @@ class PrometheusObserver(ReplicationObserver):
         for source in self._buffer_sources:
             for buffers in source():
                 for definition, attribute in _BUFFERS:
-                    key = (definition, buffers.connection)
+                    key: tuple[Any, ...] = (definition, buffers.connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
-        now = self._monotonic()
-        for writer in self._metrics[metrics.LAG_POSITIONS].known():
-            behind = self._behind.get(writer)
-            labelled = (metrics.LAG_SECONDS, *writer)
-            gauges[labelled] = now - behind[1] if behind else 0.0
+        if self._status is not None:
+            for writer in self._status.snapshot().writers:
+                if writer.condition is Condition.WRITTEN_HERE:
+                    continue
+                name = (writer.stream_name, writer.instance_name)
+                lag_positions = (metrics.LAG_POSITIONS, *name)
+                lag_seconds = (metrics.LAG_SECONDS, *name)
+                gauges[lag_positions] = writer.lag
+                gauges[lag_seconds] = writer.lag_seconds
+                if writer.reason is not None:
+                    why = writer.reason.value
+                    stalled = (metrics.STALLED_SECONDS, *name, why)
+                    gauges[stalled] = writer.stalled_for
         return gauges
 
     def _count(
@@ -260,21 +273,6 @@ class PrometheusObserver(ReplicationObserver):
         if token > self._greatest.get(stream_name, -1):
             self._greatest[stream_name] = token
             self._current.get(stream_name).set(token)
-        if self._behind:
-            self._came_closer(stream_name, instance_name, token)
-
-    def _came_closer(self, stream_name: str, instance_name: str, token: int) -> None:
-        key = (stream_name, instance_name)
-        if (behind := self._behind.get(key)) is not None:
-            lag = max(behind[0] - token, 0)
-            self._metrics[metrics.LAG_POSITIONS].get(*key).set(lag)
-            if not lag:
-                del self._behind[key]
-
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
-        self._metrics[metrics.LAG_POSITIONS].get(stream_name, instance_name)
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
@@ -286,13 +284,7 @@ class PrometheusObserver(ReplicationObserver):
 
     @contextlib.contextmanager
     def _catching_up(self, event: CatchUp) -> Iterator[None]:
-        key = (event.stream_name, event.instance_name)
         started = self._monotonic()
-        if len(self._behind) < MAX_CHILDREN:
-            _, since = self._behind.get(key, (0, started))
-            self._behind[key] = (event.upto_token, since)
-            lag = max(event.upto_token - event.from_token, 0)
-            self._metrics[metrics.LAG_POSITIONS].get(*key).set(lag)
         try:
             yield
         finally:
@@ -304,9 +296,9 @@ class PrometheusObserver(ReplicationObserver):
         return self._catching_up(event)
 
     def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
-        key = (event.stream_name, event.instance_name)
-        self._count(metrics.CATCH_UP_ROWS, *key, count=rows)
-        self._came_closer(*key, upto_token)
+        self._count(
+            metrics.CATCH_UP_ROWS, event.stream_name, event.instance_name, count=rows
+        )
 
     def catch_up_failed(
         self, event: CatchUp, error: BaseException, attempt: int, retry_in: float

@@ -22,6 +22,7 @@ from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.handlers.observer import (
     CatchUp,
     DiscardReason,
+    PeerNews,
     ReplicationObserver,
     Resync,
 )
@@ -70,6 +71,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar connected: (connection, stream, writer).
     :ivar resets: (stream, writer, from_token, to_token).
     :ivar positions: the newest, by (stream, writer).
+    :ivar announced: how far writers are, as far as was heard, by (stream, writer).
     :ivar queue_lengths: all, by stream.
     :ivar received: rows, by stream.
     :ivar sent: rows, by stream.
@@ -82,6 +84,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar restarted: the processes that started again.
     :ivar duplicates: (name, places).
     :ivar unknown: fields of messages that are not known.
+    :ivar news: what other processes told of themselves.
     """
 
     def __init__(self) -> None:
@@ -96,6 +99,8 @@ class RecordingObserver(ReplicationObserver):
         self.connected: list[tuple[str, str, str]] = []
         self.resets: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
+        self.announced: dict[tuple[str, str], int] = {}
+        self.news: list[PeerNews] = []
         self.queue_lengths: dict[str, list[int]] = {}
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
@@ -125,6 +130,14 @@ class RecordingObserver(ReplicationObserver):
 
     def queue_changed(self, stream_name: str, length: int) -> None:
         self.queue_lengths.setdefault(stream_name, []).append(length)
+
+    def position_announced(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self.announced[stream_name, instance_name] = token
+
+    def peer_heard(self, news: PeerNews) -> None:
+        self.news.append(news)
 
     def position_changed(
         self, stream_name: str, instance_name: str, token: int

@@ -9,7 +9,8 @@ that has handled what came before such a message, and is behind it, missed somet
 One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
 
     {"v": 1, "type": "heartbeat", "instance": "event_persister1",
-     "epoch": "Vn3x...", "where": "host7:4711", "time": 1700000000000,
+     "epoch": "Vn3x...", "where": "host7:4711", "version": "0.1.0",
+     "time": 1700000000000,
      "positions": {"events": [1847, 1699999999000]}}
 
 ``positions`` has a token and the time at which it was reached (ms since the epoch of
@@ -63,7 +64,7 @@ MAX_STREAMS: Final = 500
 
 _INT64: Final = 2**63
 _FIELDS: Final = frozenset(
-    {"v", "type", "instance", "epoch", "where", "time", "positions"}
+    {"v", "type", "instance", "epoch", "where", "version", "time", "positions"}
 )
 
 
@@ -97,6 +98,7 @@ class ExtensionMessage:
 
     :ivar epoch: of the process: random, made anew at each start.
     :ivar where: for people: where the process runs; empty if it does not say.
+    :ivar version: of the software; empty if it does not say.
     :ivar time_ms: when the message was made, ms since the epoch.
     :ivar positions: of the streams that the process writes, by name.
     :ivar unknown_fields: how many fields were passed over.
@@ -108,6 +110,7 @@ class ExtensionMessage:
     time_ms: int
     positions: Mapping[str, StreamPosition]
     where: str = ""
+    version: str = ""
     unknown_fields: int = 0
 
 
@@ -120,6 +123,7 @@ def encode_message(message: ExtensionMessage) -> bytes:
             "instance": message.instance_name,
             "epoch": message.epoch,
             "where": message.where,
+            "version": message.version,
             "time": message.time_ms,
             "positions": {
                 name: [position.token, position.time_ms]
@@ -156,6 +160,7 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _integer(value.get("time"), "time"),
         _positions(value.get("positions")),
         _name(value["where"], "where") if value.get("where") else "",
+        _name(value["version"], "version") if value.get("version") else "",
         sum(field not in _FIELDS for field in value),
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication import __version__
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
-from synapse_replication.handlers.observer import Resync
+from synapse_replication.handlers.observer import PeerNews, Resync
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, Published, SpeakingProcess
@@ -59,6 +60,38 @@ class ExtensionTests(SynchronousTestCase):
         message.update(fields)
         self.bus.publish(Published("w", True, json.dumps(message).encode()))
         self.bus.deliver()
+
+
+class NewsTests(ExtensionTests):
+    def test_heartbeats_are_told(self) -> None:
+        """What a process says of itself is told, with the age of its positions."""
+        self.inject(
+            time=20_000,
+            where="host:1",
+            version="1.2",
+            positions={"events": [7, 12_500]},
+        )
+        self.assertEqual(
+            self.reader.observer.news[-1],
+            PeerNews("w", "w-epoch", "1.2", "host:1", False, {"events": (7, 7.5)}),
+        )
+        self.inject(type="goodbye")
+        self.assertTrue(self.reader.observer.news[-1].is_leaving)
+
+    def test_who_we_are(self) -> None:
+        """Our messages say which version speaks."""
+        self.assertEqual(self.reader.observer.news[-1].version, __version__)
+
+    def test_late_and_chunks(self) -> None:
+        """Of an earlier epoch nothing is told, nor of the messages before rows."""
+        self.bus.advance(2)
+        count = len(self.reader.observer.news)
+        self.inject(epoch="another")
+        self.inject()
+        self.inject(type="rows", epoch="another", positions={"events": [7, 0]})
+        self.assertEqual(
+            [news.epoch for news in self.reader.observer.news[count:]], ["another"]
+        )
 
 
 class GapTests(ExtensionTests):

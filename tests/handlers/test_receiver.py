@@ -26,6 +26,23 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
         self.assertEqual(it.host.observer.positions, {("events", "w"): 3})
 
+    def test_announcements_are_told(self) -> None:
+        """How far a writer is, is told before it is handled; batches when whole."""
+        it = receiving()
+        it.receive("POSITION events w 0 7")
+        self.assertEqual(it.host.observer.announced, {("events", "w"): 7})
+        it.receive('RDATA events w batch ["a"]')
+        self.assertEqual(it.host.observer.announced, {("events", "w"): 7})
+        it.receive('RDATA events w 9 ["b"]')
+        self.assertEqual(it.host.observer.announced, {("events", "w"): 9})
+
+    def test_a_redundant_position_tells_where_we_are(self) -> None:
+        """A POSITION that brings nothing new still tells how far we have got."""
+        it = receiving()
+        it.stream.advance("w", 9)
+        it.receive("POSITION events w 5 5")
+        self.assertEqual(it.host.observer.positions, {("events", "w"): 9})
+
     def test_rows_before_a_position_are_dropped(self) -> None:
         """Rows of a writer that announced nothing on this connection are dropped."""
         it = receiving()

@@ -16,6 +16,7 @@ from synapse_replication.handlers.observer import (
     ReplicationObserver,
     Resync,
 )
+from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.metrics import METRICS
 from synapse_replication.instrumentation.prometheus import (
     MAX_CHILDREN,
@@ -23,6 +24,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status_observer import StatusObserver
 
 PROTOCOL = "synapse_replication_tcp_protocol_"
 
@@ -32,7 +34,11 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.registry = CollectorRegistry()
         self.clock = Clock()
         self.metrics = ReplicationMetrics(self.registry)
-        self.observer = PrometheusObserver(self.metrics, "test", self.clock.seconds)
+        self.status = StatusObserver("test", "me", monotonic=self.clock.seconds)
+        self.counting = PrometheusObserver(
+            self.metrics, "test", self.clock.seconds, status=self.status
+        )
+        self.observer = CompositeObserver([self.status, self.counting])
 
     def value(self, sample: str, **labels: str) -> float | None:
         labels.setdefault("server_name", "test")
@@ -120,7 +126,8 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.external_cache_set("c", 0.1)
         observer.external_cache_get("c", True, 0.1)
         observer.failure("work", error)
-        self.observer.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
+        self.counting.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
+        self.clock.advance(60)
 
     def test_labels_made_up_by_peers_are_bounded(self) -> None:
         """C56: names beyond a bound are counted together under one label."""
@@ -142,7 +149,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertNotIn(b"made-up", generate_latest(self.registry))
 
     def test_lag_shrinks_with_the_pages_of_a_catch_up(self) -> None:
-        """Lag is what a writer announced and we have not; in s since we were level."""
+        """Lag is what a writer announced and we have not, and how old that is."""
         writer = {"stream_name": "events", "instance_name": "w1"}
         event = CatchUp("events", "w1", 100, 150)
         with self.observer.catch_up(event):
@@ -164,6 +171,22 @@ class PrometheusObserverTests(SynchronousTestCase):
             self.value("synapse_replication_lag_seconds", **writer),
         )
 
+    def test_stalled_writers_have_seconds_by_reason(self) -> None:
+        """Who is stalled has a sample that tells why; it goes away when they go on."""
+        sample = "synapse_replication_stalled_seconds"
+        event = CatchUp("events", "w1", 100, 150)
+        self.observer.connection_made("redis")
+        self.observer.stream_connected("redis", "events", "w1")
+        self.observer.catch_up(event)
+        self.observer.catch_up_failed(event, CatchUpError("no"), 1, 1.0)
+        writer = {"stream_name": "events", "instance_name": "w1"}
+        self.clock.advance(5)
+        self.assertIsNone(self.value(sample, **writer, reason="catch_up_fails"))
+        self.clock.advance(10)
+        self.assertEqual(self.value(sample, **writer, reason="catch_up_fails"), 15)
+        self.observer.position_changed("events", "w1", 150)
+        self.assertIsNone(self.value(sample, **writer, reason="catch_up_fails"))
+
     def test_current_position_is_the_greatest(self) -> None:
         """A stream's current position is that of its foremost writer."""
         sample = "synapse_storage_stream_current_position"
@@ -182,7 +205,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_buffers_are_read_at_each_scrape(self) -> None:
         """The gauges of buffers show the connections that are open at the scrape."""
         open_now = [ConnectionBuffers("w1", 1, 2, 3, 4)]
-        self.observer.watch_buffers(lambda: open_now)
+        self.counting.watch_buffers(lambda: open_now)
         pending = PROTOCOL + "pending_commands"
         self.assertEqual(self.value(pending, name="w1"), 1)
         open_now.append(ConnectionBuffers("w1", 10, 0, 0, 0))
@@ -195,7 +218,11 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def test_two_servers_share_a_registry(self) -> None:
         """Two servers in one process count apart, in valid exposition."""
-        other = PrometheusObserver(self.metrics, "other", self.clock.seconds)
+        status = StatusObserver("other", "me", monotonic=self.clock.seconds)
+        counting = PrometheusObserver(
+            self.metrics, "other", self.clock.seconds, status=status
+        )
+        other = CompositeObserver([status, counting])
         self.observer.rows_received("events", 1)
         other.rows_received("events", 2)
         for observer in (self.observer, other):

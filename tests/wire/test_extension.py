@@ -49,6 +49,7 @@ GOOD: dict[str, Any] = {
     "instance": "w1",
     "epoch": "abc",
     "where": "host7:4711",
+    "version": "0.1.0",
     "time": 1_700_000_000_000,
     "positions": {"events": [1847, 1_699_999_999_000]},
 }
@@ -72,6 +73,7 @@ class ExtensionMessageTests(SynchronousTestCase):
             1_700_000_000_000,
             {"events": StreamPosition(1847, 1_699_999_999_000)},
             "host7:4711",
+            "0.1.0",
         )
         self.assertEqual(json.loads(encode_message(message)), GOOD)
         self.assertEqual(parse_message(with_()), message)

@@ -1,0 +1,182 @@
+"""What a process knows of its replication, as values.
+
+Page, JSON, terminal and metrics are made of one :class:`ProcessStatus`. Ages and
+durations are in s; a lag is in ids and in s. As JSON, the fields have their names here
+and conditions and reasons their values.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+import msgspec
+
+from synapse_replication.errors import StatusError
+
+__all__ = [
+    "Condition",
+    "DuplicateStatus",
+    "LinkStatus",
+    "MemberStatus",
+    "ProcessStatus",
+    "StallReason",
+    "WriterStatus",
+    "decode_status",
+    "describe_writer",
+    "encode_status",
+]
+
+
+class Condition(enum.Enum):
+    """How a writer's rows arrive."""
+
+    LIVE = "live"
+    CATCHING_UP = "catching up"
+    WAITING = "waiting for POSITION"
+    STALLED = "stalled"
+    WRITTEN_HERE = "written here"
+
+
+class StallReason(enum.Enum):
+    """Why a writer's rows do not arrive."""
+
+    NO_LINK = "no_link"
+    WRITER_GONE = "writer_gone"  #: it said goodbye, or its heartbeats ceased
+    NO_POSITION = "no_position"  #: it did not announce itself on a link that is up
+    CATCH_UP_FAILS = "catch_up_fails"
+    NO_PROGRESS = "no_progress"  #: rows are there, and are not handled
+
+
+@attrs.frozen
+class WriterStatus:
+    """One writer of one stream.
+
+    :ivar position: how far its rows were handled here; ``None`` if not known.
+    :ivar announced: how far it is, as far as was heard.
+    :ivar lag: positions between the two.
+    :ivar lag_seconds: age of the oldest write that is not handled here, s; 0 if none.
+    :ivar started_from: where the catch-up that runs began; ``None`` if none runs.
+    :ivar reason: set if stalled, and so are the next two.
+    :ivar stalled_for: s.
+    :ivar detail: the reason, for people.
+    :ivar history: the lag of the last minutes, oldest first.
+    """
+
+    stream_name: str
+    instance_name: str
+    condition: Condition
+    position: int | None
+    announced: int | None
+    lag: int = 0
+    lag_seconds: float = 0.0
+    started_from: int | None = None
+    reason: StallReason | None = None
+    stalled_for: float = 0.0
+    detail: str = ""
+    history: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class LinkStatus:
+    """All links of one name.
+
+    :ivar up: how many are up.
+    :ivar since: s since it came up, or went down.
+    :ivar detail: why it is down.
+    :ivar commands_queued: commands that wait because the transport is paused.
+    :ivar bytes_queued: bytes that the peer has not acknowledged.
+    """
+
+    name: str
+    up: int
+    since: float
+    detail: str = ""
+    commands_queued: int = 0
+    bytes_queued: int = 0
+
+
+@attrs.frozen
+class MemberStatus:
+    """Another process of the deployment, known by its heartbeats.
+
+    :ivar version: of its software; empty if it does not say.
+    :ivar where: for people: its machine and process.
+    :ivar last_heard: s ago.
+    :ivar is_gone: it said goodbye, or was silent for too long.
+    """
+
+    instance_name: str
+    epoch: str
+    version: str
+    where: str
+    last_heard: float
+    is_gone: bool
+
+
+@attrs.frozen
+class DuplicateStatus:
+    """A name under which two processes run.
+
+    :ivar places: where, for people.
+    :ivar last_heard: s since the last sign of it.
+    """
+
+    instance_name: str
+    places: str
+    last_heard: float
+
+
+@attrs.frozen
+class ProcessStatus:
+    """All that is known in one process.
+
+    :ivar up_for: s since it was started.
+    :ivar not_ready: what is to be done before it is ready; empty if it is.
+    """
+
+    server_name: str
+    instance_name: str
+    version: str
+    up_for: float
+    not_ready: tuple[str, ...]
+    writers: tuple[WriterStatus, ...]
+    links: tuple[LinkStatus, ...]
+    members: tuple[MemberStatus, ...]
+    duplicates: tuple[DuplicateStatus, ...]
+
+    @property
+    def stalled(self) -> tuple[WriterStatus, ...]:
+        """The writers whose rows do not arrive."""
+        return tuple(w for w in self.writers if w.condition is Condition.STALLED)
+
+
+def describe_writer(writer: WriterStatus) -> str:
+    """Say in one line what a writer's rows do."""
+    name = f"{writer.stream_name}/{writer.instance_name}"
+    if writer.condition is Condition.STALLED:
+        return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
+    if writer.condition is Condition.CATCHING_UP and writer.announced is not None:
+        start = writer.started_from
+        if start is None:
+            return f"{name} catching up, {writer.lag:,} behind"
+        done = max((writer.position or start) - start, 0)
+        total = max(writer.announced - start, done)
+        return f"{name} catching up, {done:,} of {total:,}"
+    return f"{name} {writer.condition.value}"
+
+
+def encode_status(status: ProcessStatus) -> bytes:
+    """Write a status as JSON."""
+    return msgspec.json.encode(status)
+
+
+def decode_status(text: bytes) -> ProcessStatus:
+    """Read a status.
+
+    :raises StatusError: it is none.
+    """
+    try:
+        return msgspec.json.decode(text, type=ProcessStatus)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StatusError(f"the answer is not a status: {error}") from error
