@@ -9,9 +9,10 @@ it. What a command alone needs is imported when it runs.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ import click
 
 from synapse_replication import __version__
 from synapse_replication.app.config import ProcessConfig, Purpose, load_config
-from synapse_replication.errors import ConfigError, ReplicationError
+from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
 from synapse_replication.wire.commands import COMMANDS
 
 __all__ = ["cli", "main"]
@@ -140,10 +141,35 @@ def _get_reactor() -> Any:
 def check_config_command(config_paths: tuple[str, ...]) -> None:
     """Read the configuration, report every mistake, start nothing."""
     config = load_or_exit(config_paths, None)
+    if problems := _what_prevents_the_start(config):
+        _exit_with_mistakes(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
     click.echo(f"{config.server_name}, {role}: the configuration is good.")
     for name, value in describe(config):
         click.echo(f"  {name + ':':<9} {value}")
+
+
+def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
+    """Look at what the configuration only names: code, and endpoints."""
+    from synapse_replication.app.endpoints import client_endpoint, server_endpoint
+    from synapse_replication.app.modules import load_factories
+
+    reactor, files = _get_reactor(), config.files
+    looks: list[Callable[[], object]] = [lambda: load_factories(config)]
+    for make, descriptions in (
+        (client_endpoint, config.tcp_connect),
+        (server_endpoint, config.tcp_listen),
+    ):
+        looks += [
+            functools.partial(make, reactor, each, files) for each in descriptions
+        ]
+    problems: list[ConfigProblem] = []
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            problems += error.problems
+    return problems
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:

@@ -29,6 +29,7 @@ from synapse_replication.app.config_models import (
     ListenerSection,
     SharedFile,
     problems_of,
+    without_failed_parts,
 )
 from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -204,29 +205,14 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
         shared = SharedFile.model_validate(merged.values)
     except ValidationError as error:
         problems += problems_of(error, merged)
-        # What else is wrong is told in the same go: the keys that failed are
-        # left out, so that the rest can be checked.
-        shared = _without_failed_keys(merged, error)
+        # What else is wrong is told in the same go: what failed is left out, so
+        # that the rest can be checked.
+        shared = without_failed_parts(merged, error)
     if shared is not None:
         config = _Checks(merged, shared, problems, purpose).run()
         if not problems:
             return config
     raise ConfigError(problems)
-
-
-def _without_failed_keys(
-    merged: MergedFiles, error: ValidationError
-) -> SharedFile | None:
-    failed = {details["loc"][0] for details in error.errors()}
-    if OWN_SECTION in failed:
-        # Who may write depends on the streams that are declared there.
-        failed.add("stream_writers")
-    values = {key: value for key, value in merged.values.items() if key not in failed}
-    values.setdefault("server_name", "unknown")
-    try:
-        return SharedFile.model_validate(values)
-    except ValidationError:
-        return None
 
 
 class _Checks:
@@ -243,7 +229,7 @@ class _Checks:
         self._shared = shared
         self._problems = problems
         if purpose is None:
-            is_worker = shared.worker_name or shared.worker_app
+            is_worker = any(merged.values.get(k) for k in ("worker_name", "worker_app"))
             purpose = Purpose.WORKER if is_worker else Purpose.MAIN
         self._purpose = purpose
         self._is_worker = purpose is Purpose.WORKER
@@ -500,11 +486,23 @@ class _Checks:
                     "names no instance",
                     f"name one, or leave the key out for {MAIN_INSTANCE}",
                 )
+            if len(set(names)) < len(names):
+                self._problem(path, "names an instance twice", "name each once")
             if key in SINGLE_WRITER_KEYS and key not in declared and len(names) > 1:
                 self._problem(path, "may have one writer only", "name one instance")
             self._check_instances(path, names, known_instances)
         writers: dict[str, tuple[str, ...]] = {}
-        for stream in streams:
+        for index, stream in enumerate(streams):
+            place = (OWN_SECTION, "streams", index)
+            name = stream if isinstance(stream, str) else stream.name
+            if name in writers:
+                self._problem(
+                    place, f"{name} is declared twice", "give one another name"
+                )
+            if isinstance(stream, TableStream) and name not in configured:
+                self._check_instances(
+                    (*place, "writers"), list(stream.writers), known_instances
+                )
             if isinstance(stream, TableStream):
                 writers[stream.name] = tuple(
                     configured.get(stream.name, stream.writers)

@@ -9,6 +9,7 @@ is) is checked in :mod:`synapse_replication.app.config`.
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated, Any
 
 import attrs
@@ -45,6 +46,7 @@ __all__ = [
     "ResourceSection",
     "SharedFile",
     "problems_of",
+    "without_failed_parts",
 ]
 
 #: The resources of an http listener that we serve; others are passed over.
@@ -341,6 +343,9 @@ class SharedFile(_Section):
     )
 
 
+#: How often what failed is left out, at most: parts hold parts, a few deep.
+_MOST_ROUNDS = 8
+
 #: What to do about pydantic's own findings, by the beginning of their type.
 _MENDS: tuple[tuple[str, str], ...] = (
     ("missing", "add it"),
@@ -401,3 +406,40 @@ def _known_keys(path: Path_) -> list[str]:
     }
     name = next(step for step in reversed(path) if isinstance(step, str))
     return sorted(sections[name].model_fields)
+
+
+def without_failed_parts(
+    merged: MergedFiles, error: ValidationError
+) -> SharedFile | None:
+    """Validate what is left of the files without the parts that failed.
+
+    :return: ``None`` if nothing is left.
+    """
+    values = copy.deepcopy(dict(merged.values))
+    # What a part that was left out makes of its section is no mistake of anybody.
+    for _ in range(_MOST_ROUNDS):
+        for details in error.errors():
+            _leave_out(values, details["loc"])
+        values.setdefault("server_name", "unknown")
+        try:
+            return SharedFile.model_validate(values)
+        except ValidationError as next_error:
+            error = next_error
+    return None
+
+
+def _leave_out(values: dict[str, Any], path: Path_) -> None:
+    """Take the part at ``path`` out of its mapping; of a list, all of it."""
+    if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
+        # Who may write depends on the streams that are declared there.
+        values.pop("stream_writers", None)
+    mapping: Any = values
+    last: tuple[Any, Any] = (values, path[0])
+    for step in path:
+        if isinstance(mapping, dict) and step in mapping:
+            last = (mapping, step)
+            mapping = mapping[step]
+        else:
+            break
+    holder, key = last
+    holder.pop(key, None)

@@ -66,6 +66,20 @@ class CheckConfigTests(FilesMixin):
 """,
         )
 
+    def test_what_the_configuration_names(self) -> None:
+        """Code that cannot be imported and endpoints that are none are mistakes."""
+        path = self.write(
+            "h.yaml",
+            "server_name: x\nredis: {enabled: false}\nsynapse_replication:\n"
+            "  streams: [typing]\n  row_sink: {module: no.such.thing}\n"
+            "  direct_tcp: {connect: ['tpc:1'], listen: ['tpc:2']}\n",
+        )
+        result = self.run_cli("check-config", "-c", path)
+        self.assertEqual(result.exit_code, 2, result.output)
+        self.assertIn("3 mistakes", result.output)
+        for key in ("row_sink.module", "direct_tcp.connect", "direct_tcp.listen"):
+            self.assertIn(f"synapse_replication.{key}\n", result.output)
+
     def test_starting_with_mistakes(self) -> None:
         """Nothing is started with a configuration that has mistakes."""
         path = self.write("h.yaml", "redis: 7\n")
