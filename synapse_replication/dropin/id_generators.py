@@ -146,9 +146,13 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         db_conn.commit()
         # A host's tests look here.
         self._db = db
-        self._gauge = importlib.import_module(
-            "synapse.storage.util.id_generators"
-        ).stream_current_position_gauge.labels(
+        # Older hosts have no such metric; the observer's has its name.
+        gauge = getattr(
+            importlib.import_module("synapse.storage.util.id_generators"),
+            "stream_current_position_gauge",
+            None,
+        )
+        self._gauge = gauge and gauge.labels(
             stream_name=stream_name, server_name=server_name
         )
         self._next_local_id = itertools.count(positions.max_finished + 1)
@@ -176,7 +180,8 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
 
     def _report_position(self) -> None:
         # Above zero, also for streams that count down.
-        self._gauge.set(abs(self.get_current_token()))
+        if self._gauge is not None:
+            self._gauge.set(abs(self.get_current_token()))
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Keep the host's rule: who waits comes back in its own log context."""
