@@ -357,6 +357,13 @@ class _Checks:
             for name, value in args.items()
             if not name.startswith("cp_") and value is not None
         }
+        if needed and (why := _why_no_conninfo(conninfo)) is not None:
+            self._problem(
+                ("database", "args"),
+                why,
+                "write libpq's parameters (host, port, dbname, user, password, ...) "
+                "and the pool's cp_min and cp_max",
+            )
         return DatabaseConfig(conninfo, most)
 
     def _redis(self) -> RedisConfig | None:
@@ -557,6 +564,24 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "the same port as in instance_map",
             )
+
+
+def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
+    """Ask the driver, if it is there, what is wrong with the parameters.
+
+    It names the parameter, and repeats no value.
+    """
+    try:
+        from psycopg2 import ProgrammingError
+        from psycopg2.extensions import make_dsn
+    except ModuleNotFoundError:
+        # What needs it says so at the start.
+        return None
+    try:
+        make_dsn(**conninfo)
+    except ProgrammingError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def _quote(text: str) -> str:

@@ -368,6 +368,16 @@ stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
             found,
         )
 
+    def test_parameter_of_the_database(self) -> None:
+        """A parameter that the driver does not know is named, without any value."""
+        (found,) = self.mistakes(
+            HOMESERVER,
+            "database: {name: psycopg2, args: {dbnam: x, password: hunter2}}\n",
+        )
+        self.assertIn("database.args: invalid dsn: invalid connection option", found)
+        self.assertIn('"dbnam"', found)
+        self.assertNotIn("hunter2", found)
+
     def test_worker_with_a_bad_name(self) -> None:
         """A worker is judged as one, whatever is wrong with its name."""
         found = self.mistakes(
