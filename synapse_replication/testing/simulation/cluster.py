@@ -197,9 +197,10 @@ class Cluster:
             view = reader.views.get(MEMORY_STREAM, {})
             if name == "main" or not self.in_memory or view == self.in_memory:
                 continue
-            if MEMORY_STREAM in reader.hidden_resets or (
+            hidden = MEMORY_STREAM in reader.hidden_resets or (
                 reader.epochs.get(MEMORY_STREAM, epoch) != epoch
-            ):
+            )
+            if hidden and not {"main", name} <= self.speak_extension:
                 self.counts.hidden_resets.add(f"{name}-{epoch}")
                 continue
             found.append(f"{name} sees {view} of {MEMORY_STREAM}, not {self.in_memory}")
