@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
+from pathlib import Path
+
 from twisted.application.service import IServiceMaker
 from twisted.plugin import getPlugins
 from twisted.python.usage import UsageError
@@ -22,6 +25,19 @@ class TwistTests(FilesMixin):
         )
         self.assertIs(maker.options, Options)
         self.assertIs(maker.makeService, makeService)
+
+    def test_plugin_is_installed(self) -> None:
+        """The plugin is part of what is built, though its folder is no package."""
+        root = Path(__file__).parent.parent.parent
+        settings = configparser.ConfigParser(interpolation=None)
+        settings.read(root / "setup.cfg")
+        self.assertEqual(
+            settings["options"]["py_modules"].split(),
+            [
+                f"twisted.plugins.{file.stem}"
+                for file in root.glob("twisted/plugins/*.py")
+            ],
+        )
 
     def test_service(self) -> None:
         """The files that -c names make the service of their process."""

@@ -100,9 +100,7 @@ class GreetingTests(ProtocolTestCase):
         """
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
-        self.assertEqual(
-            self.transport.buffer, b"NAME worker1\nPING 1700000000000\n"
-        )
+        self.assertEqual(self.transport.buffer, b"NAME worker1\nPING 1700000000000\n")
         self.assertEqual(self.handler.calls, [])
         protocol.dataReceived(b"SERVER repl.test\nREMOTE_SERVER_UP a\n")
         self.assertEqual(self.handler.calls, ["new", RemoteServerUpCommand("a")])
