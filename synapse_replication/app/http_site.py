@@ -1,12 +1,20 @@
-"""What a process serves over HTTP: rows that it wrote, its health, its metrics."""
+"""What a process serves over HTTP: rows that it wrote, its health, its status."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
 from twisted.web.server import Site
+
+from synapse_replication.app.status_page import (
+    ReadyResource,
+    StatusJsonResource,
+    StatusPageResource,
+)
+from synapse_replication.instrumentation.status import ProcessStatus
 
 __all__ = ["HealthResource", "MetricsResource", "make_site"]
 
@@ -42,14 +50,19 @@ class MetricsResource(Resource):
 
 
 def make_site(
-    resources: frozenset[str], replication: Resource, registry: CollectorRegistry
+    resources: frozenset[str],
+    replication: Resource,
+    registry: CollectorRegistry,
+    snapshot: Callable[[], ProcessStatus],
 ) -> Site:
     """Make what one listener serves.
 
     :param resources: of ``replication``, ``health`` and ``metrics``.
     :param replication: what stands at ``/_synapse/replication``.
     :param registry: whose metrics stand at ``/metrics`` and
-        ``/_synapse/metrics``.
+        ``/_synapse/metrics``, the status being at ``/status`` and
+        ``/status.json``.
+    :param snapshot: gives the status; ``/ready`` stands beside ``/health``.
     """
     root: Any = Resource()  # type: ignore[no-untyped-call]
     synapse: Any = Resource()  # type: ignore[no-untyped-call]
@@ -58,8 +71,11 @@ def make_site(
         synapse.putChild(b"replication", replication)
     if "health" in resources:
         root.putChild(b"health", HealthResource())  # type: ignore[no-untyped-call]
+        root.putChild(b"ready", ReadyResource(snapshot))
     if "metrics" in resources:
         root.putChild(b"metrics", MetricsResource(registry))
+        root.putChild(b"status", StatusPageResource(snapshot))
+        root.putChild(b"status.json", StatusJsonResource(snapshot))
         synapse.putChild(b"metrics", MetricsResource(registry))
     site: Any = Site(root, timeout=_IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
     site.noisy = False

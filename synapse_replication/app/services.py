@@ -45,6 +45,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.handlers.streamer import ReplicationStreamer
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
@@ -69,6 +70,8 @@ __all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
 #: How long what is under way may take to end when the process stops, in s.
 DRAIN_TIMEOUT = 10.0
+#: How often the lag is kept for the status page, in s.
+SAMPLE_EVERY = 5.0
 
 
 class ProcessService(Service):
@@ -121,6 +124,7 @@ class ProcessService(Service):
         #: What to call when the process stops, the last one first.
         self._stops: list[tuple[str, Callable[[], Any]]] = []
         self._starting: Deferred[None] | None = None
+        self._sampling: DelayedCall
 
     # -- IService -------------------------------------------------------------------
 
@@ -147,6 +151,7 @@ class ProcessService(Service):
         await StreamSetup(config, host, database, client, self._reactor).run(sink)
         services = [service for make in make_modules if (service := make(host))]
         handler, extension = self._make_handler(client)
+        self._watch_positions(handler)
         streamer = ReplicationStreamer(host, handler, self._observer)
         await self._listen_http()
         channels = handler.start_replication()
@@ -225,7 +230,12 @@ class ProcessService(Service):
         )
         for listener in config.listeners:
             if not listener.direct_tcp:
-                site = make_site(listener.resources, replication, self._registry)
+                site = make_site(
+                    listener.resources,
+                    replication,
+                    self._registry,
+                    self._status.snapshot,
+                )
                 for description in listener_descriptions(listener):
                     await self._listen(description, site)
 
@@ -282,6 +292,22 @@ class ProcessService(Service):
                     "redis", str(error), "mend the file that it names"
                 ) from error
             self._at_stop("closing the Redis connections", link.stop)
+
+    def _watch_positions(self, handler: ReplicationCommandHandler) -> None:
+        written = self.host.streams.get_streams_to_replicate()
+        self._status.watch_own_positions(
+            lambda: {
+                stream.description.name: handler.last_sent_token(stream)
+                for stream in written
+            }
+        )
+
+        def sample() -> None:
+            self._sampling = self._clock.call_later(SAMPLE_EVERY, sample)
+            self._status.sample()
+
+        sample()
+        self._at_stop("looking at lag", lambda: self._sampling.cancel())
 
     def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
         self._metrics.watch_buffers(source)

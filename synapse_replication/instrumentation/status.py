@@ -8,6 +8,8 @@ and conditions and reasons their values.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import attrs
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from synapse_replication.errors import StatusError
 
 __all__ = [
+    "REMEDIES",
     "Condition",
     "DuplicateStatus",
     "LinkStatus",
@@ -23,6 +26,7 @@ __all__ = [
     "StallReason",
     "WriterStatus",
     "decode_status",
+    "describe_progress",
     "describe_writer",
     "encode_status",
 ]
@@ -46,6 +50,23 @@ class StallReason(enum.Enum):
     NO_POSITION = "no_position"  #: it did not announce itself on a link that is up
     CATCH_UP_FAILS = "catch_up_fails"
     NO_PROGRESS = "no_progress"  #: rows are there, and are not handled
+
+
+#: What an operator does about each.
+REMEDIES: Mapping[StallReason, str] = MappingProxyType(
+    {
+        StallReason.NO_LINK: "Look whether Redis, or the process to connect to, runs "
+        "and can be reached from here.",
+        StallReason.WRITER_GONE: "Start the writer, or look at its log for what holds "
+        "it up. Its rows are fetched when it is back.",
+        StallReason.NO_POSITION: "Start the writer. If it runs: is it connected to the "
+        "same Redis, under the same server_name?",
+        StallReason.CATCH_UP_FAILS: "Mend what the failure names: the database, or the "
+        "HTTP listener of the writer in instance_map. It is tried again by itself.",
+        StallReason.NO_PROGRESS: "The sink of this process waits for something: look "
+        "at its log and at what it writes to.",
+    }
+)
 
 
 @attrs.frozen
@@ -151,18 +172,23 @@ class ProcessStatus:
         return tuple(w for w in self.writers if w.condition is Condition.STALLED)
 
 
+def describe_progress(writer: WriterStatus) -> str:
+    """Say how much of a catch-up is done, in ids."""
+    start = writer.started_from or 0
+    done = max((writer.position or 0) - start, 0)
+    total = max((writer.announced or 0) - start, done)
+    return f"{done:,} of {total:,}"
+
+
 def describe_writer(writer: WriterStatus) -> str:
     """Say in one line what a writer's rows do."""
     name = f"{writer.stream_name}/{writer.instance_name}"
     if writer.condition is Condition.STALLED:
         return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
-    if writer.condition is Condition.CATCHING_UP and writer.announced is not None:
-        start = writer.started_from
-        if start is None:
+    if writer.condition is Condition.CATCHING_UP:
+        if writer.started_from is None:
             return f"{name} catching up, {writer.lag:,} behind"
-        done = max((writer.position or start) - start, 0)
-        total = max(writer.announced - start, done)
-        return f"{name} catching up, {done:,} of {total:,}"
+        return f"{name} catching up, {describe_progress(writer)}"
     return f"{name} {writer.condition.value}"
 
 

@@ -11,6 +11,8 @@ from twisted.web.resource import Resource
 from twisted.web.static import Data
 
 from synapse_replication.app.http_site import make_site
+from synapse_replication.instrumentation.status import decode_status
+from synapse_replication.instrumentation.status_observer import StatusObserver
 
 
 class MakeSiteTests(SynchronousTestCase):
@@ -18,7 +20,8 @@ class MakeSiteTests(SynchronousTestCase):
         registry = CollectorRegistry()
         Counter("seen", "A counter.", registry=registry).inc()
         replication: Resource = Data(b"rows", "text/plain")
-        site = make_site(frozenset(names), replication, registry)
+        status = StatusObserver("x.test", "me")
+        site = make_site(frozenset(names), replication, registry, status.snapshot)
         http: Any = StubTreq(site.resource)
         response = self.successResultOf(http.get(f"http://process{path}"))
         self.addCleanup(http.flush)
@@ -27,6 +30,18 @@ class MakeSiteTests(SynchronousTestCase):
     def test_health(self) -> None:
         """A process that listens says that it is up."""
         self.assertEqual(self.get("/health", "health"), (200, "OK"))
+
+    def test_ready(self) -> None:
+        """A process that follows nobody is ready at once."""
+        self.assertEqual(self.get("/ready", "health"), (200, "ready"))
+
+    def test_status(self) -> None:
+        """The status is served as a page and as JSON, beside the metrics."""
+        code, text = self.get("/status", "metrics")
+        self.assertEqual(code, 200)
+        self.assertIn("All rows arrive", text)
+        code, text = self.get("/status.json", "metrics")
+        self.assertEqual(decode_status(text.encode()).instance_name, "me")
 
     def test_metrics(self) -> None:
         """The metrics of the process's own registry are served at both paths."""
@@ -44,5 +59,7 @@ class MakeSiteTests(SynchronousTestCase):
     def test_only_what_is_named(self) -> None:
         """What a listener does not name, it does not serve."""
         self.assertEqual(self.get("/health", "metrics", "replication")[0], 404)
-        self.assertEqual(self.get("/metrics", "health", "replication")[0], 404)
+        self.assertEqual(self.get("/ready", "metrics", "replication")[0], 404)
+        for path in ("/metrics", "/status", "/status.json"):
+            self.assertEqual(self.get(path, "health", "replication")[0], 404)
         self.assertEqual(self.get("/_synapse/replication", "health", "metrics")[0], 404)

@@ -1,0 +1,206 @@
+"""The status page: HTML that a phone can read, live by a small script, from one place.
+
+Made on the server; the script fetches the page's body again each second. Nothing is
+loaded from elsewhere, which the page's Content-Security-Policy enforces.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from twisted.web.resource import Resource
+
+from synapse_replication.instrumentation.status import (
+    REMEDIES,
+    Condition,
+    ProcessStatus,
+    StallReason,
+    WriterStatus,
+    describe_progress,
+    encode_status,
+)
+
+__all__ = [
+    "ReadyResource",
+    "StallGroup",
+    "StatusJsonResource",
+    "StatusPageResource",
+    "Verdict",
+    "duration",
+    "group_stalls",
+    "judge",
+    "sparkline",
+]
+
+#: Names of one group that are shown.
+_MAX_NAMES_SHOWN = 4
+
+_TONES = {
+    Condition.LIVE: "good",
+    Condition.WRITTEN_HERE: "good",
+    Condition.CATCHING_UP: "busy",
+    Condition.WAITING: "busy",
+    Condition.STALLED: "bad",
+}
+
+
+@attrs.frozen
+class Verdict:
+    """What there is to say first.
+
+    :ivar tone: ``good``, ``busy`` or ``bad``.
+    """
+
+    tone: str
+    text: str
+
+
+@attrs.frozen
+class StallGroup:
+    """Writers that are stalled for one reason.
+
+    :ivar names: of the first of them, for people.
+    :ivar stalled_for: s, of the longest.
+    """
+
+    names: str
+    stalled_for: float
+    detail: str
+    remedy: str
+
+
+def judge(status: ProcessStatus) -> Verdict:
+    """Say in one line how a process's replication stands."""
+    if status.duplicates:
+        return Verdict("bad", "Two processes have one name")
+    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
+    if stalled := len(status.stalled):
+        return Verdict("bad", f"{stalled} of {len(followed)} writers stalled")
+    behind = sum(w.condition is not Condition.LIVE for w in followed)
+    if behind:
+        return Verdict("busy", f"{behind} of {len(followed)} writers not live yet")
+    if status.not_ready:
+        return Verdict("busy", "Not ready")
+    return Verdict("good", "All rows arrive")
+
+
+def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
+    """Put together what has one reason: one Redis that is down is one trouble."""
+    groups: dict[tuple[StallReason, str], list[WriterStatus]] = {}
+    for writer in writers:
+        if writer.reason is not None:
+            groups.setdefault((writer.reason, writer.detail), []).append(writer)
+    return [
+        StallGroup(
+            _names(group),
+            max(writer.stalled_for for writer in group),
+            detail,
+            REMEDIES[reason],
+        )
+        for (reason, detail), group in groups.items()
+    ]
+
+
+def _names(group: Sequence[WriterStatus]) -> str:
+    names = [f"{writer.stream_name}/{writer.instance_name}" for writer in group]
+    text = ", ".join(names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def duration(seconds: float) -> str:
+    """Write s as people say it."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def sparkline(history: Sequence[int]) -> str:
+    """Give the points of a line in a box of 100 by 20; the highest one touches 1."""
+    top = max(*history, 1)
+    step = 100 / (len(history) - 1)
+    return " ".join(
+        f"{index * step:.1f},{19 - 18 * lag / top:.1f}"
+        for index, lag in enumerate(history)
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("synapse_replication.app"),
+        autoescape=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["duration"] = duration
+    environment.filters["sparkline"] = sparkline
+    environment.filters["progress"] = describe_progress
+    environment.filters["tone"] = lambda writer: _TONES[writer.condition]
+    return environment
+
+
+class _StatusResource(Resource):
+    """Answers with something made of the status of now."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, snapshot: Callable[[], ProcessStatus]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._snapshot = snapshot
+
+
+class StatusJsonResource(_StatusResource):
+    """Answers with the status as JSON."""
+
+    def render_GET(self, request: Any) -> bytes:
+        request.setHeader(b"Content-Type", b"application/json")
+        request.setHeader(b"Cache-Control", b"no-store")
+        return encode_status(self._snapshot())
+
+
+class ReadyResource(_StatusResource):
+    """Answers 200 once all that is followed was caught up, else 503 and why not."""
+
+    def render_GET(self, request: Any) -> bytes:
+        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
+        not_ready = self._snapshot().not_ready
+        if not_ready:
+            request.setResponseCode(503)
+        return "\n".join(not_ready or ["ready"]).encode()
+
+
+class StatusPageResource(_StatusResource):
+    """Answers with the page, or with ``?part=body`` with what of it changes."""
+
+    def __init__(self, snapshot: Callable[[], ProcessStatus]) -> None:
+        super().__init__(snapshot)
+        environment = _environment()
+        self._page = environment.get_template("status.html")
+        self._body = environment.get_template("status_body.html")
+
+    def render_GET(self, request: Any) -> bytes:
+        nonce = secrets.token_urlsafe(12)
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            (
+                "Content-Security-Policy",
+                f"default-src 'none'; style-src 'nonce-{nonce}'; img-src data:; "
+                f"script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; "
+                "frame-ancestors 'none'",
+            ),
+        ):
+            request.setHeader(name.encode(), value.encode())
+        status = self._snapshot()
+        template = self._body if request.args.get(b"part") == [b"body"] else self._page
+        return template.render(
+            status=status,
+            verdict=judge(status),
+            stalled=group_stalls(status.writers),
+            nonce=nonce,
+        ).encode()

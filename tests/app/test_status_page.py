@@ -1,0 +1,198 @@
+"""Tests for :mod:`synapse_replication.app.status_page`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from treq.testing import StubTreq
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+
+from synapse_replication.app.status_page import (
+    ReadyResource,
+    StatusJsonResource,
+    StatusPageResource,
+    duration,
+    group_stalls,
+    judge,
+    sparkline,
+)
+from synapse_replication.handlers.observer import CatchUp, CloseReason, PeerNews
+from synapse_replication.instrumentation.status import REMEDIES, StallReason
+from synapse_replication.instrumentation.status_observer import StatusObserver
+
+
+class PageMixin(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        writers = [("events", "w1"), ("events", "w2"), ("typing", "<w3>")]
+        self.observer = StatusObserver(
+            "x.test", "me", writers, monotonic=self.clock.seconds
+        )
+
+    def go_live(self, *writers: tuple[str, str]) -> None:
+        self.observer.connection_made("redis")
+        for stream_name, instance_name in writers:
+            self.observer.position_changed(stream_name, instance_name, 1234)
+            self.observer.stream_connected("redis", stream_name, instance_name)
+
+    def all_live(self) -> None:
+        self.go_live(("events", "w1"), ("events", "w2"), ("typing", "<w3>"))
+
+    def get(self, resource: Resource, query: str = "") -> tuple[Any, str]:
+        http: Any = StubTreq(resource)
+        response = self.successResultOf(http.get(f"http://process/{query}"))
+        self.addCleanup(http.flush)
+        return response, self.successResultOf(response.text())
+
+    def page(self, query: str = "") -> str:
+        response, text = self.get(StatusPageResource(self.observer.snapshot), query)
+        self.assertEqual(response.code, 200)
+        return text
+
+
+class StatusPageTests(PageMixin):
+    def test_good(self) -> None:
+        """What there is to say first is that all is well, then each writer."""
+        self.all_live()
+        self.observer.sample()
+        self.observer.sample()
+        text = self.page()
+        self.assertIn("All rows arrive", text)
+        self.assertEqual(text.count("<tr data-writer="), 3)
+        self.assertEqual(text.count("<polyline "), 3)
+        self.assertIn(">1,234</td>", text)
+
+    def test_texts_of_others_are_escaped(self) -> None:
+        """What peers call themselves is text on the page, whatever it is."""
+        self.all_live()
+        self.observer.peer_heard(PeerNews("<b>", "<i>", "<u>", "<s>", False, {}))
+        self.observer.duplicate_instance("<b>", "<q>")
+        text = self.page()
+        for tag in ("<w3>", "<b>", "<i>", "<u>", "<s>", "<q>"):
+            self.assertNotIn(tag, text)
+        self.assertIn("&lt;w3&gt;", text)
+
+    def test_nothing_from_elsewhere(self) -> None:
+        """The page needs no other file, and its policy allows none."""
+        response, text = self.get(StatusPageResource(self.observer.snapshot))
+        self.assertNotRegex(text, r"(src|href)=\"(?!data:|status\.json)")
+        self.assertNotIn("http:", text)
+        self.assertNotIn("https:", text)
+        (policy,) = response.headers.getRawHeaders("Content-Security-Policy")
+        self.assertIn("default-src 'none'", policy)
+        nonces = set(re.findall(r"nonce=\"([^\"]+)\"", text))
+        self.assertEqual(nonces, set(re.findall(r"'nonce-([^']+)'", policy)))
+        self.assertEqual(len(nonces), 1)
+
+    def test_body_alone(self) -> None:
+        """The script gets what changes, without the frame."""
+        self.all_live()
+        text = self.page("?part=body")
+        self.assertNotIn("<html", text)
+        self.assertNotIn("<script", text)
+        self.assertIn("All rows arrive", text)
+
+    def test_catching_up(self) -> None:
+        """A catch-up shows how much of it is done."""
+        self.all_live()
+        event = CatchUp("events", "w1", 1234, 2234)
+        self.observer.catch_up(event)
+        self.observer.catch_up_page(event, 100, 1334)
+        text = self.page()
+        self.assertIn("1 of 3 writers not live yet", text)
+        self.assertRegex(text, r"catching up,\s+100 of 1,000")
+
+    def test_stalled(self) -> None:
+        """What is stalled stands first: since when, why, and what to do."""
+        self.all_live()
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.observer.connection_failed("redis", "refused", 5.0)
+        self.clock.advance(180)
+        text = self.page()
+        self.assertIn("3 of 3 writers stalled", text)
+        self.assertEqual(text.count('<div class="alarm stall">'), 1)
+        self.assertIn("stalled for 3 min. redis: refused", text)
+        self.assertIn("Look whether Redis", text)
+
+    def test_duplicate(self) -> None:
+        """Two processes of one name are flagged, with where they run."""
+        self.all_live()
+        self.observer.duplicate_instance("w1", "host:1 and host:2")
+        text = self.page()
+        self.assertIn("Two processes have one name", text)
+        self.assertIn("host:1 and host:2", text)
+
+    def test_alone(self) -> None:
+        """A process that follows nobody, with no links, has a page."""
+        self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
+        self.assertIn("follows no other", self.page())
+
+
+class OtherResourcesTests(PageMixin):
+    def test_ready(self) -> None:
+        """Ready is 503 and what is missing, then 200."""
+        self.go_live(("events", "w1"), ("events", "w2"))
+        resource = ReadyResource(self.observer.snapshot)
+        response, text = self.get(resource)
+        self.assertEqual(response.code, 503)
+        self.assertEqual(text, "typing/<w3> waiting for POSITION")
+        self.all_live()
+        response, text = self.get(resource)
+        self.assertEqual((response.code, text), (200, "ready"))
+
+    def test_json(self) -> None:
+        """The JSON has words for conditions, and is not kept by anybody."""
+        response, text = self.get(StatusJsonResource(self.observer.snapshot))
+        self.assertEqual(response.headers.getRawHeaders("Cache-Control"), ["no-store"])
+        self.assertIn('"condition":"waiting for POSITION"', text)
+
+
+class JudgementTests(PageMixin):
+    def test_order(self) -> None:
+        """The worst is said first."""
+        verdicts = []
+        self.go_live(("events", "w1"), ("events", "w2"))
+        verdicts.append(judge(self.observer.snapshot()))
+        self.all_live()
+        verdicts.append(judge(self.observer.snapshot()))
+        self.clock.advance(60)
+        self.observer.position_announced("events", "w1", 9999)
+        self.clock.advance(60)
+        verdicts.append(judge(self.observer.snapshot()))
+        self.observer.duplicate_instance("w1", "")
+        verdicts.append(judge(self.observer.snapshot()))
+        self.assertEqual([v.tone for v in verdicts], ["busy", "good", "bad", "bad"])
+        self.assertEqual(verdicts[2].text, "1 of 3 writers stalled")
+
+    def test_no_link_and_nobody_to_follow(self) -> None:
+        """A process that only writes is not well without a link."""
+        self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
+        self.observer.connection_failed("redis", "refused", 1.0)
+        self.assertEqual(judge(self.observer.snapshot()).text, "Not ready")
+
+    def test_long_groups(self) -> None:
+        """Many writers with one trouble are told in one line."""
+        writers = [(f"s{number}", "w1") for number in range(9)]
+        self.observer = StatusObserver(
+            "x.test", "me", writers, monotonic=self.clock.seconds
+        )
+        self.clock.advance(10)
+        (group,) = group_stalls(self.observer.snapshot().writers)
+        self.assertEqual(group.names, "s0/w1, s1/w1, s2/w1, s3/w1 and 5 more")
+
+    def test_every_reason_has_a_remedy(self) -> None:
+        """For whatever is wrong, the page says what to do."""
+        self.assertEqual(set(REMEDIES), set(StallReason))
+
+    def test_durations(self) -> None:
+        """Durations are short to read."""
+        texts = [duration(s) for s in (0.4, 119, 120, 7199, 7200, 200_000)]
+        self.assertEqual(texts, ["0 s", "119 s", "2 min", "119 min", "2 h", "2 d"])
+
+    def test_sparkline(self) -> None:
+        """The line's highest point is the greatest lag; no lag is at the bottom."""
+        self.assertEqual(sparkline([0, 50, 100]), "0.0,19.0 50.0,10.0 100.0,1.0")
+        self.assertEqual(sparkline([0, 0]), "0.0,19.0 100.0,19.0")
