@@ -102,6 +102,8 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                 if writer != last_writer or stream != last_stream:
                     known = open_runs.get(stream)
                     if known is None or known[0] != writer:
+                        if not stream or not writer:
+                            raise ValueError("a field is empty")
                         known = writer, RdataRun(stream.decode(), writer.decode())
                         open_runs[stream] = known
                         items.append(known[1])

@@ -127,7 +127,16 @@ class Command(abc.ABC):
         words = line.split(" ", count - 1)
         if len(words) != count:
             cls._refuse(f"it has {len(words)} fields, not {count}")
+        if "" in words:
+            cls._refuse("a field is empty")
         return words
+
+    @classmethod
+    def _word(cls, text: str) -> str:
+        """Take what must be one word: an id or a server's name."""
+        if not text or " " in text:
+            cls._refuse("it is not one word")
+        return text
 
     @classmethod
     def _integer(cls, text: str) -> int:
@@ -158,7 +167,17 @@ class _TextCommand(Command):
         return self.data
 
 
-class ServerCommand(_TextCommand):
+class _WordCommand(_TextCommand):
+    """A command that is one word."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_line(cls, line: str) -> _WordCommand:
+        return cls(cls._word(line))
+
+
+class ServerCommand(_WordCommand):
     """The server's name: the first line of a TCP connection.
 
     :ivar data: the homeserver's name.
@@ -198,7 +217,7 @@ class ErrorCommand(_TextCommand):
     NAME = "ERROR"
 
 
-class RemoteServerUpCommand(_TextCommand):
+class RemoteServerUpCommand(_WordCommand):
     """A remote homeserver can be reached again.
 
     :ivar data: its name.
@@ -208,7 +227,7 @@ class RemoteServerUpCommand(_TextCommand):
     NAME = "REMOTE_SERVER_UP"
 
 
-class NewActiveTaskCommand(_TextCommand):
+class NewActiveTaskCommand(_WordCommand):
     """A scheduled task may be run now.
 
     :ivar data: its id.
@@ -218,7 +237,7 @@ class NewActiveTaskCommand(_TextCommand):
     NAME = "NEW_ACTIVE_TASK"
 
 
-class CancelTaskCommand(_TextCommand):
+class CancelTaskCommand(_WordCommand):
     """A scheduled task is to be stopped.
 
     :ivar data: its id.
@@ -338,7 +357,7 @@ class UserSyncCommand(Command):
         if state not in ("start", "end"):
             cls._refuse("the last field but one is neither start nor end")
         who = front.split(" ", 2)
-        if len(who) < 2:
+        if len(who) < 2 or "" in who[:2]:
             cls._refuse("it has fewer than 4 fields")
         device_id = who[2] if len(who) == 3 else "None"
         return cls(
@@ -369,7 +388,7 @@ class ClearUserSyncsCommand(Command):
 
     @classmethod
     def from_line(cls, line: str) -> ClearUserSyncsCommand:
-        return cls(line)
+        return cls(cls._word(line))
 
     def to_line(self) -> str:
         return self.instance_id
@@ -389,7 +408,7 @@ class FederationAckCommand(Command):
     @classmethod
     def from_line(cls, line: str) -> FederationAckCommand:
         instance_name, space, token = line.rpartition(" ")
-        return cls(instance_name if space else None, cls._integer(token))
+        return cls(cls._word(instance_name) if space else None, cls._integer(token))
 
     def to_line(self) -> str:
         if self.instance_name is None:
@@ -554,17 +573,8 @@ _FROM_BOTH = frozenset(
 #: The names of what a server may send to a client.
 VALID_SERVER_COMMANDS: Final = _FROM_BOTH | {"SERVER"}
 
-#: The names of what a client may send to a server.
-VALID_CLIENT_COMMANDS: Final = _FROM_BOTH | {
-    "NAME",
-    "REPLICATE",
-    "USER_SYNC",
-    "CLEAR_USER_SYNC",
-    "FEDERATION_ACK",
-    "USER_IP",
-    "REMOVE_PUSHER",
-    "INVALIDATE_CACHE",
-}
+#: The names of what a client may send to a server: all, but the server's own.
+VALID_CLIENT_COMMANDS: Final = frozenset(COMMANDS) - {"SERVER"}
 
 
 def parse_command_from_line(line: str) -> Command:

@@ -153,10 +153,10 @@ class ReadLinesTests(SynchronousTestCase):
             )
 
     def test_empty_names(self) -> None:
-        """No row is lost, even if its names are empty."""
-        self.assertEqual(
-            read_lines([b"RDATA   1 []"]), [RdataRun("", "", [1], [b"[]"])]
-        )
+        """A row of no stream, or of no writer, is refused."""
+        for line in (b"RDATA  w 1 []", b"RDATA s  1 []"):
+            (item,) = read_lines([line])
+            self.assertIsInstance(item, RefusedLine)
 
     def test_greatest_tokens(self) -> None:
         """Tokens of all 64 bits are read."""
