@@ -32,6 +32,7 @@ EXIT_USAGE = 2
 _ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "positions": ("synapse_replication.app.positions_cli", "positions"),
+        "status": ("synapse_replication.app.status_cli", "status_command"),
         "exec": ("synapse_replication.dropin.launcher", "exec_command"),
         "replay": ("synapse_replication.app.replay", "replay"),
     }
@@ -125,11 +126,12 @@ def _run(config: ProcessConfig) -> NoReturn:
         )
         sys.exit(1)
     start_logging(sys.stderr)
-    reactor = _get_reactor()
+    reactor = get_reactor()
     sys.exit(run_service(reactor, lambda: make_process(config, reactor)))
 
 
-def _get_reactor() -> Any:
+def get_reactor() -> Any:
+    """Give the process's reactor."""
     # The wiring: everything else is given the reactor.
     from twisted.internet import reactor  # noqa: TID251
 
@@ -154,7 +156,7 @@ def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
     from synapse_replication.app.endpoints import client_endpoint, server_endpoint
     from synapse_replication.app.modules import load_factories
 
-    reactor, files = _get_reactor(), config.files
+    reactor, files = get_reactor(), config.files
     looks: list[Callable[[], object]] = [lambda: load_factories(config)]
     for make, descriptions in (
         (client_endpoint, config.tcp_connect),
@@ -227,7 +229,7 @@ def follow_command(
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     start_logging(sys.stderr)
-    reactor = _get_reactor()
+    reactor = get_reactor()
     filters = Filters(
         frozenset(streams),
         frozenset(writers),

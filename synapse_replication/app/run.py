@@ -44,9 +44,9 @@ class Runnable(Protocol):
         ...
 
 
-def start_logging(stream: TextIO) -> None:
-    """Write what is logged, from ``info`` on, to a stream; a line each."""
-    predicate = LogLevelFilterPredicate(LogLevel.info)
+def start_logging(stream: TextIO, level: Any = LogLevel.info) -> None:
+    """Write what is logged, from ``level`` on, to a stream; a line each."""
+    predicate = LogLevelFilterPredicate(level)
     observer = FilteringLogObserver(textFileLogObserver(stream), [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 

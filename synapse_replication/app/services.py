@@ -56,6 +56,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status import encode_status
 from synapse_replication.instrumentation.status_observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
@@ -227,6 +228,7 @@ class ProcessService(Service):
             self._observer,
             epoch=self.host.identity.instance_id if self._backlog is not None else None,
             backlog=self._backlog,
+            status=lambda: encode_status(self._status.snapshot()),
         )
         for listener in config.listeners:
             if not listener.direct_tcp:

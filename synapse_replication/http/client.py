@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -53,6 +53,8 @@ REQUEST_TIMEOUT = 30.0
 #: How long a writer may take to answer from its backlog, in s: it is in its memory,
 #: and there is another source.
 BACKLOG_TIMEOUT = 3.0
+#: How long a process may take to say how it stands, in s.
+STATUS_TIMEOUT = 5.0
 #: How long a connection may take to be made, in s.
 CONNECT_TIMEOUT = 10.0
 
@@ -223,6 +225,17 @@ class HttpCatchUpClient:
         query.update(epoch=epoch, backlog="1")
         return await self._get(stream_name, instance_name, query, BACKLOG_TIMEOUT)
 
+    async def get_status(self, instance_name: str) -> bytes:
+        """Ask a process of this package how its replication stands.
+
+        :return: JSON, not looked at.
+        :raises HttpCatchUpError: as before; its status is 404 if it is another's
+            process.
+        """
+        path = ("status",)
+        _, body = await self._ask("status", instance_name, path, {}, STATUS_TIMEOUT)
+        return body
+
     async def _get(
         self,
         stream_name: str,
@@ -230,19 +243,38 @@ class HttpCatchUpClient:
         query: Mapping[str, str],
         timeout: float,
     ) -> StreamUpdateResult:
+        path = ("get_repl_stream_updates", stream_name, self._make_txn_id())
+        shown, body = await self._ask(stream_name, instance_name, path, query, timeout)
+        try:
+            answer = _decode_answer(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise HttpCatchUpError(
+                "GET", shown, 200, f"this is no page of rows: {error}"
+            ) from error
+        return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
+
+    async def _ask(
+        self,
+        what: str,
+        instance_name: str,
+        path: Sequence[str],
+        query: Mapping[str, str],
+        timeout: float,
+    ) -> tuple[str, bytes]:
+        """Ask a process for something below its replication path.
+
+        :return: the URL, for people, and the answer.
+        """
         location = self._locations.get(instance_name)
         if location is None:
             raise HttpCatchUpError(
                 "GET",
-                f"{stream_name} of {instance_name}",
+                f"{what} of {instance_name}",
                 None,
                 "nobody knows where that process is",
                 f"add {instance_name} to instance_map",
             )
-        url = _base_url(location).child(
-            *("_synapse", "replication", "get_repl_stream_updates"),
-            *(stream_name, self._make_txn_id()),
-        )
+        url = _base_url(location).child("_synapse", "replication", *path)
         shown = url.to_text() if location.path is None else _show(location.path, url)
         for name, value in query.items():
             url = url.set(name, value)
@@ -256,13 +288,7 @@ class HttpCatchUpClient:
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))
             raise HttpCatchUpError("GET", shown, status, text, _mend(status))
-        try:
-            answer = _decode_answer(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise HttpCatchUpError(
-                "GET", shown, status, f"this is no page of rows: {error}"
-            ) from error
-        return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
+        return shown, body
 
     async def _request(self, url: DecodedURL) -> tuple[int, bytes]:
         headers = Headers({"Accept": ["application/json"]})

@@ -11,12 +11,14 @@ secret is 401 here.
 Readers that speak our extension say for which ``epoch`` of this process they ask: 409
 if it is another, since the rows might be too. With ``backlog=1`` they ask for what this
 process sent last and still has in memory: 410 if it does not.
+
+``GET /_synapse/replication/status`` is answered with how this process stands.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -55,6 +57,7 @@ class ReplicationResource(Resource):
     :param observer: told of failures of ours.
     :param epoch: of this process; ``None`` if it does not speak the extension.
     :param backlog: what this process sent last.
+    :param status: says as JSON how this process's replication stands, at ``status``.
     """
 
     isLeaf = True  # noqa: N815
@@ -68,6 +71,7 @@ class ReplicationResource(Resource):
         *,
         epoch: str | None = None,
         backlog: Backlog | None = None,
+        status: Callable[[], bytes] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._streams = streams
@@ -76,6 +80,7 @@ class ReplicationResource(Resource):
         self._observer = observer
         self._epoch = epoch
         self._backlog = backlog
+        self._status = status
 
     def under_root(self) -> Resource:
         """Make a root resource that has this one in its place."""
@@ -88,6 +93,10 @@ class ReplicationResource(Resource):
         request.setHeader(b"Content-Type", b"application/json")
         request.setHeader(b"Cache-Control", b"no-cache")
         try:
+            if request.postpath == [b"status"] and self._status is not None:
+                self._check_method(request)
+                self._check_secret(request)
+                return self._status()
             stream, from_token, upto_token = self._read(request)
         except _RefusedError as refused:
             return _refuse(request, refused)
@@ -125,9 +134,7 @@ class ReplicationResource(Resource):
         path: Sequence[bytes] = request.postpath
         if len(path) != 3 or path[0] != _ENDPOINT or not path[2]:
             raise _RefusedError(404, "M_UNRECOGNIZED", "there is nothing here")
-        if request.method != b"GET":
-            request.setHeader(b"Allow", b"GET")
-            raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is answered here")
+        self._check_method(request)
         self._check_secret(request)
         epochs = request.args.get(b"epoch")
         if epochs and self._epoch is not None and epochs != [self._epoch.encode()]:
@@ -140,6 +147,12 @@ class ReplicationResource(Resource):
             _integer(request, b"from_token"),
             _integer(request, b"upto_token"),
         )
+
+    @staticmethod
+    def _check_method(request: Any) -> None:
+        if request.method != b"GET":
+            request.setHeader(b"Allow", b"GET")
+            raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is answered here")
 
     def _check_secret(self, request: Any) -> None:
         if self._secret is None:

@@ -213,6 +213,24 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             error = self.fail_to_fetch(self.make_client(Canned(200, body)))
             self.assertEqual(error.status, 200)
 
+    def test_status(self) -> None:
+        """A process is asked how it stands; what it says is not looked at."""
+        self.resource = ReplicationResource(
+            Directory(self.events),
+            "writer1",
+            "hush",
+            FailureObserver(),
+            status=lambda: b"fine",
+        ).under_root()
+        asking = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
+        self.assertEqual(self.successResultOf(asking), b"fine")
+
+    def test_no_status(self) -> None:
+        """A process of another kind has none."""
+        asking = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
+        error = self.failureResultOf(asking, HttpCatchUpError).value
+        self.assertEqual(error.status, 404)
+
     def test_unknown_instance(self) -> None:
         """A writer that is not in the map is named, with the key to mend."""
         asking = Deferred.fromCoroutine(

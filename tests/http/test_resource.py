@@ -62,6 +62,18 @@ class ReplicationResourceTests(SynchronousTestCase):
             self.successResultOf(self.treq.content(response))
         )
 
+    def test_status(self) -> None:
+        """A process that can says how it stands, to who has the secret."""
+        url = _BASE + "status"
+        self.assertEqual(self.ask(url)[0], 404)
+        resource = ReplicationResource(
+            Directory(), "writer1", "hush", self.observer, status=lambda: b"{}"
+        )
+        self.treq = StubTreq(resource.under_root())
+        self.assertEqual(self.ask(url), (200, {}))
+        self.assertEqual(self.ask(url, headers={})[0], 401)
+        self.assertEqual(self.ask(url, method="POST")[0], 405)
+
     def test_page(self) -> None:
         """Our own rows in the range come as a page that says where it ends."""
         self.assertEqual(
