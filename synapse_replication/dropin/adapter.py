@@ -98,9 +98,18 @@ class HostRows:
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Take note that a writer has nothing more up to ``token``."""
+        """Take note that a writer has nothing more up to ``token``.
+
+        If it began again, its source is asked first, as the host does even where
+        there can be no rows: who is told then knows that the writer is there.
+        """
+        stream = self._streams[stream_name]
+        if stream.description.held_in_memory:
+            current = stream.current_token(instance_name)
+            if token < current:
+                await stream.get_updates_since(instance_name, current, token)
         await self._data_handler.on_position(stream_name, instance_name, token)
-        self._streams[stream_name].heard_of(instance_name, token, is_position=True)
+        stream.heard_of(instance_name, token, is_position=True)
 
 
 class HostCommands:

@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.positions import HostPositions
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.sequences import IdStream, load_positions
@@ -31,6 +32,12 @@ from synapse_replication.streams.table import IdColumn
 __all__ = ["HostDatabase", "MultiWriterIdGenerator"]
 
 T = TypeVar("T")
+
+#: The host's names of our transactions: its metrics and its tests know them.
+_HOST_DESCRIPTIONS = {
+    "get_next_ids": "_load_next_mult_id",
+    "keep_position": "MultiWriterIdGenerator._update_table",
+}
 
 _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -53,6 +60,7 @@ class HostDatabase:
         """Run ``func(cursor)`` in a transaction of the host."""
         if not self.is_postgres:
             func = _with_sqlite_parameters(func)
+        description = _HOST_DESCRIPTIONS.get(description, description)
         result: Deferred[T] = Deferred()
 
         async def run() -> None:
@@ -133,7 +141,14 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         cursor = db_conn.cursor(txn_name=f"load_positions_{stream_name}")
         try:
             if database.is_postgres:
-                positions = load_positions(cursor, stream, instance_name)
+                positions = load_positions(
+                    cursor,
+                    stream,
+                    instance_name,
+                    # As a host that starts does with every sequence that it has.
+                    raise_to_tables=True,
+                    positions_type=HostPositions,
+                )
             else:
                 positions = _load_from_tables(cursor, stream, instance_name)
         except SequenceBehindError as error:
@@ -209,4 +224,4 @@ def _load_from_tables(
         txn.execute(f"SELECT {function}({column.id_column}) FROM {column.table}")
         (id_,) = txn.fetchone()
         farthest = max(farthest, stream.sign * (id_ or 0))
-    return WriterPositions(instance_name, stream.writers, complete_upto=farthest)
+    return HostPositions(instance_name, stream.writers, complete_upto=farthest)

@@ -24,6 +24,7 @@ __all__ = [
     "identifier",
     "ids_beyond",
     "ids_beyond_by_writer",
+    "raise_sequence",
     "sequence_state",
     "upsert_position",
 ]
@@ -92,6 +93,14 @@ def identifier(name: str) -> str:
 def sequence_state(sequence: str) -> str:
     """Read ``last_value`` and ``is_called`` of a sequence."""
     return f"SELECT last_value, is_called FROM {identifier(sequence)}"
+
+
+def raise_sequence(sequence: str) -> str:
+    """Bring a sequence to ``id``, unless it is there."""
+    return (
+        "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value)) "
+        f"FROM {identifier(sequence)}"
+    )
 
 
 def upsert_position(negative: bool) -> str:

@@ -189,7 +189,14 @@ def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[
     return [stream.sign * id_ for (id_,) in txn.fetchall()]
 
 
-def load_positions(txn: Any, stream: IdStream, instance_name: str) -> WriterPositions:
+def load_positions(
+    txn: Any,
+    stream: IdStream,
+    instance_name: str,
+    *,
+    raise_to_tables: bool = False,
+    positions_type: type[WriterPositions] = WriterPositions,
+) -> WriterPositions:
     """Find out where a stream stands, at the start of a process.
 
     A declared writer also forgets removed ones, stores where it begins if it is
@@ -202,7 +209,10 @@ def load_positions(txn: Any, stream: IdStream, instance_name: str) -> WriterPosi
     first (without stored positions, all up to there counts as complete), the
     sequence last (it is ahead of every row read before).
 
-    :raises SequenceBehindError: the sequence is behind a table.
+    :param raise_to_tables: a sequence that is behind a table is brought forward.
+    :param positions_type: what to make.
+    :raises SequenceBehindError: the sequence is behind a table, or far behind the
+        stored positions.
     """
     farthest = {column: farthest_id(txn, stream, column) for column in stream.tables}
     greatest = max(farthest.values(), default=0)
@@ -215,16 +225,34 @@ def load_positions(txn: Any, stream: IdStream, instance_name: str) -> WriterPosi
             if farthest[column] > low:
                 beyond += _ids_beyond(txn, stream, column, low)
     is_writer = instance_name in stream.writers
+    if raise_to_tables:
+        _raise_sequence(txn, stream, greatest)
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)
 
     complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
     if not stream.writers or stream.writers == (instance_name,):
         # Nobody else writes, and we have not begun.
         complete = max(complete, last)
-    positions = WriterPositions(instance_name, stream.writers, stored, beyond, complete)
+    positions = positions_type(instance_name, stream.writers, stored, beyond, complete)
     if is_writer:
         _settle_in(txn, stream, positions, kept)
     return positions
+
+
+def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
+    last = read_sequence(txn, stream.sequence)
+    if greatest > last:
+        txn.execute(
+            queries.raise_sequence(stream.sequence),
+            {"sequence": queries.identifier(stream.sequence), "id": greatest},
+        )
+        _log.warn(
+            "sequence {sequence} stood at {last}, behind rows up to {greatest}, and "
+            "has been brought forward",
+            sequence=stream.sequence,
+            last=last,
+            greatest=greatest,
+        )
 
 
 def _read_checked_sequence(

@@ -301,6 +301,10 @@ class WriterPositions:
             return floor
         return heap[0] - 1 if floor is None else min(heap[0] - 1, floor)
 
+    def _announceable_upto(self, limit: int) -> int:
+        """Give the greatest id to announce while ids above ``limit`` are open."""
+        return self._finished.last_upto(limit) or 0
+
     def _settle(self) -> None:
         """Derive everything again from what is in flight, fetched and finished."""
         limit = self._own_limit()
@@ -309,7 +313,7 @@ class WriterPositions:
         elif limit is None:
             announced = self.max_finished
         else:
-            announced = self._finished.last_upto(limit) or 0
+            announced = self._announceable_upto(limit)
         announced = max(announced, self._announced)
 
         slowest = min(self._others.values(), default=None)

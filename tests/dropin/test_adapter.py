@@ -155,6 +155,26 @@ class SynapseHostTests(SynchronousTestCase):
         stream = host.streams.get_streams()["caches"]
         self.assertEqual((stream.current_token("w"), stream.current_token("v")), (4, 6))
 
+    def test_a_writer_began_again(self) -> None:
+        """
+        C46: the source of a stream that began again is asked, also for nothing.
+        """
+        asked: list[tuple[str, int, int]] = []
+
+        class _Asked(FakeStream):
+            async def get_updates_since(self, *args: Any) -> Any:
+                asked.append(args)
+                return await super().get_updates_since(*args)
+
+        typing = _Asked("typing")
+        typing.tokens["w"] = 649
+        fake_modules(self, {"typing": lambda hs: typing})
+        host = SynapseHost(FakeHomeserver())
+        self.successResultOf(_deferred(host.rows.on_position("typing", "w", 650)))
+        self.assertEqual(asked, [])
+        self.successResultOf(_deferred(host.rows.on_position("typing", "w", 0)))
+        self.assertEqual(asked, [("w", 649, 0)])
+
     def test_background_processes(self) -> None:
         """
         Background work runs as the host's.

@@ -143,6 +143,18 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.sql(error.mend)
         self.assertEqual(self.load("first").announced, 9)
 
+    def test_sequence_raised_to_tables(self) -> None:
+        """A host that asks for it has a sequence brought forward, never back."""
+        self.write_rows("first", 9)
+        for stands_at, announced in ((5, 9), (12, 9)):
+            self.set_sequence(stands_at)
+            with self.connection.cursor() as cursor:
+                positions = load_positions(
+                    cursor, FOOBAR, "first", raise_to_tables=True
+                )
+                self.assertEqual(positions.announced, announced)
+                self.assertEqual(read_sequence(cursor, "foobar_seq"), max(stands_at, 9))
+
     def test_sequence_behind_positions(self) -> None:
         """
         C34, C35: a writer brings a sequence forward that is a little behind what is

@@ -1,0 +1,63 @@
+"""Tests for positions inside a host."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.positions import HostPositions
+
+
+def _take(positions: HostPositions, *ids: int) -> None:
+    positions.end_fetch(positions.begin_fetch(), ids)
+
+
+class HostPositionsTests(SynchronousTestCase):
+    """Tests for HostPositions."""
+
+    def test_first_id(self) -> None:
+        """
+        The first id of a new sequence may be used, once.
+        """
+        positions = HostPositions("w", ["w"])
+        _take(positions, 1)
+        self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
+        self.assertRaises(ValueError, _take, positions, 1)
+        positions.finish([1])
+        self.assertEqual((positions.announced, positions.local), (1, 1))
+        self.assertRaises(ValueError, _take, positions, 1)
+        _take(positions, 2)
+        positions.finish([2])
+        self.assertEqual(positions.all_positions(), {"w": 2})
+
+    def test_first_id_of_a_stream_that_was_written(self) -> None:
+        """
+        C34: a sequence that begins again at 1 is noticed.
+        """
+        positions = HostPositions("w", ["w"], {"w": 7})
+        self.assertRaises(ValueError, _take, positions, 1)
+
+    def test_others_finish_while_an_id_is_in_flight(self) -> None:
+        """
+        What others finish is announced once none of ours is in flight.
+        """
+        positions = HostPositions("second", ["first", "second"], {"first": 3}, [7], 3)
+        positions.advance("first", 9)
+        self.assertEqual(positions.announced, 9)
+        _take(positions, 12)
+        positions.advance("first", 11)
+        self.assertEqual(positions.announced, 9)
+        positions.finish([12])
+        self.assertEqual((positions.announced, positions.local), (12, 12))
+
+    def test_own_ids_finish_out_of_order(self) -> None:
+        """
+        Of ours, what lies below the smallest that is in flight is announced.
+        """
+        positions = HostPositions("w", ["w", "v"], {"w": 7, "v": 7})
+        _take(positions, 8, 9, 12)
+        positions.finish([9])
+        self.assertEqual(positions.announced, 7)
+        positions.finish([8])
+        self.assertEqual((positions.announced, positions.local), (9, 9))
+        positions.finish([12])
+        self.assertEqual(positions.announced, 12)
