@@ -20,6 +20,7 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
+    +-- HooksOverflowError            events came faster than hooks could be told
     +-- StatusError                   a process does not say how it stands
     +-- WaitTimeoutError              a position was not reached in time
     +-- ServerStartError              a private server of the test kit did not start
@@ -38,6 +39,7 @@ __all__ = [
     "ConfigProblem",
     "ExtensionMessageError",
     "ForbiddenCommandError",
+    "HooksOverflowError",
     "HttpCatchUpError",
     "LineTooLongError",
     "LocalProtocolError",
@@ -251,6 +253,20 @@ class HttpCatchUpError(CatchUpError):
         self.url = url
         self.status = status
         self.body = body
+
+
+class HooksOverflowError(ReplicationError):
+    """Events came faster than subscribers could be told of them.
+
+    :ivar count: how many were left out.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(
+            f"{count} events were left out, since too many waited; have the callbacks "
+            "do less in the reactor's thread"
+        )
+        self.count = count
 
 
 class StatusError(ReplicationError):

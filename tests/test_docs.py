@@ -15,6 +15,7 @@ import psycopg2
 from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.cli import cli
@@ -22,6 +23,8 @@ from synapse_replication.app.config import Purpose, load_config
 from synapse_replication.app.host import StreamTable, WriteNotifier
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.instrumentation.status_observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.streams.table import TableStream
@@ -147,6 +150,25 @@ class CodeExamplesTests(SynchronousTestCase):
             Deferred.fromCoroutine(stream.get_updates_since("other", 3, 5))
         )
         self.assertEqual(fetched, [("cursors", "other", 3, 5)])
+
+    def test_hooks(self) -> None:
+        """The example of hooks subscribes, and says what it is told."""
+        reactor = Clock()
+        clock: Any = SimpleNamespace(call_later=reactor.callLater)
+        failures: list[object] = []
+        status = StatusObserver(
+            "x", "me", [("orders", "w1")], monotonic=reactor.seconds
+        )
+        hooks = ReplicationHooks(
+            clock, status.snapshot, lambda what, error: failures.append(error)
+        )
+        run_example("hooks.py")["subscribe"](SimpleNamespace(hooks=hooks), {})
+        hooks.start()
+        with capturedLogs() as logged:
+            reactor.pump([1.0] * 12)
+        (event,) = logged
+        self.assertIn("orders stands still", formatEvent(event))
+        self.assertEqual(failures, [])
 
     def test_observer(self) -> None:
         """The example of an observer counts, and prints what was discarded."""

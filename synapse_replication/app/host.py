@@ -20,6 +20,7 @@ from synapse_replication.handlers.data import (
 )
 from synapse_replication.handlers.interfaces import Identity, RowSink, SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.stream import Stream, UpdateFunction
 
 __all__ = [
@@ -177,6 +178,7 @@ class StandaloneHost:
     plugged in by ``modules`` finds it set.
 
     :ivar observer: told of everything.
+    :ivar hooks: lets code subscribe to what happens; set by the process.
     :ivar fetch_from_writer: makes, of the name of a stream held in memory, what
         asks its writers for rows over HTTP, with retries. For the code that is
         plugged in by ``modules``, too, and set as ``rows`` is.
@@ -191,6 +193,7 @@ class StandaloneHost:
     commands: SyncingUsers = attrs.field(factory=SyncingUsers)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
+    hooks: ReplicationHooks = attrs.field(init=False)
     fetch_from_writer: Callable[[str], UpdateFunction] = attrs.field(init=False)
 
     @classmethod

@@ -51,6 +51,7 @@ from synapse_replication.handlers.streamer import ReplicationStreamer
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
@@ -99,12 +100,18 @@ class ProcessService(Service):
             ],
             monotonic=self._clock.seconds,
         )
+        self._hooks = ReplicationHooks(
+            self._clock,
+            self._status.snapshot,
+            lambda what, error: self._observer.failure(what, error),
+        )
         self._metrics = PrometheusObserver(
             ReplicationMetrics(self._registry), config.server_name, status=self._status
         )
         self._observer = CompositeObserver(
             [
                 self._status,
+                self._hooks,
                 self._metrics,
                 LoggingObserver(Logger("synapse_replication")),
                 TracingObserver(
@@ -113,6 +120,7 @@ class ProcessService(Service):
             ]
         )
         self.host = StandaloneHost.from_config(config, self._clock, self._observer)
+        self.host.hooks = self._hooks
         self._epochs = PeerEpochs()
         self._backlog: Backlog | None = None
         if config.redis is not None and config.extension is not None:
@@ -309,6 +317,8 @@ class ProcessService(Service):
             self._status.sample()
 
         sample()
+        self._hooks.start()
+        self._at_stop("looking for hooks", self._hooks.stop)
         self._at_stop("looking at lag", lambda: self._sampling.cancel())
 
     def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:

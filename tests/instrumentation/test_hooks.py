@@ -1,0 +1,197 @@
+"""Tests for :mod:`synapse_replication.instrumentation.hooks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import HooksOverflowError
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    PeerNews,
+    Resync,
+)
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.hooks import (
+    LOOK_EVERY,
+    MAX_MEMBERS,
+    MAX_WAITING,
+    CatchUpProgress,
+    CaughtUp,
+    HookEvent,
+    LinkDown,
+    LinkUp,
+    ReplicaOffline,
+    ReplicaOnline,
+    ReplicationHooks,
+    Resynced,
+    Stalled,
+    WriterRoleChanged,
+)
+from synapse_replication.instrumentation.status import StallReason
+from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from tests.handlers.receiving import Row
+
+EVENT = CatchUp("events", "w1", 100, 150)
+KINDS: tuple[type[HookEvent], ...] = (
+    LinkUp,
+    LinkDown,
+    ReplicaOnline,
+    ReplicaOffline,
+    CaughtUp,
+    CatchUpProgress,
+    Stalled,
+    Resynced,
+    WriterRoleChanged,
+)
+
+
+def news(name: str, *streams: str, is_leaving: bool = False) -> PeerNews:
+    positions = dict.fromkeys(streams, (1, 0.0))
+    return PeerNews(name, "e", "", "host:1", is_leaving, positions)
+
+
+class ReplicationHooksTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        host = MemoryHost(SourceStream("events", Row))
+        self.reactor = host.reactor
+        self.failures: list[tuple[str, BaseException]] = []
+        self.told: list[HookEvent] = []
+        self.status = StatusObserver(
+            "x.test", "me", [("events", "w1")], monotonic=host.clock.seconds
+        )
+        self.hooks = ReplicationHooks(
+            host.clock,
+            self.status.snapshot,
+            lambda what, error: self.failures.append((what, error)),
+        )
+        self.observer = CompositeObserver([self.status, self.hooks])
+
+    def subscribe_all(self) -> None:
+        for kind in KINDS:
+            self.hooks.subscribe(kind, self.told.append)
+
+    def take(self, seconds: float = 0) -> list[HookEvent]:
+        self.reactor.pump([LOOK_EVERY] * int(seconds / LOOK_EVERY) or [0])
+        self.reactor.advance(0)
+        taken, self.told[:] = self.told[:], []
+        return taken
+
+    def test_moments(self) -> None:
+        """Links and resyncs are told in their order, later, and not while they happen."""
+        self.subscribe_all()
+        self.observer.connection_made("redis")
+        self.observer.resynced("events", "w1", Resync.PARTIAL)
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.told, [])
+        self.assertEqual(
+            self.take(),
+            [
+                LinkUp("redis"),
+                Resynced("events", "w1", Resync.PARTIAL),
+                LinkDown("redis", "gone"),
+            ],
+        )
+
+    def test_progress(self) -> None:
+        """Of the pages of a catch-up the newest is told; the others were passed."""
+        self.subscribe_all()
+        self.observer.catch_up(EVENT)
+        self.observer.catch_up_page(EVENT, 5, 110)
+        self.observer.catch_up_page(EVENT, 5, 120)
+        expected = CatchUpProgress("events", "w1", 100, 120, 150)
+        self.assertEqual(self.take(), [expected])
+
+    def test_members(self) -> None:
+        """Processes come with their first heartbeat and go with goodbye or silence."""
+        self.subscribe_all()
+        self.hooks.start()
+        self.observer.peer_heard(news("w1"))
+        self.observer.peer_heard(news("w2"))
+        self.assertEqual(
+            [e for e in self.take(1) if isinstance(e, ReplicaOnline)],
+            [ReplicaOnline("w1", "host:1"), ReplicaOnline("w2", "host:1")],
+        )
+        self.observer.peer_heard(news("w2", is_leaving=True))
+        self.assertIn(ReplicaOffline("w2"), self.take(1))
+        self.assertIn(ReplicaOffline("w1"), self.take(20))
+
+    def test_stalled_and_caught_up(self) -> None:
+        """A writer that stalls is told once, and again when it is live."""
+        self.subscribe_all()
+        self.hooks.start()
+        self.observer.connection_made("redis")
+        self.take(15)
+        self.assertEqual(self.take(30), [])
+        self.observer.position_changed("events", "w1", 7)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.take(1), [CaughtUp("events", "w1")])
+        self.observer.position_announced("events", "w1", 9)
+        (stalled,) = self.take(30)
+        assert isinstance(stalled, Stalled)
+        self.assertEqual(stalled.reason, StallReason.NO_PROGRESS)
+        self.observer.position_changed("events", "w1", 9)
+        self.assertEqual(self.take(5), [CaughtUp("events", "w1")])
+
+    def test_roles(self) -> None:
+        """A stream that moves from one process to another is told of both."""
+        self.subscribe_all()
+        self.observer.peer_heard(news("w1", "events", "typing"))
+        self.observer.peer_heard(news("w2", "receipts"))
+        self.assertEqual(self.take(), [])
+        self.observer.peer_heard(news("w1", "events"))
+        self.observer.peer_heard(news("w2", "receipts", "typing"))
+        self.observer.peer_heard(news("w2", is_leaving=True))
+        self.assertEqual(
+            self.take(),
+            [
+                WriterRoleChanged("typing", "w1", False),
+                WriterRoleChanged("typing", "w2", True),
+            ],
+        )
+
+    def test_a_failing_callback_hurts_nobody(self) -> None:
+        """A callback that fails is reported; the others are called all the same."""
+        self.hooks.subscribe(LinkUp, lambda event: 1 / 0)
+        self.subscribe_all()
+        self.observer.connection_made("redis")
+        self.observer.connection_made("tcp")
+        self.assertEqual(self.take(), [LinkUp("redis"), LinkUp("tcp")])
+        self.assertEqual(
+            [(what, type(error)) for what, error in self.failures],
+            [("a hook for LinkUp", ZeroDivisionError)] * 2,
+        )
+
+    def test_unsubscribe(self) -> None:
+        """One that does not want to hear any more does not, whatever it did before."""
+        ends: list[Callable[[], None]] = []
+        ends.append(self.hooks.subscribe(LinkUp, self.told.append))
+        ends.append(self.hooks.subscribe(LinkUp, lambda event: ends[0]()))
+        self.observer.connection_made("redis")
+        self.assertEqual(self.take(), [LinkUp("redis")])
+        self.observer.connection_made("redis")
+        self.assertEqual(self.take(), [])
+        ends[0]()
+
+    def test_what_waits_is_bounded(self) -> None:
+        """C56: what is too much is left out and its number reported."""
+        self.subscribe_all()
+        for number in range(MAX_WAITING + 7):
+            self.observer.connection_made(f"link{number}")
+        self.assertEqual(len(self.take()), MAX_WAITING)
+        ((_, error),) = self.failures
+        self.assertIsInstance(error, HooksOverflowError)
+        self.assertIn("7 events", str(error))
+        for number in range(MAX_MEMBERS + 7):
+            self.observer.peer_heard(news(f"w{number}"))
+        self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
+
+    def test_stop(self) -> None:
+        """After the stop nothing is left on the clock."""
+        self.hooks.start()
+        self.take(3)
+        self.hooks.stop()
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
