@@ -31,6 +31,14 @@ _CONNECT_TIMEOUT = 30.0
 _DRAIN_TIMEOUT = 5.0
 
 
+def _close(factory: Any) -> None:
+    if isinstance(factory, SenderFactory):
+        factory.sender.flush()
+    factory.stopTrying()
+    if factory.connector is not None:
+        factory.connector.disconnect()
+
+
 class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     """Takes commands from all connections and sends to all of them.
 
@@ -81,14 +89,28 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
-        # The one holds up the end of the reactor, the other that of the host.
-        stop = partial(self._stop, [outbound._factory, factory])
-        reactor.addSystemEventTrigger(
-            "before", "shutdown", lambda: Deferred.fromCoroutine(stop())
+        factories = [outbound._factory, factory]
+        trigger = reactor.addSystemEventTrigger(
+            "before",
+            "shutdown",
+            lambda: Deferred.fromCoroutine(self._stop(factories)),
         )
-        hs.register_async_shutdown_handler(
-            phase="before", eventType="shutdown", shutdown_func=stop
+        # Called when the host ends and its reactor goes on; then nothing may be
+        # waited for. When the reactor ends, all is done by this phase.
+        hs.register_sync_shutdown_handler(
+            phase="during",
+            eventType="shutdown",
+            shutdown_func=partial(self._stop_at_once, factories, trigger),
         )
+
+    def _stop_at_once(self, factories: Sequence[Any], trigger: Any) -> None:
+        """Write what was said, and close the connections to Redis."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self._hs.get_reactor().removeSystemEventTrigger(trigger)
+        for factory in factories:
+            _close(factory)
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send what was written and said, then close the connections to Redis."""
@@ -102,13 +124,9 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         await self.host.clock.sleep(0)
         closed = []
         for factory in factories:
-            if isinstance(factory, SenderFactory):
-                factory.sender.flush()
-            factory.stopTrying()
             if factory.pool and factory.connector is not None:
                 closed.append(factory.waitForEmptyPool())
-            if factory.connector is not None:
-                factory.connector.disconnect()
+            _close(factory)
         await self._in_time(DeferredList(closed))
 
     async def _in_time(self, deferred: Deferred[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import ReplicationCommandHandler
@@ -128,13 +127,11 @@ class HandlerTests(SynchronousTestCase):
 class StartAndStopTests(SynchronousTestCase):
     """Tests for the link to Redis, with factories that are doubles."""
 
-    def test_redis(self) -> None:
-        """
-        The host's reactor connects the subscription; at the end both connections are
-        closed, after what others still had to say.
-        """
+    def _start(self) -> Any:
+        """Make a host and start replication on it."""
         connected: list[tuple[Any, ...]] = []
         ended: list[str] = []
+        self.connected, self.ended = connected, ended
 
         class Factory:
             pool: tuple[()] = ()
@@ -168,22 +165,44 @@ class StartAndStopTests(SynchronousTestCase):
             _factory=Factory(hs, None, [])
         )
         hs.reactor.connectTCP = lambda *args, **named: connected.append((*args, named))
-        triggers: list[Any] = []
-        hs.reactor.addSystemEventTrigger = lambda *args: triggers.append(args)
-        stops: list[Any] = []
-        hs.register_async_shutdown_handler = lambda **named: stops.append(named)
+        self.triggers: dict[str, Any] = {}
+
+        def add(phase: str, event: str, func: Any) -> str:
+            self.triggers[f"{phase} {event}"] = func
+            return f"{phase} {event}"
+
+        hs.reactor.addSystemEventTrigger = add
+        hs.reactor.removeSystemEventTrigger = self.triggers.pop
+        self.stops: list[Any] = []
+        hs.register_sync_shutdown_handler = lambda **named: self.stops.append(named)
         hs.get_replication_command_handler().start_replication(hs)
-        ((host, port, factory, _),) = connected
+        return hs
+
+    def test_the_reactor_ends(self) -> None:
+        """
+        The host's reactor connects the subscription; at the end both connections are
+        closed, after what others still had to say.
+        """
+        hs = self._start()
+        ((host, port, factory, _),) = self.connected
         self.assertEqual((host, port, factory.channel_names), ("r", 6379, ["USER_IP"]))
-        (stop,) = stops
-        self.assertEqual((stop["phase"], stop["eventType"]), ("before", "shutdown"))
-        ((phase, event, at_end),) = triggers
-        self.assertEqual((phase, event), ("before", "shutdown"))
-        stopped = at_end()
+        stopped = self.triggers["before shutdown"]()
         self.assertNoResult(stopped)
         hs.reactor.advance(0)
         self.successResultOf(stopped)
-        self.assertEqual(ended, ["no more", "closed"] * 2)
+        self.assertEqual(self.ended, ["no more", "closed"] * 2)
         # The host tells of its end, too: once is enough.
-        self.successResultOf(Deferred.fromCoroutine(stop["shutdown_func"]()))
-        self.assertEqual(ended, ["no more", "closed"] * 2)
+        (stop,) = self.stops
+        self.assertEqual((stop["phase"], stop["eventType"]), ("during", "shutdown"))
+        stop["shutdown_func"]()
+        self.assertEqual(self.ended, ["no more", "closed"] * 2)
+
+    def test_the_host_ends(self) -> None:
+        """
+        When the host ends and its reactor goes on, nothing of ours is left in it.
+        """
+        self._start()
+        (stop,) = self.stops
+        stop["shutdown_func"]()
+        self.assertEqual(self.ended, ["no more", "closed"] * 2)
+        self.assertEqual(self.triggers, {})
