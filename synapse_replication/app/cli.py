@@ -97,21 +97,28 @@ def _exit_with_mistakes(error: ConfigError) -> NoReturn:
     sys.exit(EXIT_USAGE)
 
 
+log_option = click.option(
+    "--log-json", is_flag=True, help="Log lines are JSON objects, for programs."
+)
+
+
 @cli.command("main")
 @config_option
-def main_command(config_paths: tuple[str, ...]) -> None:
+@log_option
+def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a main process, until SIGTERM or SIGINT."""
-    _run(load_or_exit(config_paths, Purpose.MAIN))
+    _run(load_or_exit(config_paths, Purpose.MAIN), log_json)
 
 
 @cli.command("worker")
 @config_option
-def worker_command(config_paths: tuple[str, ...]) -> None:
+@log_option
+def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a worker, until SIGTERM or SIGINT."""
-    _run(load_or_exit(config_paths, Purpose.WORKER))
+    _run(load_or_exit(config_paths, Purpose.WORKER), log_json)
 
 
-def _run(config: ProcessConfig) -> NoReturn:
+def _run(config: ProcessConfig, log_json: bool) -> NoReturn:
     from synapse_replication.app.run import run_service, start_logging
 
     try:
@@ -125,7 +132,7 @@ def _run(config: ProcessConfig) -> NoReturn:
             err=True,
         )
         sys.exit(1)
-    start_logging(sys.stderr)
+    start_logging(sys.stderr, as_json=log_json)
     reactor = get_reactor()
     sys.exit(run_service(reactor, lambda: make_process(config, reactor)))
 

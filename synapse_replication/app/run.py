@@ -23,6 +23,7 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
+from synapse_replication.instrumentation.json_logs import JsonLogObserver
 
 __all__ = ["Runnable", "run_service", "start_logging"]
 
@@ -44,10 +45,16 @@ class Runnable(Protocol):
         ...
 
 
-def start_logging(stream: TextIO, level: Any = LogLevel.info) -> None:
-    """Write what is logged, from ``level`` on, to a stream; a line each."""
+def start_logging(
+    stream: TextIO, level: Any = LogLevel.info, *, as_json: bool = False
+) -> None:
+    """Write what is logged, from ``level`` on, to a stream; a line each.
+
+    :param as_json: lines are JSON objects, for programs.
+    """
     predicate = LogLevelFilterPredicate(level)
-    observer = FilteringLogObserver(textFileLogObserver(stream), [predicate])
+    write: Any = JsonLogObserver(stream) if as_json else textFileLogObserver(stream)
+    observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
 

@@ -116,9 +116,9 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("discarded", stream_name if known else None, reason),
-            "Discarded {count} of stream {stream} of {instance}: {reason}",
+            "Discarded {count} of stream {stream} of {writer}: {reason}",
             stream=excerpt(stream_name),
-            instance=excerpt(instance_name),
+            writer=excerpt(instance_name),
             reason=reason.value,
             count=count,
         )
@@ -138,9 +138,9 @@ class LoggingObserver(ReplicationObserver):
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
         self._logger.debug(
-            "Stream {stream} of {instance} is live on {connection}",
+            "Stream {stream} of {writer} is live on {connection}",
             stream=stream_name,
-            instance=instance_name,
+            writer=instance_name,
             connection=connection,
         )
 
@@ -148,21 +148,22 @@ class LoggingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self._logger.info(
-            "Stream {stream} of {instance} went back from {from_token} to {to_token}: "
+            "Stream {stream} of {writer} went back from {from_token} to {to_token}: "
             "its writer started again",
             stream=stream_name,
-            instance=instance_name,
+            writer=instance_name,
             from_token=from_token,
             to_token=to_token,
         )
 
     def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
         self._logger.debug(
-            "Fetched {rows} rows of {event.stream_name} of {event.instance_name}, "
-            "up to {upto_token} of {event.upto_token}",
-            event=event,
+            "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",
+            stream=event.stream_name,
+            writer=event.instance_name,
             rows=rows,
-            upto_token=upto_token,
+            token=upto_token,
+            upto_token=event.upto_token,
         )
 
     def catch_up_failed(
@@ -171,10 +172,12 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("catch_up_failed", event.stream_name, event.instance_name, type(error)),
-            "Cannot fetch rows of {event.stream_name} of {event.instance_name} in "
-            "({event.from_token}, {event.upto_token}], attempt {attempt}: {error}; "
-            "again in {retry_in:.1f} s",
-            event=event,
+            "Cannot fetch rows of {stream} of {writer} in ({from_token}, "
+            "{upto_token}], attempt {attempt}: {error}; again in {retry_in:.1f} s",
+            stream=event.stream_name,
+            writer=event.instance_name,
+            from_token=event.from_token,
+            upto_token=event.upto_token,
             error=error,
             attempt=attempt,
             retry_in=retry_in,
@@ -187,9 +190,9 @@ class LoggingObserver(ReplicationObserver):
             self._repeating(
                 self._logger.info,
                 ("backlog_asked", instance_name, getattr(error, "status", None)),
-                "{instance} did not give rows of {stream} from its memory, so they are "
+                "{writer} did not give rows of {stream} from its memory, so they are "
                 "fetched as if it had none: {error}",
-                instance=instance_name,
+                writer=instance_name,
                 stream=stream_name,
                 error=error,
             )
@@ -202,10 +205,10 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("gap_found", stream_name, instance_name),
-            "Rows of {stream} of {instance} in ({from_token}, {upto_token}] were sent "
+            "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent "
             "and did not come; they are fetched",
             stream=stream_name,
-            instance=instance_name,
+            writer=instance_name,
             from_token=from_token,
             upto_token=upto_token,
         )

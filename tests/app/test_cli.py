@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 from click.testing import CliRunner, Result
 
 from synapse_replication import __version__
 from synapse_replication.app.cli import cli
 from tests.app.test_config import HOMESERVER, WORKER
 from tests.app.test_config_files import FilesMixin
+
+ROOT = Path(__file__).parents[2]
 
 
 class CheckConfigTests(FilesMixin):
@@ -112,3 +120,31 @@ class CheckConfigTests(FilesMixin):
         for name in ("check-config", "follow", "main", "positions", "replay", "worker"):
             self.assertIn(f"  {name} ", result.output)
             self.assertEqual(self.run_cli(name, "--help").exit_code, 0, name)
+
+
+class LogJsonTests(FilesMixin):
+    def test_log_lines(self) -> None:
+        """A process that is asked to logs in JSON, all of it."""
+        path = self.write(
+            "h.yaml",
+            "server_name: x.test\nredis: {enabled: false}\n"
+            "synapse_replication: {streams: [typing]}\n",
+        )
+        arguments = [sys.executable, "-m", "synapse_replication", "main"]
+        process = subprocess.Popen(
+            [*arguments, "--log-json", "-c", path],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.addCleanup(process.kill)
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(json.loads(line))
+            if seen[-1]["message"] == "master of x.test is up":
+                process.terminate()
+        self.assertEqual(process.wait(), 0)
+        process.stderr.close()
+        (up,) = [event for event in seen if "server_name" in event]
+        self.assertEqual((up["instance_name"], up["level"]), ("master", "info"))

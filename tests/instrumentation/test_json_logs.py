@@ -1,0 +1,88 @@
+"""Tests for :mod:`synapse_replication.instrumentation.json_logs`."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from twisted.logger import ILogObserver, Logger, LogPublisher
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import CatchUp
+from synapse_replication.instrumentation.json_logs import JsonLogObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+
+
+class JsonLogObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.out = io.StringIO()
+        observer = JsonLogObserver(self.out)
+        verifyObject(ILogObserver, observer)
+        self.logger = Logger("replication", observer=LogPublisher(observer))
+
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.getvalue().splitlines()]
+
+    def test_fields(self) -> None:
+        """The fields of an event are those of the object, beside the message."""
+        self.logger.warn("{stream} is at {token}", stream="events", token=7)
+        (line,) = self.lines()
+        time = line.pop("time")
+        self.assertRegex(time, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$")
+        self.assertEqual(
+            line,
+            {
+                "level": "warn",
+                "logger": "replication",
+                "message": "events is at 7",
+                "stream": "events",
+                "token": 7,
+            },
+        )
+
+    def test_one_line_each(self) -> None:
+        """An event is one line, whatever is in it."""
+        self.logger.info("{text}\nand more", text='a "quoted"\nline\x00')
+        (line,) = self.lines()
+        self.assertEqual(line["text"], 'a "quoted"\nline\x00')
+
+    def test_other_values(self) -> None:
+        """What is no plain value is in the message alone; ours is not written over."""
+        self.logger.info("{thing} {message}", thing=[1], message="mine", error="x")
+        (line,) = self.lines()
+        self.assertEqual(line["message"], "[1] mine")
+        self.assertNotIn("error", line)
+        self.assertNotIn("thing", line)
+
+    def test_odd_values(self) -> None:
+        """Half characters and numbers that are none do not break a line."""
+        self.logger.info("odd", text="\ud800", number=float("nan"))
+        (line,) = self.lines()
+        self.assertEqual(line["text"], "\ud800")
+        self.assertNotIn("number", line)
+
+    def test_failures(self) -> None:
+        """A failure has its traceback."""
+        failure = Failure(ValueError("bad"))
+        self.logger.failure("it failed", failure)
+        (line,) = self.lines()
+        self.assertEqual(line["level"], "critical")
+        self.assertIn("ValueError: bad", line["error"])
+
+    def test_what_replication_logs(self) -> None:
+        """What replication logs of a writer has stream, writer and tokens as fields."""
+        observer = LoggingObserver(self.logger)
+        event = CatchUp("events", "w1", 3, 9)
+        observer.catch_up_failed(event, CatchUpError("no"), 2, 1.5)
+        observer.gap_found("events", "w1", 3, 9)
+        observer.stream_connected("redis", "events", "w1")
+        for line in self.lines():
+            self.assertEqual((line["stream"], line["writer"]), ("events", "w1"))
+        failed, gap, _ = self.lines()
+        for line in (failed, gap):
+            self.assertEqual((line["from_token"], line["upto_token"]), (3, 9))
+        self.assertEqual((failed["attempt"], failed["retry_in"]), (2, 1.5))
