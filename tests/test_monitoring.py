@@ -1,0 +1,129 @@
+"""Alert rules, dashboard and runbook fit each other and the metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.instrumentation.metrics import METRICS, MetricKind
+from synapse_replication.instrumentation.status import StallReason
+
+DOCS = Path(__file__).parent.parent / "docs"
+MONITORING = DOCS / "monitoring"
+
+#: Labels that Prometheus adds, and the one that all our metrics have.
+COMMON = {"instance", "job", "server_name"}
+
+
+def exposed() -> dict[str, set[str]]:
+    """Give the labels of each metric, by the name under which it is exposed."""
+    return {
+        metric.name + "_total" * (metric.kind is MetricKind.COUNTER): {
+            *metric.labels,
+            *COMMON,
+        }
+        for metric in METRICS
+    }
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def panel_targets() -> list[dict[str, Any]]:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    return [target for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+class MonitoringTests(SynchronousTestCase):
+    def check(self, expression: str, text: str) -> None:
+        """See that an expression's metrics exist, and have the labels of a text."""
+        names = re.findall(r"synapse_\w+", expression)
+        self.assertTrue(names, expression)
+        for name in names:
+            self.assertIn(name, exposed())
+            used = set(re.findall(r"(\w+)=~?\"", expression))
+            used.update(re.findall(r"\$labels\.(\w+)", text))
+            used.update(re.findall(r"\{\{(\w+)\}\}", text))
+            for names_of in re.findall(r"by \(([^)]*)\)", expression):
+                used.update(names_of.split(", "))
+            self.assertLessEqual(used, exposed()[name], expression)
+
+    def test_rules(self) -> None:
+        """Each alert asks for metrics and labels that there are."""
+        for rule in rules():
+            self.check(rule["expr"], rule["annotations"]["summary"])
+
+    def test_dashboard(self) -> None:
+        """Each panel asks for metrics and labels that there are."""
+        for target in panel_targets():
+            self.check(target["expr"], target["legendFormat"])
+
+    def test_dashboard_has_room(self) -> None:
+        """No panel lies on another, and none has the number of another."""
+        dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+        taken: set[tuple[int, int]] = set()
+        for panel in dashboard["panels"]:
+            at = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(at["x"], at["x"] + at["w"])
+                for y in range(at["y"], at["y"] + at["h"])
+            }
+            self.assertFalse(taken & cells, panel["title"])
+            self.assertLessEqual(at["x"] + at["w"], 24)
+            taken |= cells
+        numbers = [panel["id"] for panel in dashboard["panels"]]
+        self.assertEqual(len(set(numbers)), len(numbers))
+
+    def test_runbook(self) -> None:
+        """For each alert, and each reason that it may have, the runbook has an answer."""
+        sections = re.split(r"\n(\w+)\n-+\n", (DOCS / "runbook.rst").read_text())
+        answers = dict(zip(sections[1::2], sections[2::2], strict=True))
+        self.assertEqual(list(answers), [rule["alert"] for rule in rules()])
+        stalled = answers["ReplicationStalled"]
+        for reason in StallReason:
+            self.assertIn(f"``{reason.value}``\n", stalled)
+        (rule,) = [r for r in rules() if r["alert"] == "ReplicationRowsDiscarded"]
+        reasons = re.findall(r"=~\"([^\"]*)\"", rule["expr"])[0].split("|")
+        for name in reasons:
+            self.assertIn(f"``{DiscardReason(name).value}``\n", answers[rule["alert"]])
+
+    def test_each_alert_is_tested(self) -> None:
+        """promtool is asked about each alert: that it fires, and that it does not."""
+        cases = yaml.safe_load((MONITORING / "alerts_test.yaml").read_text())["tests"]
+        fires = {
+            asked["alertname"]
+            for case in cases
+            for asked in case["alert_rule_test"]
+            if asked["exp_alerts"]
+        }
+        self.assertEqual(fires, {rule["alert"] for rule in rules()})
+
+    def test_promtool(self) -> None:
+        """What is to fire fires, and a short blip does not."""
+        promtool = shutil.which("promtool")
+        if promtool is None:
+            raise SkipTest("there is no promtool; it comes with prometheus")
+        for arguments in (
+            ("check", "rules", "alerts.yaml"),
+            ("test", "rules", "alerts_test.yaml"),
+        ):
+            done = subprocess.run(
+                [promtool, *arguments],
+                cwd=MONITORING,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
