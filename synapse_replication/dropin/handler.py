@@ -15,10 +15,10 @@ from synapse_replication.dropin.bridges import (
     make_yieldable,
 )
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.streamer import ReplicationStreamer
-from synapse_replication.redis.sender import SenderFactory
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
@@ -29,14 +29,6 @@ __all__ = ["ReplicationCommandHandler"]
 _CONNECT_TIMEOUT = 30.0
 #: How long each step may take when the host goes down, in s.
 _DRAIN_TIMEOUT = 5.0
-
-
-def _close(factory: Any) -> None:
-    if isinstance(factory, SenderFactory):
-        factory.sender.flush()
-    factory.stopTrying()
-    if factory.connector is not None:
-        factory.connector.disconnect()
 
 
 class ReplicationCommandHandler(handler.ReplicationCommandHandler):
@@ -110,7 +102,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
         for factory in factories:
-            _close(factory)
+            close(factory)
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send what was written and said, then close the connections to Redis."""
@@ -126,7 +118,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         for factory in factories:
             if factory.pool and factory.connector is not None:
                 closed.append(factory.waitForEmptyPool())
-            _close(factory)
+            close(factory)
         await self._in_time(DeferredList(closed))
 
     async def _in_time(self, deferred: Deferred[Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import txredisapi
@@ -22,6 +23,7 @@ from synapse_replication.redis.subscriber import SubscriberFactory
 __all__ = [
     "RedisDirectTcpReplicationClientFactory",
     "SynapseRedisFactory",
+    "close",
     "lazyConnection",
     "lazyUnixConnection",
 ]
@@ -189,4 +191,17 @@ def _outbound(
     )
     if not reconnect:
         factory.stopTrying()
+    # For a host that ends without having started replication.
+    hs.register_sync_shutdown_handler(
+        phase="during", eventType="shutdown", shutdown_func=partial(close, factory)
+    )
     return factory
+
+
+def close(factory: Any) -> None:
+    """Write what was said on a factory's connections, close them, make no more."""
+    if isinstance(factory, SenderFactory):
+        factory.sender.flush()
+    factory.stopTrying()
+    if factory.connector is not None:
+        factory.connector.disconnect()

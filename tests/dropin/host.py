@@ -74,6 +74,7 @@ class FakeHomeserver:
     """What the drop-in asks of ``hs``, recorded.
 
     :ivar calls: what the host's parts were told.
+    :ivar at_shutdown: what is to be called when it ends.
     """
 
     hostname = "test"
@@ -84,6 +85,7 @@ class FakeHomeserver:
         self.calls: list[tuple[Any, ...]] = []
         self.observer = RecordingObserver()
         _observers[self] = self.observer
+        self.at_shutdown: list[dict[str, Any]] = []
         self._instance_name = instance_name
         self.config = SimpleNamespace(
             worker=SimpleNamespace(
@@ -111,6 +113,9 @@ class FakeHomeserver:
 
     def get_clock(self) -> FakeClock:
         return self.clock
+
+    def register_sync_shutdown_handler(self, **handler: Any) -> None:
+        self.at_shutdown.append(handler)
 
     def run_as_background_process(
         self, description: str, func: Callable[[], Awaitable[Any]]

@@ -173,8 +173,6 @@ class StartAndStopTests(SynchronousTestCase):
 
         hs.reactor.addSystemEventTrigger = add
         hs.reactor.removeSystemEventTrigger = self.triggers.pop
-        self.stops: list[Any] = []
-        hs.register_sync_shutdown_handler = lambda **named: self.stops.append(named)
         hs.get_replication_command_handler().start_replication(hs)
         return hs
 
@@ -183,7 +181,7 @@ class StartAndStopTests(SynchronousTestCase):
         The host's reactor connects the subscription; at the end both connections are
         closed, after what others still had to say.
         """
-        hs = self._start()
+        hs = self.hs = self._start()
         ((host, port, factory, _),) = self.connected
         self.assertEqual((host, port, factory.channel_names), ("r", 6379, ["USER_IP"]))
         stopped = self.triggers["before shutdown"]()
@@ -192,7 +190,7 @@ class StartAndStopTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
         # The host tells of its end, too: once is enough.
-        (stop,) = self.stops
+        (stop,) = self.hs.at_shutdown
         self.assertEqual((stop["phase"], stop["eventType"]), ("during", "shutdown"))
         stop["shutdown_func"]()
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
@@ -201,8 +199,8 @@ class StartAndStopTests(SynchronousTestCase):
         """
         When the host ends and its reactor goes on, nothing of ours is left in it.
         """
-        self._start()
-        (stop,) = self.stops
+        self.hs = self._start()
+        (stop,) = self.hs.at_shutdown
         stop["shutdown_func"]()
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
         self.assertEqual(self.triggers, {})

@@ -71,6 +71,22 @@ class RedisTests(SynchronousTestCase):
         self.assertEqual(path, "/r.sock")
         self.assertFalse(factory.continueTrying)
 
+    def test_the_host_ends(self) -> None:
+        """
+        A connection is closed with the host, also if replication was never started.
+        """
+        lazyConnection(self.hs)
+        ((*_, factory, _, _),) = self.hs.reactor.tcpClients
+        ended: list[str] = []
+        factory.connector = SimpleNamespace(
+            stopConnecting=lambda: ended.append("no more"),
+            disconnect=lambda: ended.append("closed"),
+        )
+        (at_shutdown,) = self.hs.at_shutdown
+        at_shutdown["shutdown_func"]()
+        self.assertEqual(ended, ["no more", "closed"])
+        self.assertFalse(factory.continueTrying)
+
     def test_subscription_and_sender(self) -> None:
         """
         What the subscription sends goes out on the outbound connection, pipelined.

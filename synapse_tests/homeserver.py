@@ -1,0 +1,132 @@
+"""A real homeserver in the tests' own process, on ours."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg2.extensions
+from twisted.internet import reactor  # noqa: TID251 -- the one of these tests
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.dropin.substitution import substitute
+from synapse_replication.dropin.table import SUBSTITUTIONS
+from synapse_replication.testing.servers import PrivateRedis, shared_postgres
+
+__all__ = ["HomeserverTestCase", "RecordingConnection", "host_module"]
+
+_KEY = "ed25519 a_test 5R5ZsFBtqr9TZ2lPKfsPf8GTkJzVsKXFLhP4cRhU1zA"
+
+
+@functools.cache
+def _swap() -> None:
+    # Once in a process, as `exec` does; the other tests here start processes.
+    substitute(SUBSTITUTIONS)
+
+
+def host_module(name: str) -> Any:
+    """Import one of the host's modules, with ours in place."""
+    _swap()
+    return importlib.import_module(f"synapse.{name}")
+
+
+class RecordingConnection:
+    """A connection of somebody else: all it has is ``send_command``."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def send_command(self, command: Any) -> None:
+        """Take one command."""
+        self.lines.append(f"{command.NAME} {command.to_line()}")
+
+    def said(self, name: str) -> list[str]:
+        """Give the lines of one command."""
+        return [line for line in self.lines if line.split()[0] == name]
+
+
+class HomeserverTestCase(TestCase):
+    """Has ``self.hs``: a main process with a database and a Redis of its own."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        database = psycopg2.extensions.parse_dsn(shared_postgres().new_database())
+        directory = self.mktemp()
+        config = host_module("config.homeserver").HomeServerConfig()
+        config.parse_config_dict(
+            {
+                "server_name": "test",
+                "report_stats": False,
+                "signing_key": _KEY,
+                "macaroon_secret_key": "a",
+                "form_secret": "b",
+                "trusted_key_servers": [],
+                "media_store_path": directory,
+                "database": {
+                    "name": "psycopg2",
+                    "allow_unsafe_locale": True,
+                    "args": {**database, "cp_min": 1, "cp_max": 3},
+                },
+                "redis": {"enabled": True, "host": redis.host, "port": redis.port},
+                # One more persister is declared, which does not run.
+                "instance_map": {
+                    "main": {"host": "127.0.0.1", "port": 1},
+                    "other": {"host": "127.0.0.1", "port": 1},
+                },
+                "stream_writers": {"events": ["master", "other"]},
+            },
+            directory,
+            directory,
+        )
+        self.hs = host_module("app.homeserver").SynapseHomeServer(
+            "test", config=config, reactor=reactor
+        )
+        self.hs.setup()
+        self.addCleanup(self._shut_down)
+
+    async def _shut_down(self) -> None:
+        await self.hs.shutdown()
+        # Stock handlers that may not start any more; nothing of ours.
+        for failure in self.flushLoggedErrors(Exception):
+            if "HomeServer has been shutdown" not in str(failure.value):
+                failure.raiseException()
+        # Connections are closed by then.
+        await self.wait(0.1)
+
+    async def wait(self, seconds: float = 0.01) -> None:
+        """Let the reactor do other things."""
+        await deferLater(reactor, seconds)
+
+    async def until(self, check: Any) -> None:
+        """Wait until something is so; the test's time-out ends it."""
+        while not check():
+            await self.wait()
+
+    def ids(
+        self,
+        instance_name: str,
+        writers: Sequence[str],
+        *,
+        positive: bool = True,
+        connection: Any,
+    ) -> Any:
+        """Make a generator of ids for the table ``foobar``."""
+        generators = host_module("storage.util.id_generators")
+        return generators.MultiWriterIdGenerator(
+            db_conn=connection,
+            db=self.hs.get_datastores().main.db_pool,
+            notifier=self.hs.get_replication_notifier(),
+            stream_name="foobar",
+            server_name="test",
+            instance_name=instance_name,
+            tables=[("foobar", "instance_name", "stream_id")],
+            sequence_name="foobar_seq",
+            writers=list(writers),
+            positive=positive,
+        )
