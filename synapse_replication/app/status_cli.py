@@ -2,7 +2,7 @@
 
 Each process of ``instance_map`` is asked over HTTP, where it also gives rows, with the
 ``worker_replication_secret``. Exit status: 0 if all is well, 1 if anything is stalled,
-a name is used twice, or a process does not answer; 2 if the configuration is wrong.
+a name is used twice, or a process has no link or does not answer; 2 if the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class DeploymentStatus:
     def is_well(self) -> bool:
         """Tell whether nobody needs to look."""
         return not self.unreachable and not any(
-            status.stalled or status.duplicates for status in self.processes.values()
+            status.stalled or status.duplicates or status.is_cut_off
+            for status in self.processes.values()
         )
 
 

@@ -80,11 +80,13 @@ def judge(status: ProcessStatus) -> Verdict:
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
     if stalled := len(status.stalled):
         return Verdict("bad", f"{stalled} of {len(followed)} writers stalled")
+    if status.is_cut_off:
+        return Verdict("bad", "No link is up")
     behind = sum(w.condition is not Condition.LIVE for w in followed)
     if behind:
         return Verdict("busy", f"{behind} of {len(followed)} writers not live yet")
     if status.not_ready:
-        return Verdict("busy", "Not ready")
+        return Verdict("busy", f"Not ready: {status.not_ready[0]}")
     return Verdict("good", "All rows arrive")
 
 

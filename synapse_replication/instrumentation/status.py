@@ -171,6 +171,17 @@ class ProcessStatus:
         """The writers whose rows do not arrive."""
         return tuple(w for w in self.writers if w.condition is Condition.STALLED)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Tell whether it has had no link for a while, whomever it follows."""
+        return bool(self.links) and all(
+            not link.up and link.since >= CUT_OFF_AFTER for link in self.links
+        )
+
+
+#: s without any link, after which a process is cut off: a short blip is none.
+CUT_OFF_AFTER = 10.0
+
 
 def describe_progress(writer: WriterStatus) -> str:
     """Say how much of a catch-up is done, in ids."""

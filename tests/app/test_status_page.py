@@ -171,7 +171,11 @@ class JudgementTests(PageMixin):
         """A process that only writes is not well without a link."""
         self.observer = StatusObserver("x.test", "me", monotonic=self.clock.seconds)
         self.observer.connection_failed("redis", "refused", 1.0)
-        self.assertEqual(judge(self.observer.snapshot()).text, "Not ready")
+        text = judge(self.observer.snapshot()).text
+        self.assertEqual(text, "Not ready: no link is up")
+        self.clock.advance(10)
+        verdict = judge(self.observer.snapshot())
+        self.assertEqual((verdict.tone, verdict.text), ("bad", "No link is up"))
 
     def test_long_groups(self) -> None:
         """Many writers with one trouble are told in one line."""
