@@ -92,6 +92,16 @@ class ReplicationProcess:
             self._process.kill()
             self.wait()
 
+    def freeze(self) -> None:
+        """Send SIGSTOP: its connections stay open, and it says nothing more."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
     def ask_to_stop(self) -> None:
         """Send SIGTERM, once: a second one would not let it end in order."""
         if self._process is not None:

@@ -16,7 +16,7 @@ from synapse_replication.testing.demo.deployment import READERS, WRITERS, Deploy
 from synapse_replication.testing.demo.processes import wait_until_ready
 from synapse_replication.testing.demo.script import STREAMS
 
-__all__ = ["DemoError", "Screen", "run_demo"]
+__all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
 #: s between two looks at the files.
 POLL = 0.2
@@ -44,7 +44,7 @@ class Screen(Protocol):
         ...
 
 
-class _Tail:
+class Tail:
     """Counts the rows in a growing file of lines as journals have them."""
 
     def __init__(self, path: Path) -> None:
@@ -98,8 +98,8 @@ class _Course:
         self._deployment = deployment
         self._screen = screen
         self._total = total
-        self._writers = {name: _Tail(deployment.log_of(name)) for name in WRITERS}
-        self._readers = {name: _Tail(deployment.journal_of(name)) for name in READERS}
+        self._writers = {name: Tail(deployment.log_of(name)) for name in WRITERS}
+        self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
         """Let the writers write, and cause the faults on the way."""

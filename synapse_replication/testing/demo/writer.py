@@ -64,7 +64,8 @@ class ScriptWriter(Service):
             if not self.running:
                 return
             await clock.sleep(POLL)
-        with self._log_file.open("w", buffering=1) as log:
+        # Added to: a process that is started again goes on with its notes.
+        with self._log_file.open("a", buffering=1) as log:
             try:
                 await self._write_all(log)
             except Exception as error:
@@ -86,23 +87,30 @@ class ScriptWriter(Service):
 
     async def _write_in_turn(self, log: TextIO, begun: float) -> None:
         clock = self._host.clock
-        streams = self._host.streams.get_streams()
         for write in self._writes:
             due = begun + write.row_number / self._rate
             if (delay := due - clock.seconds()) > 0:
                 await clock.sleep(delay)
-            if not self.running:
+            if not self.goes_on():
                 return
-            stream = streams[write.stream_name]
-            rows = [stream.description.codec.from_json(row) for row in write.rows]
-            token = await maybeDeferred(stream.write, rows)
-            entry = {
-                "stream": write.stream_name,
-                "writer": write.instance_name,
-                "token": token,
-                "rows": write.rows,
-            }
-            log.write(json.dumps(entry) + "\n")
+            await self.write(write, log)
+
+    def goes_on(self) -> bool:
+        """Tell whether more is to be written."""
+        return bool(self.running)
+
+    async def write(self, write: Write, log: TextIO) -> None:
+        """Write the rows of one token, and note it down."""
+        stream = self._host.streams.get_streams()[write.stream_name]
+        rows = [stream.description.codec.from_json(row) for row in write.rows]
+        token = await maybeDeferred(stream.write, rows)
+        entry = {
+            "stream": write.stream_name,
+            "writer": write.instance_name,
+            "token": token,
+            "rows": write.rows,
+        }
+        log.write(json.dumps(entry) + "\n")
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> ScriptWriter:

@@ -1,0 +1,1 @@
+"""Real faults on real processes under load: ``scripts/faults``."""
