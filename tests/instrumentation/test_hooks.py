@@ -99,9 +99,9 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_progress(self) -> None:
         """Of the pages of a catch-up the newest is told; the others were passed."""
         self.subscribe_all()
-        self.observer.catch_up(EVENT)
-        self.observer.catch_up_page(EVENT, 5, 110)
-        self.observer.catch_up_page(EVENT, 5, 120)
+        with self.observer.catch_up(EVENT):
+            self.observer.catch_up_page(EVENT, 5, 110)
+            self.observer.catch_up_page(EVENT, 5, 120)
         expected = CatchUpProgress("events", "w1", 100, 120, 150)
         self.assertEqual(self.take(), [expected])
 
@@ -179,9 +179,16 @@ class ReplicationHooksTests(SynchronousTestCase):
     def test_what_waits_is_bounded(self) -> None:
         """C56: what is too much is left out and its number reported."""
         self.subscribe_all()
-        for number in range(MAX_WAITING + 7):
+        with self.observer.catch_up(EVENT):
+            pass
+        for number in range(MAX_WAITING + 6):
             self.observer.connection_made(f"link{number}")
-        self.assertEqual(len(self.take()), MAX_WAITING)
+        self.observer.catch_up_page(EVENT, 5, 120)
+        taken = self.take()
+        self.assertEqual(len(taken), MAX_WAITING)
+        # What waits already is brought up to date, however full it is.
+        progress = CatchUpProgress("events", "w1", 100, 120, 150)
+        self.assertEqual(taken[-1], progress)
         ((_, error),) = self.failures
         self.assertIsInstance(error, HooksOverflowError)
         self.assertIn("7 events", str(error))

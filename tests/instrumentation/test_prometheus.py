@@ -177,8 +177,8 @@ class PrometheusObserverTests(SynchronousTestCase):
         event = CatchUp("events", "w1", 100, 150)
         self.observer.connection_made("redis")
         self.observer.stream_connected("redis", "events", "w1")
-        self.observer.catch_up(event)
-        self.observer.catch_up_failed(event, CatchUpError("no"), 1, 1.0)
+        with self.observer.catch_up(event):
+            self.observer.catch_up_failed(event, CatchUpError("no"), 1, 1.0)
         writer = {"stream_name": "events", "instance_name": "w1"}
         self.clock.advance(5)
         self.assertIsNone(self.value(sample, **writer, reason="catch_up_fails"))

@@ -239,6 +239,15 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.catch_up_page(EVENT, 1, 101)
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
+    def test_a_new_link_forgets_failures(self) -> None:
+        """A writer that is live on a new link fails no more, though nothing moved."""
+        self.go_live(150)
+        self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
+        self.clock.advance(20)
+        self.assertEqual(self.stalled()[0], StallReason.CATCH_UP_FAILS)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
     def test_no_progress(self) -> None:
         """Rows that are there and are not handled are stalled since then."""
         self.go_live()
