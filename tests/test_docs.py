@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.cli import cli
 from synapse_replication.app.config import Purpose, load_config
 from synapse_replication.app.host import StreamTable, WriteNotifier
+from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -67,6 +68,16 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         ]
         config = load_config(files, Purpose.WORKER)
         self.assertEqual(len(config.tcp_connect), 3)
+
+    def test_sentinel(self) -> None:
+        """In the example of Sentinel nothing is wrong but that its files are not here."""
+        files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "sentinel.yaml")]
+        with self.assertRaises(ConfigError) as caught:
+            load_config(files, Purpose.MAIN)
+        self.assertEqual(
+            [problem.key for problem in caught.exception.problems],
+            ["redis.password_path", "redis.sentinel.password_path"],
+        )
 
     def test_declared_stream(self) -> None:
         """The stream that is declared in YAML is the one declared in Python."""

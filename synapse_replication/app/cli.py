@@ -186,8 +186,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     facts = []
     if config.redis is not None:
         redis = config.redis
-        place = redis.path or f"{redis.host}:{redis.port}"
-        facts.append(("link", f"Redis at {place}{' with TLS' * redis.use_tls}"))
+        facts.append(("link", f"Redis at {redis.place}{' with TLS' * redis.use_tls}"))
     facts += [("link", f"direct TCP to {place}") for place in config.tcp_connect]
     facts += [("link", f"direct TCP on {place}") for place in config.tcp_listen]
     for listener in config.listeners:

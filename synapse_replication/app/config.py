@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -31,6 +30,7 @@ from synapse_replication.app.config_models import (
     problems_of,
     without_failed_parts,
 )
+from synapse_replication.app.config_redis import RedisConfig, read_redis
 from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
@@ -72,26 +72,6 @@ class DatabaseConfig:
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
     max_connections: int = 10
-
-
-@attrs.frozen
-class RedisConfig:
-    """How to reach Redis; the same for both connections.
-
-    :ivar path: of a Unix socket; wins over host and port.
-    """
-
-    host: str = "localhost"
-    port: int = 6379
-    path: str | None = None
-    username: str | None = None
-    password: str | None = attrs.field(default=None, repr=False)
-    dbid: int | None = None
-    use_tls: bool = False
-    certificate_file: str | None = None
-    private_key_file: str | None = None
-    ca_file: str | None = None
-    ca_path: str | None = None
 
 
 @attrs.frozen
@@ -236,7 +216,7 @@ class _Checks:
 
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
-        redis = self._redis()
+        redis = read_redis(shared.redis, self._merged, self._problems)
         streams = tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
         instance_name = self._instance_name()
         writers = self._writers(streams)
@@ -365,43 +345,6 @@ class _Checks:
                 "and the pool's cp_min and cp_max",
             )
         return DatabaseConfig(conninfo, most)
-
-    def _redis(self) -> RedisConfig | None:
-        section = self._shared.redis
-        password = read_secret(
-            section.password.get_secret_value() if section.password else None,
-            section.password_path,
-            ("redis", "password"),
-            self._merged,
-            self._problems,
-        )
-        if not section.enabled:
-            return None
-        for key in ("certificate_file", "private_key_file", "ca_file", "ca_path"):
-            file = getattr(section, key)
-            if section.use_tls and file is not None and not Path(file).exists():
-                self._problem(
-                    ("redis", key), f"{file} does not exist", "name one that does"
-                )
-        if section.username is not None and password is None:
-            self._problem(
-                ("redis", "username"),
-                "a user name is of no use without its password",
-                "add redis.password or redis.password_path",
-            )
-        return RedisConfig(
-            host=section.host,
-            port=section.port,
-            path=section.path,
-            username=section.username,
-            password=password,
-            dbid=section.dbid,
-            use_tls=section.use_tls,
-            certificate_file=section.certificate_file,
-            private_key_file=section.private_key_file,
-            ca_file=section.ca_file,
-            ca_path=section.ca_path,
-        )
 
     def _tcp_connect(self, redis: RedisConfig | None) -> tuple[str, ...]:
         if redis is not None:

@@ -44,6 +44,7 @@ __all__ = [
     "OwnSection",
     "RedisSection",
     "ResourceSection",
+    "SentinelSection",
     "SharedFile",
     "problems_of",
     "without_failed_parts",
@@ -93,6 +94,21 @@ class DatabaseSection(_Section):
     args: dict[str, Any] = Field(default_factory=dict, repr=False)
 
 
+class SentinelSection(_OwnSection):
+    """``redis.sentinel``: ask Sentinels for the host and port of Redis.
+
+    :ivar master: the name under which they watch it.
+    :ivar sentinels: ``HOST:PORT`` of each.
+    :ivar username: theirs, not that of Redis, as the password.
+    """
+
+    master: Annotated[str, Field(pattern=r"^\S+$")]
+    sentinels: Annotated[Names, Field(min_length=1)]
+    username: str | None = None
+    password: SecretStr | None = None
+    password_path: str | None = None
+
+
 class RedisSection(_Section):
     """``redis``. A Unix socket (``path``) wins over ``host`` and ``port``."""
 
@@ -109,6 +125,7 @@ class RedisSection(_Section):
     private_key_file: str | None = None
     ca_file: str | None = None
     ca_path: str | None = None
+    sentinel: SentinelSection | None = None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> RedisSection:
@@ -355,6 +372,7 @@ _MENDS: tuple[tuple[str, str], ...] = (
     ("string", "write a text; in quotes if it looks like a number"),
     ("list", "write a list: one line for each entry, beginning with `- `"),
     ("dict", "write a mapping: indented `key: value` lines"),
+    ("too_short", "write at least one"),
     ("model", "write a mapping: indented `key: value` lines"),
     ("greater", "write a number in the range"),
     ("less", "write a number in the range"),
@@ -403,6 +421,7 @@ def _known_keys(path: Path_) -> list[str]:
         "extension": ExtensionSection,
         "row_sink": FactorySection,
         "modules": FactorySection,
+        "sentinel": SentinelSection,
     }
     name = next(step for step in reversed(path) if isinstance(step, str))
     return sorted(sections[name].model_fields)

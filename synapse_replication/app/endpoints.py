@@ -12,7 +12,11 @@ from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndp
 from synapse_replication.app.config import Listener, RedisConfig
 from synapse_replication.app.config_files import OWN_SECTION
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 
 __all__ = [
     "client_endpoint",
@@ -32,6 +36,11 @@ def redis_options(config: RedisConfig) -> RedisOptions:
             certificate_file=_path(config.certificate_file),
             private_key_file=_path(config.private_key_file),
         )
+    sentinel = None
+    if (wanted := config.sentinel) is not None:
+        sentinel = SentinelOptions(
+            wanted.master, wanted.places, wanted.username, wanted.password
+        )
     return RedisOptions(
         host=config.host,
         port=config.port,
@@ -40,6 +49,7 @@ def redis_options(config: RedisConfig) -> RedisOptions:
         username=config.username,
         dbid=config.dbid,
         tls=tls,
+        sentinel=sentinel,
     )
 
 

@@ -14,6 +14,7 @@ from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.redis.sender import RedisSender, SenderFactory
+from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import (
     ConnectionHandler,
     ExtensionHandler,
@@ -96,6 +97,9 @@ class RedisReplicationLink:
             extension=extension,
         )
         self.cache = ExternalCache(self._outbound, reactor, observer)
+        self._master: SentinelMaster | None = None
+        if options.sentinel is not None:
+            self._master = SentinelMaster(reactor, options, options.sentinel, observer)
 
     def start(self) -> None:
         """Open both connections, and open them again whenever they are lost.
@@ -104,7 +108,10 @@ class RedisReplicationLink:
         :raises ValueError: a file of the TLS options holds no certificate.
         """
         for factory in (self._outbound, self._inbound):
-            self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
+            if self._master is not None:
+                self._master.connect(factory, CONNECT_TIMEOUT)
+            else:
+                self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
 
     async def stop(self) -> None:
         """Have what was published acknowledged, then close both connections.
@@ -121,5 +128,7 @@ class RedisReplicationLink:
         closing = [
             factory.close(STOP_TIMEOUT) for factory in (self._inbound, self._outbound)
         ]
+        if self._master is not None:
+            self._master.stop()
         for closed in closing:
             await closed

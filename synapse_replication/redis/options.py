@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from twisted.internet.interfaces import IConnector
@@ -16,7 +16,10 @@ from twisted.internet.ssl import (
     trustRootFromCertificates,
 )
 
-__all__ = ["RedisOptions", "RedisTlsOptions"]
+__all__ = ["Place", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
+
+Place: TypeAlias = tuple[str, int]
+"""A host and a port."""
 
 _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
@@ -69,10 +72,26 @@ class RedisTlsOptions:
 
 
 @attrs.frozen
+class SentinelOptions:
+    """How to ask Sentinels where Redis is; see ``redis/sentinel.py``.
+
+    :ivar master: the name under which they watch it.
+    :ivar places: where they are, at least one.
+    :ivar username: theirs, as the password; those of Redis are others.
+    """
+
+    master: str
+    places: tuple[Place, ...]
+    username: str | None = None
+    password: str | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
 class RedisOptions:
     """Where Redis is and how to get in.
 
     :ivar path: its Unix socket, in place of host and port.
+    :ivar sentinel: who to ask instead of all that; TLS is for them, too.
     :ivar username: an ACL user; ``None`` for the default one.
     :ivar dbid: the database for the external cache; channels have none.
     """
@@ -84,10 +103,13 @@ class RedisOptions:
     username: str | None = None
     dbid: int | None = None
     tls: RedisTlsOptions | None = None
+    sentinel: SentinelOptions | None = None
 
     @property
     def address(self) -> str:
         """Say where it is, for messages."""
+        if self.sentinel is not None:
+            return f"Sentinel's {self.sentinel.master}"
         if self.path is not None:
             return self.path
         return f"{self.host}:{self.port}" + (" (TLS)" if self.tls else "")

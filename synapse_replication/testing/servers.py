@@ -378,10 +378,10 @@ class PrivateRedis(PrivateServer):
             connection.connect(str(self.socket_path))
             replies = connection.makefile("rb")
             if self.password is not None:
-                connection.sendall(_resp("AUTH", self.password))
-                _read_reply(replies)
-            connection.sendall(_resp(*arguments))
-            return _read_reply(replies)
+                connection.sendall(write_command("AUTH", self.password))
+                read_reply(replies)
+            connection.sendall(write_command(*arguments))
+            return read_reply(replies)
 
     def clients(self, kind: str) -> list[dict[str, str]]:
         """List the connections of a kind (``normal`` or ``pubsub``)."""
@@ -450,14 +450,16 @@ def has_tls(binary: Path) -> bool:
     return b"Failed to configure TLS" in done.stdout + done.stderr
 
 
-def _resp(*arguments: str | int) -> bytes:
+def write_command(*arguments: str | int) -> bytes:
+    """Write one command of Redis' protocol."""
     parts = [str(argument).encode() for argument in arguments]
     return b"*%d\r\n" % len(parts) + b"".join(
         b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
     )
 
 
-def _read_reply(replies: Any) -> Any:
+def read_reply(replies: Any) -> Any:
+    """Read one reply; an error is a text that begins with ``-``."""
     line = replies.readline()
     if not line.endswith(b"\r\n"):
         raise ConnectionResetError("Redis closed the connection")
@@ -468,7 +470,7 @@ def _read_reply(replies: Any) -> Any:
             return None
         return replies.read(length + 2)[:-2].decode("utf-8", "replace")
     if kind == b"*":
-        return [_read_reply(replies) for _ in range(int(text))]
+        return [read_reply(replies) for _ in range(int(text))]
     if kind == b":":
         return int(text)
     return text if kind == b"+" else f"-{text}"

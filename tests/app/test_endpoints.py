@@ -9,6 +9,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.config import Listener, RedisConfig
+from synapse_replication.app.config_redis import SentinelConfig
 from synapse_replication.app.endpoints import (
     client_endpoint,
     listener_descriptions,
@@ -16,7 +17,11 @@ from synapse_replication.app.endpoints import (
     server_endpoint,
 )
 from synapse_replication.errors import ConfigError
-from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 
 
 def listener(
@@ -61,6 +66,13 @@ class EndpointTests(SynchronousTestCase):
         folder = redis_options(RedisConfig(use_tls=True, ca_path="/certs"))
         self.assertEqual(folder.tls, RedisTlsOptions(Path("/certs")))
         self.assertIsNone(redis_options(RedisConfig(ca_path="/certs")).tls)
+
+    def test_sentinel(self) -> None:
+        """So does every key of redis.sentinel (C23)."""
+        config = RedisConfig(sentinel=SentinelConfig("m", (("h", 1),), "u", "p"))
+        self.assertEqual(
+            redis_options(config).sentinel, SentinelOptions("m", (("h", 1),), "u", "p")
+        )
 
     def test_listener_addresses(self) -> None:
         """A listener listens at each of its addresses, IPv6 ones included."""

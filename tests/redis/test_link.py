@@ -64,6 +64,7 @@ class Peer:
         handshake_timeout: float = 10.0,
         reader_factory: ReaderFactory = new_reader,
     ) -> None:
+        self._reactor = reactor
         self.events = Events()
         self.observer = RecordingObserver(self.events)
         self.handler = RecordingHandler(self.events)
@@ -106,13 +107,17 @@ class Peer:
             self.handler.connection.send_lines("RDATA", lines)
 
     def up(self, times: int = 1) -> Deferred[None]:
-        """Fire when both connections came up so many times."""
-        return self.events.until(
+        """Fire when both connections came up so many times.
+
+        A turn later: the observer hears of a connection before the sender does.
+        """
+        both = self.events.until(
             lambda: (
                 self.events.all.count("new_connection") >= times
                 and self.events.all.count(("made", "redis_out")) >= times
             )
         )
+        return both.addCallback(lambda _: deferLater(self._reactor, 0, lambda: None))
 
     def happened(self, *words: str) -> Deferred[None]:
         """Fire when one event names all of the words."""
@@ -318,6 +323,12 @@ class FaultTests(RealRedisTestCase):
         await slow.up(1)
         await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
         self.assertIn("lost_connection", slow.events.all)
+        # What it missed is announced to it, and what follows arrives.
+        slow.handler.answer = lambda: None
+        writer.announce(0)
+        writer.write(100)
+        await self.until(lambda: slow.handler.seen == writer.token)
+        self.assertEqual(slow.handler.gaps, [])
 
     async def test_frozen(self) -> None:
         """C14: a Redis that says nothing is noticed on both connections."""

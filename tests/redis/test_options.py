@@ -9,7 +9,11 @@ from twisted.internet.protocol import ClientFactory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 
 
 class RedisOptionsTests(SynchronousTestCase):
@@ -35,6 +39,14 @@ class RedisOptionsTests(SynchronousTestCase):
         options.connect(self.reactor, self.factory, 10)
         self.assertEqual(self.reactor.unixClients[0][0], "/run/redis.sock")
         self.assertEqual(options.address, "/run/redis.sock")
+
+    def test_sentinel(self) -> None:
+        """Behind Sentinel, the place is the name of the master; no secret is shown."""
+        options = RedisOptions(
+            sentinel=SentinelOptions("mymaster", (("s", 1),), password="knock")
+        )
+        self.assertEqual(options.address, "Sentinel's mymaster")
+        self.assertNotIn("knock", repr(options))
 
     def test_tls(self) -> None:
         """With TLS the server is verified, by name or by address."""

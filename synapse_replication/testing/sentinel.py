@@ -1,0 +1,110 @@
+"""A private Sentinel, and a replica for it to promote, for tests.
+
+Blocking; see :mod:`synapse_replication.testing.servers`.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from synapse_replication.testing.private_process import (
+    STOP_TIMEOUT,
+    PrivateServer,
+    free_port,
+)
+from synapse_replication.testing.servers import (
+    PrivateRedis,
+    find_redis,
+    read_reply,
+    write_command,
+)
+
+__all__ = ["PrivateSentinel", "private_replica"]
+
+
+def private_replica(master: PrivateRedis) -> PrivateRedis:
+    """Make a Redis, to be started, that copies another without a password."""
+    return PrivateRedis(
+        settings={
+            "replicaof": f"{master.host} {master.port}",
+            # At once, and to memory: there is nothing to copy.
+            "repl-diskless-load": "on-empty-db",
+        }
+    )
+
+
+class PrivateSentinel(PrivateServer):
+    """A Sentinel that alone decides, and fast, about one master.
+
+    :param master: what it watches; started already.
+    :param name: of the master.
+    :param password: asked of its own clients.
+    :param down_after: how long a master may be silent, in s.
+    """
+
+    kind = "sentinel"
+
+    def __init__(
+        self,
+        master: PrivateRedis,
+        name: str = "mymaster",
+        *,
+        password: str | None = None,
+        down_after: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.password = password
+        self._master = master
+        self._name = name
+        self._down_after = down_after
+        self._binary = Path()
+
+    def command(self, *arguments: str | int) -> Any:
+        """Send one command on a connection of its own and give the reply."""
+        with socket.create_connection((self.host, self.port), STOP_TIMEOUT) as link:
+            replies = link.makefile("rb")
+            if self.password is not None:
+                link.sendall(write_command("AUTH", self.password))
+                read_reply(replies)
+            link.sendall(write_command(*arguments))
+            return read_reply(replies)
+
+    def knows_replica(self) -> bool:
+        """Tell whether it has found a replica that it could promote."""
+        replicas = self.command("SENTINEL", "REPLICAS", self._name)
+        return any(
+            dict(zip(words[::2], words[1::2], strict=True)).get("master-link-status")
+            == "ok"
+            for words in replicas
+        )
+
+    def _prepare(self) -> None:
+        self._binary = find_redis()
+        self.port = free_port()
+        name = self._name
+        lines = [
+            f"bind {self.host}",
+            f"port {self.port}",
+            f'dir "{self.directory}"',
+            f"sentinel monitor {name} {self._master.host} {self._master.port} 1",
+            f"sentinel down-after-milliseconds {name} {int(self._down_after * 1000)}",
+            f"sentinel failover-timeout {name} 5000",
+        ]
+        if self.password is not None:
+            lines.append(f'requirepass "{self.password}"')
+        # It writes what it finds out into its own configuration.
+        (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
+
+    def _command(self) -> list[str]:
+        config = str(self.directory / "sentinel.conf")
+        return [str(self._binary), config, "--sentinel"]
+
+    def _is_ready(self, pid: int) -> bool:
+        try:
+            return bool(self.command("PING") == "PONG")
+        except OSError:
+            return False

@@ -1,0 +1,270 @@
+"""Tests for :mod:`synapse_replication.redis.sentinel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionRefusedError
+from twisted.internet.task import deferLater
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions, SentinelOptions
+from synapse_replication.redis.resp import encode
+from synapse_replication.redis.sentinel import CHECK_INTERVAL
+from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
+from tests.redis.doubles import (
+    Events,
+    RecordingHandler,
+    RecordingObserver,
+    RecordingTransport,
+)
+from tests.redis.test_link import RealRedisTestCase
+
+S1, S2 = ("s1", 26379), ("s2", 26379)
+ASK = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")
+
+
+def at(host: bytes, port: bytes = b"6379") -> bytes:
+    """Say where the master is, as a Sentinel does."""
+    return encode(host, port)
+
+
+class SentinelTests(SynchronousTestCase):
+    """Two Sentinels and both connections, on a reactor of the test's."""
+
+    def setUp(self) -> None:
+        self.start(SentinelOptions("mymaster", (S1, S2)))
+
+    def start(self, sentinel: SentinelOptions) -> None:
+        self.reactor = MemoryReactorClock()
+        self.events = Events()
+        self.link = RedisReplicationLink(
+            self.reactor,
+            RedisOptions(password="hush", sentinel=sentinel),
+            "hs",
+            RecordingHandler(self.events),
+            RecordingObserver(self.events),
+            lambda count: None,
+        )
+        self.link.start()
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """What was connected to, in order."""
+        return [(client[0], client[1]) for client in self.reactor.tcpClients]
+
+    def accept(self, index: int) -> tuple[Any, RecordingTransport]:
+        """Let the attempt of this number be made."""
+        factory = self.reactor.tcpClients[index][2]
+        factory.doStart()
+        protocol: Any = factory.buildProtocol(None)
+        transport = RecordingTransport()
+        protocol.makeConnection(transport)
+        return protocol, transport
+
+    def refuse(self, index: int) -> None:
+        """Let the attempt of this number fail."""
+        self.reactor.tcpClients[index][2].clientConnectionFailed(
+            self.reactor.connectors[index], Failure(ConnectionRefusedError())
+        )
+
+    def answer(self, index: int, reply: bytes) -> RecordingTransport:
+        """Be the Sentinel that is asked by the attempt of this number."""
+        protocol, transport = self.accept(index)
+        protocol.dataReceived(reply)
+        self.assertTrue(transport.disconnecting)
+        protocol.connectionLost(Failure(ConnectionDone()))
+        return transport
+
+    def find(self, host: bytes = b"r1") -> list[Any]:
+        """Let the first Sentinel answer, and both connections be made."""
+        self.answer(0, at(host))
+        self.assertEqual(self.places[1:], [(host.decode(), 6379)] * 2)
+        return [self.accept(1), self.accept(2)]
+
+    def lose(self, index: int, protocol: Any) -> None:
+        """Let Redis close the connection of this number."""
+        reason = Failure(ConnectionDone())
+        protocol.connectionLost(reason)
+        connector = self.reactor.connectors[index]
+        self.reactor.tcpClients[index][2].clientConnectionLost(connector, reason)
+
+    def test_found(self) -> None:
+        """C23: one question tells both connections where Redis is."""
+        self.assertEqual(self.places, [S1])
+        transport = self.answer(0, at(b"r1", b"7000"))
+        self.assertEqual(transport.writes, [ASK])
+        self.assertEqual(self.places, [S1, ("r1", 7000), ("r1", 7000)])
+        for index in (1, 2):
+            _, transport = self.accept(index)
+            self.assertIn(b"hush", transport.writes[0])
+
+    def test_answer_in_pieces(self) -> None:
+        """An answer may be cut anywhere."""
+        protocol, _ = self.accept(0)
+        for byte in at(b"r1"):
+            protocol.dataReceived(bytes([byte]))
+        self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
+
+    def test_password_of_its_own(self) -> None:
+        """A Sentinel is given its own user and password, never those of Redis."""
+        self.start(SentinelOptions("mymaster", (S1,), "bob", "knock"))
+        protocol, transport = self.accept(0)
+        self.assertEqual(transport.writes, [encode(b"AUTH", b"bob", b"knock") + ASK])
+        protocol.dataReceived(b"+OK\r\n" + at(b"r1"))
+        self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
+
+    def test_next_one(self) -> None:
+        """One that is down, silent or ignorant is passed over, and comes last then."""
+        self.refuse(0)
+        self.assertEqual(self.places, [S1, S2])
+        self.accept(1)
+        self.reactor.advance(3)
+        # Both had their turn: the factories try again.
+        whys = [e[2] for e in self.events.all if e[0] == "again"]
+        self.assertEqual(len(whys), 2)
+        self.assertIn("no Sentinel tells where the master 'mymaster' is", whys[0])
+        self.assertIn("s1:26379: ", whys[0])
+        self.assertIn("s2:26379: no answer within 3 s", whys[0])
+        self.reactor.advance(1)
+        self.assertEqual(self.places[2:], [S1])
+        self.answer(2, b"*-1\r\n")
+        self.assertEqual(self.places[3:], [S2])
+        self.answer(3, at(b"r1"))
+        self.assertEqual(self.places[4:], [("r1", 6379)] * 2)
+        # S2 knew: it is asked first.
+        self.reactor.advance(CHECK_INTERVAL)
+        self.assertEqual(self.places[6], S2)
+
+    def test_useless_answers(self) -> None:
+        """What is no answer is told with its reason, and a password is not."""
+        for reply, why in (
+            (b"-NOAUTH Authentication required.\r\n", "NOAUTH"),
+            (b"-ERR unknown command 'SENTINEL'\r\n", "are these a Sentinel"),
+            (b"*-1\r\n", "it knows no master 'mymaster'"),
+            (b"HTTP/1.1 400 Bad Request\r\n", "it does not speak Redis"),
+            (b"*1\r\n$2\r\nr1\r\n", "something else than a host and a port"),
+            (at(b"r1", b"0"), "something else than a host and a port"),
+            (b":1\r\n", "something else than a host and a port"),
+            (b"$9999\r\n" + b"x" * 5000, "longer than 4096 bytes"),
+        ):
+            self.start(SentinelOptions("mymaster", (S1,), None, "knock"))
+            protocol, _ = self.accept(0)
+            protocol.dataReceived(b"+OK\r\n" + reply)
+            self.assertIn(why, str(self.events.all))
+            self.assertNotIn("knock", str(self.events.all))
+            self.assertEqual(self.places, [S1])
+
+    def test_asked_again_when_lost(self) -> None:
+        """A lost connection comes back to whoever is the master by then."""
+        (protocol, _), _ = self.find()
+        self.lose(1, protocol)
+        self.reactor.advance(1)
+        self.assertEqual(self.places[3:], [S1])
+        self.answer(3, at(b"r2"))
+        self.assertEqual(self.places[4:], [("r2", 6379)])
+
+    def test_back_off(self) -> None:
+        """While no Sentinel answers they are not hammered, and never given up."""
+        for _ in range(600):
+            self.reactor.advance(0.1)
+            for index in range(len(self.places)):
+                if not self.reactor.connectors[index].stoppedConnecting:
+                    self.reactor.connectors[index].stoppedConnecting = True
+                    self.refuse(index)
+        asked = len(self.places)
+        # In 60 s: three askers, of two Sentinels, about every 5 s each.
+        self.assertGreater(asked, 24)
+        self.assertLess(asked, 150)
+
+    def test_followed(self) -> None:
+        """Connections to what is the master no longer are cut, though they work."""
+        connections = self.find()
+        for protocol, _ in connections:
+            protocol.link_established()
+        self.reactor.advance(CHECK_INTERVAL)
+        self.answer(3, at(b"r1"))
+        self.assertFalse(any(t.aborted for _, t in connections))
+        self.reactor.advance(CHECK_INTERVAL)
+        self.answer(4, at(b"r2"))
+        self.assertTrue(all(t.aborted for _, t in connections))
+        for index, (protocol, _) in enumerate(connections, 1):
+            self.lose(index, protocol)
+        self.assertIn("the master is r2:6379 now", str(self.events.all))
+        self.reactor.advance(1)
+        self.answer(5, at(b"r2"))
+        self.assertEqual(self.places[6:], [("r2", 6379)] * 2)
+
+    def test_check_fails(self) -> None:
+        """If nobody knows, that is reported, and what works is left alone."""
+        connections = self.find()
+        self.reactor.advance(CHECK_INTERVAL)
+        self.refuse(3)
+        self.refuse(4)
+        self.assertEqual(
+            self.events.all[-1][:2] + self.events.all[-1][3:],
+            ("again", "redis_sentinel", CHECK_INTERVAL),
+        )
+        self.assertFalse(any(t.aborted for _, t in connections))
+
+    def test_stopped_while_asking(self) -> None:
+        """Stopping leaves no timer and no attempt."""
+        self.accept(0)
+        self.successResultOf(Deferred.fromCoroutine(self.link.stop()))
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.assertEqual(self.places, [S1])
+
+
+class FailoverTests(RealRedisTestCase):
+    """A real Sentinel promotes a real replica."""
+
+    timeout = 60
+
+    async def test_failover(self) -> None:
+        """C23: killed master: both connections go to the new one, no gap is hidden."""
+        master = self.start_redis(settings={"repl-diskless-sync-delay": "0"})
+        replica = private_replica(master)
+        self.addCleanup(replica.stop)
+        replica.start()
+        sentinel = PrivateSentinel(master, password="knock")
+        self.addCleanup(sentinel.stop)
+        sentinel.start()
+        await self.until(sentinel.knows_replica)
+        options = RedisOptions(
+            sentinel=SentinelOptions(
+                "mymaster",
+                # The first one does not exist.
+                (("127.0.0.1", 1), (sentinel.host, sentinel.port)),
+                password="knock",
+            )
+        )
+        writer = self.start_peer(options)
+        writer.handler.answer = lambda: writer.announce(0)
+        reader = self.start_peer(options, instance_name="reader")
+        reader.handler.waits_for_position = True
+        await writer.up()
+        await reader.happened("received")
+        writer.write(500)
+        await reader.events.until(lambda: reader.handler.seen == 500)
+        self.assertEqual(len(master.clients("pubsub")), 3)
+
+        started = self.reactor.seconds()
+        master.kill()
+        while not (
+            writer.events.all.count("new_connection") == 2
+            and reader.events.all.count("new_connection") == 2
+            and writer.events.all.count(("made", "redis_out")) == 2
+        ):
+            writer.write(20)
+            await deferLater(self.reactor, 0.05, lambda: None)
+        self.assertLess(self.reactor.seconds() - started, 30)
+        writer.write(500)
+        await self.until(lambda: reader.handler.seen == writer.token)
+        self.assertEqual(reader.handler.gaps, [])
+        self.assertGreater(writer.losses, 0)
+        # Two of the peers.
+        self.assertGreaterEqual(len(replica.clients("pubsub")), 2)

@@ -1,0 +1,27 @@
+"""Tests for :mod:`synapse_replication.testing.sentinel`."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
+from synapse_replication.testing.servers import PrivateRedis
+
+
+class PrivateSentinelTests(SynchronousTestCase):
+    def test_watches(self) -> None:
+        """It asks for its password, and tells where its master is."""
+        with PrivateRedis() as master, PrivateSentinel(master, password="p") as one:
+            self.assertEqual(
+                one.command("SENTINEL", "get-master-addr-by-name", "mymaster"),
+                [master.host, str(master.port)],
+            )
+            self.assertFalse(one.knows_replica())
+            one.password = None
+            self.assertIn("NOAUTH", one.command("PING"))
+
+    def test_replica(self) -> None:
+        """A replica knows its master."""
+        with PrivateRedis() as master, private_replica(master) as replica:
+            role = replica.command("ROLE")
+            self.assertEqual(role[:3], ["slave", master.host, master.port])
