@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -32,17 +31,13 @@ from synapse_replication.testing.bench.side import Counting
 from synapse_replication.testing.bench.traffic import (
     SERVER_NAME,
     STREAM,
+    WRITER,
     timed_row,
 )
 
-__all__ = ["CountingSink", "Process", "Source", "bench_command"]
+__all__ = ["CountingSink", "Process", "Source"]
 
 _PAGE = 500
-
-
-def bench_command(module: str, measure: str, parameters: str) -> tuple[str, ...]:
-    """Give the arguments that run a measure in another process."""
-    return (str(Path(__file__).with_name(f"{module}.py")), measure, parameters)
 
 
 class CountingSink:
@@ -65,7 +60,7 @@ class CountingSink:
 
 
 class Source:
-    """``events`` with its rows at hand; who is to be told of rows must not miss any."""
+    """A stream with its rows at hand. A reader has none, and must not miss any."""
 
     def __init__(self, stream_name: str = STREAM) -> None:
         self.description = STANDARD_STREAMS[stream_name].description
@@ -95,7 +90,12 @@ class Source:
 
 
 class Process:
-    """A reader or writer."""
+    """A reader or writer.
+
+    :ivar source: (of a writer) what it writes.
+    """
+
+    source: Source
 
     def __init__(
         self,
@@ -104,6 +104,7 @@ class Process:
         sink: Any,
         *,
         options: HandlerOptions | None = None,
+        sources: Sequence[Source] = (),
     ) -> None:
         self._reactor = reactor
         self.observer = PrometheusObserver(
@@ -117,11 +118,12 @@ class Process:
             BackgroundProcesses(self.observer),
             stores_user_ips=False,
         )
-        self.source = Source()
-        for name in STANDARD_STREAMS:
-            is_written = name == STREAM and instance_name.startswith("writer")
-            stream = self.source if name == STREAM else Source(name)
-            host.streams.add(stream, is_written_here=is_written)
+        sources = sources or [Source(name) for name in STANDARD_STREAMS]
+        for source in sources:
+            is_written = source.description.name == STREAM and instance_name == WRITER
+            host.streams.add(source, is_written_here=is_written)
+            if is_written:
+                self.source = source
         host.set_sink(sink)
         self.handler = ReplicationCommandHandler(host, self.observer, options=options)
         self.streamer = ReplicationStreamer(host, self.handler, self.observer)

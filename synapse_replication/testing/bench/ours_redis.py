@@ -146,7 +146,7 @@ def idle(port: int, lines: int) -> dict[str, float]:
     return result
 
 
-MEASURES = {
+MEASURES: dict[str, Any] = {
     "receive": receive,
     "send": send,
     "end_to_end": end_to_end,

@@ -5,6 +5,8 @@ Used by both sides; needs the PostgreSQL driver and nothing else.
 
 from __future__ import annotations
 
+import contextlib
+
 import psycopg2
 
 __all__ = ["fill_events", "make_generator_tables"]
@@ -63,14 +65,11 @@ def fill_events(dsn: str, rows: int) -> None:
     """Make all tables of ``events``, with rows of one writer: ids from 1 up."""
     _execute(dsn, _GENERATOR_TABLES + _EVENT_TABLES)
     _execute(dsn, _FILL, rows=rows)
-    _execute(dsn, "VACUUM ANALYZE", in_transaction=False)
+    _execute(dsn, "VACUUM ANALYZE")
 
 
-def _execute(
-    dsn: str, sql: str, *, in_transaction: bool = True, **parameters: int
-) -> None:
-    connection = psycopg2.connect(dsn)
-    connection.autocommit = not in_transaction
-    with connection, connection.cursor() as cursor:
-        cursor.execute(sql, parameters)
-    connection.close()
+def _execute(dsn: str, sql: str, **parameters: int) -> None:
+    with contextlib.closing(psycopg2.connect(dsn)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections.abc import Sequence
 
 import attrs
 
-__all__ = ["TASKS", "Result", "Task"]
+__all__ = ["TASKS", "Database", "Result", "Task", "Unit"]
+
+
+class Unit(enum.Enum):
+    """What a measure's answer means.
+
+    The value: how it is shown, the key in the answer, and whether it is the time
+    that the task's count took, so that more a second is better. Of all others,
+    less is better.
+    """
+
+    PER_SECOND = ("/s", "seconds", True)
+    P50 = ("ms, p50", "p50", False)
+    P99 = ("ms, p99", "p99", False)
+    BYTES = ("bytes", "bytes", False)
+    CPU = ("ms of CPU", "cpu", False)
+    MILLISECONDS = ("ms", "milliseconds", False)
+
+
+class Database(enum.Enum):
+    """What a task works on in PostgreSQL."""
+
+    NONE = "nothing"
+    EMPTY = "an empty database for each round of each side"
+    FILLED = "one database with ``count`` events, which is only read"
 
 
 @attrs.frozen(kw_only=True)
@@ -15,66 +40,133 @@ class Task:
     """A piece of work that both sides do.
 
     :ivar name: for people and ``--only``.
-    :ivar measure: the name of the function in ``ours.py`` and ``stock.py``.
-    :ivar unit: what is counted.
-    :ivar count: how many a round does.
-    :ivar quick_count: how many a round does in a quick run.
+    :ivar group: the end of the names of the modules that do it.
+    :ivar measure: the name of the function in them.
+    :ivar count: how much of it a round does.
+    :ivar quick_count: the same in a quick run.
+    :ivar stock_part: the real Synapse does ``1/stock_part`` of it, where it would
+        take long and a s is a s.
     :ivar count_name: the function's parameter for it.
+    :ivar units: what comes of it.
     :ivar parameters: the function's other parameters.
-    :ivar needs_database: the function is given ``dsn``, of an empty database.
+    :ivar database: what it is given by ``dsn``.
+    :ivar redis: it is given ``port``, of a Redis.
     """
 
     name: str
+    group: str
     measure: str
-    unit: str
     count: int
     quick_count: int
-    count_name: str
-    parameters: dict[str, int] = attrs.Factory(dict)
-    needs_database: bool = False
+    stock_part: int = 1
+    count_name: str = "rows"
+    units: tuple[Unit, ...] = (Unit.PER_SECOND,)
+    parameters: dict[str, int | bool] = attrs.Factory(dict)
+    database: Database = Database.NONE
+    redis: bool = False
 
 
-def _get_next(callers: int, count: int) -> Task:
+def _redis(name: str, measure: str, count: int, quick_count: int, **more: int) -> Task:
+    return Task(
+        name=name,
+        group="redis",
+        measure=measure,
+        count=count,
+        quick_count=quick_count,
+        stock_part=5,
+        parameters=dict(more),
+        redis=True,
+    )
+
+
+def _get_next(callers: int, count: int, stock_part: int) -> Task:
     return Task(
         name=f"get_next, {callers} callers",
+        group="storage",
         measure="get_next",
-        unit="blocks",
         count=count,
         quick_count=count // 4,
+        stock_part=stock_part,
         count_name="blocks",
         parameters={"callers": callers},
-        needs_database=True,
+        database=Database.EMPTY,
+    )
+
+
+def _lines(name: str) -> Task:
+    return Task(
+        name=name,
+        group="wire",
+        measure=name,
+        count=200_000,
+        quick_count=50_000,
+        count_name="lines",
     )
 
 
 TASKS: tuple[Task, ...] = (
-    Task(
-        name="parse",
-        measure="parse",
-        unit="lines",
-        count=200_000,
-        quick_count=50_000,
-        count_name="lines",
-    ),
-    Task(
-        name="serialise",
-        measure="serialise",
-        unit="lines",
-        count=200_000,
-        quick_count=50_000,
-        count_name="lines",
-    ),
+    _lines("parse"),
+    _lines("serialise"),
     Task(
         name="receive over TCP",
+        group="wire",
         measure="receive_tcp",
-        unit="rows",
         count=100_000,
         quick_count=30_000,
-        count_name="rows",
+        stock_part=5,
     ),
-    _get_next(1, 400),
-    _get_next(10, 2_000),
-    _get_next(50, 4_000),
+    _redis(
+        "receive over Redis, hiredis", "receive", 100_000, 20_000, pure_python=False
+    ),
+    _redis("receive over Redis, Python", "receive", 50_000, 10_000, pure_python=True),
+    _redis("send over Redis", "send", 100_000, 20_000),
+    _redis("end to end", "end_to_end", 100_000, 20_000, readers=1, rate=0),
+    attrs.evolve(
+        _redis(
+            "end to end, 1,000/s", "end_to_end", 10_000, 1_500, readers=1, rate=1000
+        ),
+        units=(Unit.P50, Unit.P99),
+        stock_part=1,
+    ),
+    _redis("fan-out to 8 readers", "end_to_end", 25_000, 5_000, readers=8, rate=0),
+    _get_next(1, 400, 1),
+    _get_next(10, 4_000, 4),
+    _get_next(50, 10_000, 5),
+    Task(
+        name="catch-up",
+        group="storage",
+        measure="catch_up",
+        count=1_000_000,
+        quick_count=20_000,
+        database=Database.FILLED,
+    ),
+    Task(
+        name="memory of a queued row",
+        group="wire",
+        measure="memory",
+        count=100_000,
+        quick_count=10_000,
+        units=(Unit.BYTES,),
+    ),
+    Task(
+        name="idle, 10,000 USER_IP",
+        group="redis",
+        measure="idle",
+        count=10_000,
+        quick_count=10_000,
+        count_name="lines",
+        units=(Unit.CPU,),
+        redis=True,
+    ),
+    Task(
+        name="start-up",
+        group="storage",
+        measure="start_up",
+        count=5_000_000,
+        quick_count=100_000,
+        units=(Unit.MILLISECONDS,),
+        database=Database.FILLED,
+    ),
 )
 
 
@@ -82,34 +174,46 @@ TASKS: tuple[Task, ...] = (
 class Result:
     """What the rounds of a task came to.
 
-    :ivar ours: operations per s, of each round.
+    :ivar ours: the value of each round.
     :ivar stock: the same of the real Synapse.
     """
 
     task: Task
+    unit: Unit
     ours: Sequence[float]
     stock: Sequence[float]
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the median of ours is."""
-        return statistics.median(self.ours) / statistics.median(self.stock)
+        """How many times as good the median of ours is."""
+        ours, stock = statistics.median(self.ours), statistics.median(self.stock)
+        if self.unit is Unit.PER_SECOND:
+            return ours / stock
+        return stock / ours if ours else float("inf")
+
+    @property
+    def name(self) -> str:
+        """Say what was measured."""
+        unit = self.unit.value[0]
+        return self.task.name + (
+            unit.partition("ms")[2] if self.unit in (Unit.P50, Unit.P99) else ""
+        )
 
     def to_json(self) -> dict[str, object]:
         """Give all of it as a JSON value."""
         return {
-            "task": self.task.name,
-            "unit": f"{self.task.unit}/s",
+            "task": self.name,
+            "unit": self.unit.value[0],
             "ours": _summary(self.ours),
             "stock": _summary(self.stock),
             "ratio": round(self.ratio, 2),
         }
 
 
-def _summary(rates: Sequence[float]) -> dict[str, object]:
+def _summary(values: Sequence[float]) -> dict[str, object]:
     return {
-        "median": round(statistics.median(rates), 1),
-        "least": round(min(rates), 1),
-        "most": round(max(rates), 1),
-        "rounds": [round(rate, 1) for rate in rates],
+        "median": round(statistics.median(values), 2),
+        "least": round(min(values), 2),
+        "most": round(max(values), 2),
+        "rounds": [round(value, 2) for value in values],
     }

@@ -31,6 +31,7 @@ __all__ = [
     "WRITER",
     "flat_out_peer",
     "rdata_line",
+    "received_bytes",
     "row_of",
     "timed_row",
     "user_ip_line",
@@ -57,6 +58,13 @@ def rdata_line(token: int) -> bytes:
     """Make the line of a row, without its end."""
     row = json.dumps(row_of(token), separators=(",", ":"))
     return f"RDATA {STREAM} {WRITER} {token} {row}".encode()
+
+
+def received_bytes(rows: int) -> tuple[bytes, list[bytes]]:
+    """Make what a client reads: a server's greeting, and chunks of rows."""
+    greeting = f"SERVER {SERVER_NAME}\nPOSITION {STREAM} {WRITER} 0 0\n".encode()
+    data = b"".join(rdata_line(token) + b"\n" for token in range(1, rows + 1))
+    return greeting, [data[i : i + 65536] for i in range(0, len(data), 65536)]
 
 
 @contextmanager
@@ -125,7 +133,9 @@ def count_rows(port: int, count: int) -> None:
     channel = SERVER_NAME.encode()
     mark = f"\r\nRDATA {STREAM} {WRITER} ".encode()
     with socket.create_connection(("127.0.0.1", port)) as redis:
-        redis.sendall(b"*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(channel), channel))
+        redis.sendall(
+            b"*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(channel), channel)
+        )
         redis.recv(65536)
         _answer("ready")
         data = b""

@@ -1,0 +1,118 @@
+"""This package's side on PostgreSQL: ``python ours_storage.py MEASURE PARAMETERS``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_generators import (
+    MultiWriterIdGenerator,
+    load_id_generator,
+)
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.storage.tables import standard_stream
+from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.table import IdColumn
+from synapse_replication.testing.bench.side import main, run
+from synapse_replication.testing.bench.tables import make_generator_tables
+from synapse_replication.testing.bench.traffic import READER, STREAM, WRITER
+
+__all__ = ["MEASURES"]
+
+
+async def _load(
+    database: Database, reactor: Any, instance_name: str
+) -> MultiWriterIdGenerator:
+    stream = IdStream(
+        stream_name=STREAM,
+        sequence="events_stream_seq",
+        tables=(IdColumn("events", "stream_ordering", "instance_name"),),
+        writers=(WRITER,),
+    )
+    return await load_id_generator(
+        database, stream, instance_name, reactor, ReactorClock(reactor)
+    )
+
+
+def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
+    """Allocate an id and finish it, by callers at a time; the positions are kept."""
+    make_generator_tables(dsn)
+
+    async def allocate(reactor: Any) -> dict[str, float]:
+        # As many connections as the other side has.
+        database = Database(dsn, reactor, max_connections=10)
+        generator = await _load(database, reactor, WRITER)
+
+        async def call(count: int) -> None:
+            for _ in range(count):
+                async with generator.get_next():
+                    pass
+
+        started = time.perf_counter()
+        await gatherResults(
+            [Deferred.fromCoroutine(call(blocks // callers)) for _ in range(callers)]
+        )
+        seconds = time.perf_counter() - started
+        await database.close()
+        return {"seconds": seconds}
+
+    result: dict[str, float] = run(allocate)
+    return result
+
+
+def catch_up(dsn: str, rows: int) -> dict[str, float]:
+    """Fetch all rows of a writer, and make them typed rows."""
+
+    async def fetch(reactor: Any) -> dict[str, float]:
+        database = Database(dsn, reactor, max_connections=10)
+        stream = standard_stream(
+            STANDARD_STREAMS[STREAM],
+            database,
+            await _load(database, reactor, READER),
+            instance_name=READER,
+        )
+        from_json = stream.description.codec.from_json
+        token = count = 0
+        started = time.perf_counter()
+        while token < rows:
+            page = await stream.get_updates_since(WRITER, token, rows)
+            count += len([from_json(row) for _, row in page.updates])
+            token = page.upto_token
+        seconds = time.perf_counter() - started
+        assert count == rows
+        await database.close()
+        return {"seconds": seconds}
+
+    result: dict[str, float] = run(fetch)
+    return result
+
+
+def start_up(dsn: str, rows: int) -> dict[str, float]:
+    """Connect, and make the id generator of a process on full tables."""
+
+    async def start(reactor: Any) -> dict[str, float]:
+        started = time.perf_counter()
+        database = Database(dsn, reactor, max_connections=10)
+        generator = await _load(database, reactor, WRITER)
+        seconds = time.perf_counter() - started
+        assert generator.get_current_token() == rows
+        await database.close()
+        return {"milliseconds": 1000 * seconds}
+
+    result: dict[str, float] = run(start)
+    return result
+
+
+MEASURES: dict[str, Any] = {
+    "get_next": get_next,
+    "catch_up": catch_up,
+    "start_up": start_up,
+}
+
+
+if __name__ == "__main__":
+    main(MEASURES)
