@@ -20,8 +20,11 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
+    +-- PipelineError                 a job on Spark cannot go on; says what to do
+    |   +-- SparkMissingError         Java or PySpark is not installed
     +-- HooksOverflowError            events came faster than hooks could be told
     +-- StatusError                   a process does not say how it stands
+    +-- SupervisorError               the service manager's environment makes no sense
     +-- WaitTimeoutError              a position was not reached in time
     +-- ServerStartError              a private server of the test kit did not start
 
@@ -43,15 +46,18 @@ __all__ = [
     "HttpCatchUpError",
     "LineTooLongError",
     "LocalProtocolError",
+    "PipelineError",
     "ProtocolError",
     "RemoteProtocolError",
     "ReplicationError",
     "RowDecodeError",
     "SequenceBehindError",
     "ServerStartError",
+    "SparkMissingError",
     "StatusError",
     "StorageError",
     "StreamConfigurationError",
+    "SupervisorError",
     "TokenError",
     "UnknownCommandError",
     "UnknownExtensionError",
@@ -269,6 +275,14 @@ class HooksOverflowError(ReplicationError):
         self.count = count
 
 
+class PipelineError(ReplicationError):
+    """A job of the pipeline cannot go on; the text says why and what to do."""
+
+
+class SparkMissingError(PipelineError):
+    """Java or PySpark is not installed, or not of a version that works."""
+
+
 class StatusError(ReplicationError):
     """Another process did not say how its replication stands."""
 
@@ -321,6 +335,10 @@ class WaitTimeoutError(ReplicationError):
         self.instance_name = instance_name
         self.position = position
         self.current = current
+
+
+class SupervisorError(ReplicationError):
+    """What the service manager told the process makes no sense."""
 
 
 class ServerStartError(ReplicationError):

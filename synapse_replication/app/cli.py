@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -35,6 +36,7 @@ _ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "status": ("synapse_replication.app.status_cli", "status_command"),
         "exec": ("synapse_replication.dropin.launcher", "exec_command"),
         "replay": ("synapse_replication.app.replay", "replay"),
+        "pipeline": ("synapse_replication.app.pipeline_cli", "pipeline"),
     }
 )
 
@@ -106,21 +108,27 @@ log_option = click.option(
 @config_option
 @log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
-    """Run a main process, until SIGTERM or SIGINT."""
-    _run(load_or_exit(config_paths, Purpose.MAIN), log_json)
+    """Run a main process, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    _run(config_paths, Purpose.MAIN, log_json)
 
 
 @cli.command("worker")
 @config_option
 @log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
-    """Run a worker, until SIGTERM or SIGINT."""
-    _run(load_or_exit(config_paths, Purpose.WORKER), log_json)
+    """Run a worker, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    _run(config_paths, Purpose.WORKER, log_json)
 
 
-def _run(config: ProcessConfig, log_json: bool) -> NoReturn:
+def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.app.supervision import SupervisedProcess
+    from synapse_replication.instrumentation.systemd import (
+        open_notify_socket,
+        watchdog_interval,
+    )
 
+    config = load_or_exit(paths, purpose)
     try:
         from synapse_replication.app.services import make_process
     except ModuleNotFoundError as error:
@@ -132,9 +140,23 @@ def _run(config: ProcessConfig, log_json: bool) -> NoReturn:
             err=True,
         )
         sys.exit(1)
-    start_logging(sys.stderr, as_json=log_json)
+    notify = open_notify_socket(os.environ)
+    feed_every = watchdog_interval(os.environ, os.getpid())
+    set_log_level = start_logging(sys.stderr, config.log_level, as_json=log_json)
     reactor = get_reactor()
-    sys.exit(run_service(reactor, lambda: make_process(config, reactor)))
+
+    def make() -> SupervisedProcess:
+        return SupervisedProcess(
+            make_process(config, reactor),
+            config,
+            reactor,
+            lambda: load_config(paths, purpose),
+            set_log_level,
+            notify,
+            feed_every,
+        )
+
+    sys.exit(run_service(reactor, make))
 
 
 def get_reactor() -> Any:

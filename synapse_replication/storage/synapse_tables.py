@@ -20,26 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import attrs
+from synapse_replication.storage.row_queries import RowQuery
 
-__all__ = ["STANDARD_QUERIES", "RowQuery"]
-
-
-@attrs.frozen
-class RowQuery:
-    """A query for the rows of a stream, or for some of them.
-
-    :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
-        ``up_to`` (closed) and ``limit``.
-    :ivar distinct: its table has several rows for one row of the stream.
-    :ivar as_json: a record is a token and JSON text, a whole row, or ``NULL`` for
-        none; else a token and the places of a row, which the driver has made values
-        that JSON can say.
-    """
-
-    sql: str
-    distinct: bool = False
-    as_json: bool = False
+__all__ = ["STANDARD_QUERIES"]
 
 
 def _query(

@@ -28,7 +28,8 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.storage.database import Transaction, TransactionRunner
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES, RowQuery
+from synapse_replication.storage.row_queries import RowQuery, declared_query, quote
+from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.registry import StandardStream
 from synapse_replication.streams.rows import decode_json, encode_json
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
@@ -40,7 +41,6 @@ __all__ = [
     "PostgresStream",
     "WriterIds",
     "declared_insert",
-    "declared_query",
     "read_page",
     "standard_stream",
     "table_stream",
@@ -331,41 +331,13 @@ def table_stream(
     )
 
 
-def declared_query(declaration: TableStream) -> RowQuery:
-    """Write the query for the rows of a declared stream."""
-    id_column = _quote(declaration.id_column)
-    columns = ", ".join(map(_quote, declaration.column_names))
-    if declaration.negative:
-        token, order = f"-{id_column}", f"{id_column} DESC"
-        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
-    else:
-        token, order = id_column, id_column
-        bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
-    if declaration.writer_column is None:
-        writer = "TRUE"
-    else:
-        writer = f"{_quote(declaration.writer_column)} = %(instance_name)s"
-    # As JSON, whatever the types of the columns: a time or a number without limit
-    # has no other form that every peer reads.
-    return RowQuery(
-        f"""
-        SELECT {token}, json_build_array({columns})::text
-        FROM {_quote(declaration.table)}
-        WHERE {writer} AND {bounds}
-        ORDER BY {order}
-        FETCH FIRST %(limit)s ROWS WITH TIES
-        """,
-        as_json=True,
-    )
-
-
 def declared_insert(declaration: TableStream) -> InsertStatement:
     """Write the statement that inserts rows of a declared stream."""
-    table = _quote(declaration.table)
-    columns = ", ".join(map(_quote, declaration.column_names))
-    names, values = [_quote(declaration.id_column)], ["%(id)s"]
+    table = quote(declaration.table)
+    columns = ", ".join(map(quote, declaration.column_names))
+    names, values = [quote(declaration.id_column)], ["%(id)s"]
     if declaration.writer_column is not None:
-        names.append(_quote(declaration.writer_column))
+        names.append(quote(declaration.writer_column))
         values.append("%(instance_name)s")
     # The database makes the columns' types of JSON's, arrays and times included.
     return InsertStatement(
@@ -376,8 +348,3 @@ def declared_insert(declaration: TableStream) -> InsertStatement:
         """,
         declaration.column_names,
     )
-
-
-def _quote(identifier: str) -> str:
-    """Quote a name that a declaration has checked; one with a schema by its parts."""
-    return ".".join(f'"{part}"' for part in identifier.split("."))

@@ -25,11 +25,11 @@ from synapse_replication.storage.database import (
     TransactionRunner,
 )
 from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import IdStream
 from synapse_replication.storage.tables import (
     PostgresStream,
     WriterIds,
-    declared_query,
     standard_stream,
     table_stream,
 )

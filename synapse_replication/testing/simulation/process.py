@@ -35,6 +35,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.subscriber import RedisSubscriber, SubscriberFactory
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     IdStream,
     load_positions,
@@ -44,7 +45,6 @@ from synapse_replication.storage.sequences import (
 from synapse_replication.storage.tables import (
     PostgresStream,
     declared_insert,
-    declared_query,
 )
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.catchup import Backoff

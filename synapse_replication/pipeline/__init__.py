@@ -1,0 +1,1 @@
+"""Batch and streaming jobs on Spark over the replicated streams."""

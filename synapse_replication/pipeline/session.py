@@ -1,0 +1,127 @@
+"""The Spark session that the jobs run in: one way to make it, checked beforehand.
+
+Without Java, Spark ends with an opaque message; so Java is looked at first. Works
+on a laptop (``local[*]``) and with any ``--master``. Section 13 of
+docs/pipeline.rst says what each setting is for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synapse_replication.errors import SparkMissingError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_java", "make_session"]
+
+#: The oldest Java that Spark 4 runs on.
+OLDEST_JAVA = 17
+
+_INSTALL_JAVA = (
+    "install it, on Debian with: apt-get install openjdk-17-jre-headless; or set "
+    "JAVA_HOME to where one is"
+)
+_INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
+
+
+def check_java() -> int:
+    """Find the Java that Spark will start, and tell its major version.
+
+    :raises SparkMissingError: there is none, or it is too old; says what to do.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        raise SparkMissingError(f"Spark needs Java {OLDEST_JAVA}: {_INSTALL_JAVA}")
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        where = f"JAVA_HOME is {home}, but " if home else ""
+        raise SparkMissingError(
+            f"{where}{java} does not run: {error}; {_INSTALL_JAVA}"
+        ) from error
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    if found is None:
+        raise SparkMissingError(
+            f"{java} does not tell its version as Java does; {_INSTALL_JAVA}"
+        )
+    version = int(found[1])
+    if version < OLDEST_JAVA:
+        raise SparkMissingError(
+            f"{java} is Java {version}, Spark needs {OLDEST_JAVA}: {_INSTALL_JAVA}"
+        )
+    return version
+
+
+def make_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Make the session of this process, or give the one there is.
+
+    The data source ``synapse_replication`` is registered with it.
+
+    :param app_name: shown in Spark's own pages.
+    :param master: where it runs; as Spark is configured, else ``local[*]``.
+    :param settings: more of Spark's settings, which win over ours.
+    :raises SparkMissingError: Java or PySpark is missing; says what to do.
+    """
+    check_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        raise SparkMissingError(
+            f"PySpark is missing ({error}): {_INSTALL_SPARK}"
+        ) from error
+    from synapse_replication.pipeline.source import SynapseReplicationDataSource
+
+    # Executors on this machine run the Python that we run.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    elif "MASTER" not in os.environ and "SPARK_HOME" not in os.environ:
+        builder = builder.master("local[*]")
+    for key, value in {**_settings(), **(settings or {})}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.dataSource.register(SynapseReplicationDataSource)
+    return session
+
+
+def _settings() -> dict[str, str]:
+    log_settings = files("synapse_replication.pipeline") / "log4j2.properties"
+    java_options = (
+        # Times are UTC everywhere. The stack: a query that is stopped within
+        # foreachBatch overflows the usual one.
+        f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={log_settings}"
+    )
+    return {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss8m",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(
+            Path(tempfile.gettempdir(), "synapse-replication-warehouse")
+        ),
+        # What a dsn holds is no business of plans, logs and pages.
+        "spark.redaction.regex": "(?i)secret|password|token|dsn|access[.]?key|url",
+    }

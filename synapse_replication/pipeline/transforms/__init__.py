@@ -1,0 +1,1 @@
+"""Transforms: from data frame to data frame, without I/O."""

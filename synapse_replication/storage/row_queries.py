@@ -1,0 +1,63 @@
+"""Queries for the rows of a stream, as facts: text and its meaning, no driver.
+
+What pages of catch-up are read by; the pipeline reads ranges by them. Spec, sections
+1, 7 and 9.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["RowQuery", "declared_query", "quote"]
+
+
+@attrs.frozen
+class RowQuery:
+    """A query for the rows of a stream, or for some of them.
+
+    :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
+        ``up_to`` (closed) and ``limit``.
+    :ivar distinct: its table has several rows for one row of the stream.
+    :ivar as_json: a record is a token and JSON text, a whole row, or ``NULL`` for
+        none; else a token and the places of a row, which the driver has made values
+        that JSON can say.
+    """
+
+    sql: str
+    distinct: bool = False
+    as_json: bool = False
+
+
+def declared_query(declaration: TableStream) -> RowQuery:
+    """Write the query for the rows of a declared stream."""
+    id_column = quote(declaration.id_column)
+    columns = ", ".join(map(quote, declaration.column_names))
+    if declaration.negative:
+        token, order = f"-{id_column}", f"{id_column} DESC"
+        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
+    else:
+        token, order = id_column, id_column
+        bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    if declaration.writer_column is None:
+        writer = "TRUE"
+    else:
+        writer = f"{quote(declaration.writer_column)} = %(instance_name)s"
+    # As JSON, whatever the types of the columns: a time or a number without limit
+    # has no other form that every peer reads.
+    return RowQuery(
+        f"""
+        SELECT {token}, json_build_array({columns})::text
+        FROM {quote(declaration.table)}
+        WHERE {writer} AND {bounds}
+        ORDER BY {order}
+        FETCH FIRST %(limit)s ROWS WITH TIES
+        """,
+        as_json=True,
+    )
+
+
+def quote(identifier: str) -> str:
+    """Quote a name that a declaration has checked; one with a schema by its parts."""
+    return ".".join(f'"{part}"' for part in identifier.split("."))

@@ -1,0 +1,1 @@
+"""Tests of the pipeline; all share one Spark session."""
