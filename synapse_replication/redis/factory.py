@@ -32,6 +32,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
 
+from synapse_replication.certificates import explain
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
 from synapse_replication.redis.resp import (
     MAX_REPLY_LENGTH,
@@ -85,8 +86,9 @@ class RedisLink:
         super().connectionLost(why)  # type: ignore[misc]
 
     def _explain(self, why: Failure, established: bool) -> str:
-        text = safe_str(why.value) if str(why.value) else str(why.type)
-        if established or self._heard_anything:
+        assert why.value is not None
+        text = explain(why.value)
+        if established or self._heard_anything or text.startswith("TLS: "):
             return text
         if isinstance(why.value, ConnectionDone):
             text = "it closed the connection before it said anything"

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 from twisted.internet.interfaces import IConnector
 from twisted.internet.protocol import ClientFactory
-from twisted.internet.ssl import (
-    Certificate,
-    PrivateCertificate,
-    optionsForClientTLS,
-    trustRootFromCertificates,
-)
+
+from synapse_replication.certificates import client_context
 
 __all__ = ["Place", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
 
 Place: TypeAlias = tuple[str, int]
 """A host and a port."""
-
-_PEM_CERTIFICATE = re.compile(
-    rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
-)
 
 
 @attrs.frozen
@@ -47,27 +38,13 @@ class RedisTlsOptions:
         """Read the files and make what ``connectSSL`` wants.
 
         :raises OSError: a file cannot be read.
-        :raises ValueError: a file holds no certificate.
+        :raises ValueError: a file does not hold what it should.
         """
-        authority = client = None
-        if self.authority_file is not None:
-            files = [self.authority_file]
-            if self.authority_file.is_dir():
-                files = sorted(f for f in self.authority_file.iterdir() if f.is_file())
-            pems = b"\n".join(file.read_bytes() for file in files)
-            found = _PEM_CERTIFICATE.findall(pems)
-            if not found:
-                raise ValueError(f"{self.authority_file} holds no PEM certificate")
-            authority = trustRootFromCertificates(  # type: ignore[no-untyped-call]
-                [Certificate.loadPEM(pem) for pem in found]
-            )
-        if self.certificate_file is not None:
-            pem = self.certificate_file.read_bytes()
-            if self.private_key_file is not None:
-                pem += b"\n" + self.private_key_file.read_bytes()
-            client = PrivateCertificate.loadPEM(pem)  # type: ignore[no-untyped-call]
-        return optionsForClientTLS(
-            self.hostname or host, trustRoot=authority, clientCertificate=client
+        return client_context(
+            self.hostname or host,
+            authority_file=self.authority_file,
+            certificate_file=self.certificate_file,
+            private_key_file=self.private_key_file,
         )
 
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
-from cryptography.x509.oid import NameOID
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import deferLater
@@ -28,6 +17,7 @@ from synapse_replication.errors import ServerStartError
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.resp import PureReader, ReaderFactory, new_reader
+from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
@@ -413,54 +403,17 @@ class TlsTests(RealRedisTestCase):
             )
         self.folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.folder)
-        self.authority = self.make_certificate("authority", None)
-        self.make_certificate("server", self.authority)
-        self.make_certificate("client", self.authority)
+        self.authority = PrivateAuthority(self.folder)
+        server = self.authority.issue("server")
         self.redis = self.start_redis(
             tls=RedisTls(
-                self.folder / "server.crt",
-                self.folder / "server.key",
-                self.folder / "authority.crt",
+                server.certificate, server.private_key, self.authority.certificate
             )
         )
+        client = self.authority.issue("client")
         self.tls = RedisTlsOptions(
-            self.folder / "authority.crt",
-            self.folder / "client.crt",
-            self.folder / "client.key",
+            self.authority.certificate, client.certificate, client.private_key
         )
-
-    def make_certificate(
-        self, name: str, issuer: tuple[x509.Certificate, Any] | None
-    ) -> tuple[x509.Certificate, Any]:
-        """Write a certificate for 127.0.0.1 and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        now = datetime.datetime.now(datetime.timezone.utc)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject if issuer is None else issuer[0].subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
-                critical=False,
-            )
-            .add_extension(
-                x509.BasicConstraints(ca=issuer is None, path_length=None),
-                critical=True,
-            )
-            .sign(key if issuer is None else issuer[1], hashes.SHA256())
-        )
-        (self.folder / f"{name}.crt").write_bytes(
-            certificate.public_bytes(Encoding.PEM)
-        )
-        (self.folder / f"{name}.key").write_bytes(
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        )
-        return certificate, key
 
     def options(self, tls: RedisTlsOptions | None) -> RedisOptions:
         """Say where the port that speaks TLS is."""
@@ -478,10 +431,8 @@ class TlsTests(RealRedisTestCase):
 
     async def test_other_authority(self) -> None:
         """A server whose authority is not trusted is refused, and it is said why."""
-        self.make_certificate("stranger", None)
-        peer = self.start_peer(
-            self.options(RedisTlsOptions(self.folder / "stranger.crt"))
-        )
+        other = PrivateAuthority(self.folder, "other")
+        peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
         await peer.happened("again", "'redis'", "certificate verify failed")
 
     async def test_mismatch(self) -> None:

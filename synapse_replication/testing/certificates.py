@@ -1,0 +1,95 @@
+"""An authority of the test's own, and certificates by it, as PEM files."""
+
+from __future__ import annotations
+
+import datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import attrs
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from cryptography.x509.oid import NameOID
+
+__all__ = ["PrivateAuthority", "PrivatePair"]
+
+#: Before and after now, a certificate is valid for so long.
+VALID = datetime.timedelta(hours=1)
+
+
+@attrs.frozen
+class PrivatePair:
+    """A certificate and its key, each in a file."""
+
+    certificate: Path
+    private_key: Path
+
+
+class PrivateAuthority:
+    """Issues certificates; nobody trusts it but who is told to.
+
+    :param folder: gets ``NAME.crt`` and ``NAME.key`` of all.
+    :param name: of the authority itself.
+    :ivar certificate: its own.
+    """
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        built = self._build(self._name, self._key, None)
+        self.certificate = self._write(name, built, self._key).certificate
+
+    def issue(self, name: str, host: str = "127.0.0.1") -> PrivatePair:
+        """Write a certificate and its key.
+
+        :param host: the name or the address that it is for.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        return self._write(name, self._build(_name(name), key, host), key)
+
+    def _build(self, subject: x509.Name, key: Any, host: str | None) -> Any:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - VALID)
+            .not_valid_after(now + VALID)
+            .add_extension(
+                x509.BasicConstraints(ca=host is None, path_length=None), critical=True
+            )
+        )
+        if host is not None:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general_name(host)]), critical=False
+            )
+        return builder.sign(self._key, hashes.SHA256())
+
+    def _write(self, name: str, certificate: Any, key: Any) -> PrivatePair:
+        pair = PrivatePair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        pair.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+        pair.private_key.write_bytes(
+            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
+        return pair
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
