@@ -1,0 +1,117 @@
+"""What the commands of the pipeline have in common on the command line.
+
+No password needs to stand in a command line, where every user of the machine can
+read it: a configuration file holds it, or the environment does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import (
+    PipelineSettings,
+    settings_of_config,
+    settings_of_dsn,
+)
+
+__all__ = [
+    "DSN_VARIABLE",
+    "json_option",
+    "master_option",
+    "optional_source_options",
+    "source_options",
+]
+
+#: The environment variable in place of ``--dsn``.
+DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
+
+_Command = Callable[..., Any]
+
+master_option = click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark runs, for instance spark://host:7077; this machine if not given.",
+)
+
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the result as JSON on standard output, for programs.",
+)
+
+
+def source_options(command: _Command) -> _Command:
+    """Give a command its database as ``settings``; it cannot do without.
+
+    Adds ``-c`` and ``--dsn``. What is wrong with them ends the command with exit
+    status 2.
+    """
+    return _source_options(command, required=True)
+
+
+def optional_source_options(command: _Command) -> _Command:
+    """As :func:`source_options`, but ``settings`` is ``None`` if none is named."""
+    return _source_options(command, required=False)
+
+
+def _source_options(command: _Command, *, required: bool) -> _Command:
+    @click.option(
+        "-c",
+        "--config-path",
+        "config_paths",
+        multiple=True,
+        metavar="FILE",
+        help="The homeserver's YAML file, or a folder of them. May be given again: "
+        "later files win per top-level key.",
+    )
+    @click.option(
+        "--dsn",
+        envvar=DSN_VARIABLE,
+        metavar="DSN",
+        help="The database as libpq writes it, in place of -c. Best put into the "
+        f"environment variable {DSN_VARIABLE}, or without its password: libpq finds "
+        "that in ~/.pgpass.",
+    )
+    @click.pass_context
+    @functools.wraps(command)
+    def with_settings(
+        ctx: click.Context,
+        /,
+        *args: Any,
+        config_paths: tuple[str, ...],
+        dsn: str | None,
+        **kwargs: Any,
+    ) -> Any:
+        typed = ctx.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
+        if config_paths and typed:
+            raise click.UsageError("give -c or --dsn, not both", ctx)
+        settings = _settings(config_paths, dsn)
+        if settings is None and required:
+            raise click.UsageError(
+                "which database? Give -c with the homeserver's configuration, or "
+                f"--dsn, or set {DSN_VARIABLE}",
+                ctx,
+            )
+        return command(*args, settings=settings, **kwargs)
+
+    return with_settings
+
+
+def _settings(
+    config_paths: tuple[str, ...], dsn: str | None
+) -> PipelineSettings | None:
+    try:
+        if config_paths:
+            return settings_of_config(config_paths)
+        return settings_of_dsn(dsn) if dsn else None
+    except PipelineError as error:
+        wrong = click.ClickException(str(error))
+        wrong.exit_code = 2
+        raise wrong from error
