@@ -8,7 +8,6 @@ from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.bridges import as_connection_handler
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.tcp import protocol
-from synapse_replication.wire.connection import LineConnection
 
 __all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
 
@@ -23,11 +22,7 @@ class _Reusable(protocol.BaseReplicationStreamProtocol):
     def makeConnection(self, transport: Any) -> None:
         if self.is_established and self.close_reason is None:
             self.connectionLost()
-        self.is_established = False
-        self._is_reading_paused = self._is_transport_closing = False
-        self._connection = LineConnection(
-            self.role, self.server_name, self._clock.seconds()
-        )
+        self._begin()
         super().makeConnection(transport)  # type: ignore[no-untyped-call]
 
 

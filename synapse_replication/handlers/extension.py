@@ -1,7 +1,8 @@
 """The extension: epochs, heartbeats and what follows from them.
 
 Theory of operation: :class:`ReplicationExtension` hears what this process sends and
-publishes, in order with it on the same connection but on a channel of its own, who we
+publishes, in order with it on the same connection (over Redis on a channel of its own;
+over direct TCP in lines of its own, to peers that asked for them), who we
 are and how far we told the others. It takes the same of the others and
 
 * hands how far a writer told us to the command handler, which compares it with what
@@ -49,17 +50,40 @@ from synapse_replication.wire.extension import (
     parse_message,
 )
 
-__all__ = ["ExtensionConnection", "ExtensionOptions", "ReplicationExtension"]
+__all__ = [
+    "ExtensionConnection",
+    "ExtensionHandler",
+    "ExtensionOptions",
+    "ReplicationExtension",
+]
 
 
 class ExtensionConnection(ReplicationConnection, Protocol):
-    """A link that has the extension's channel."""
+    """A link that has the extension's channel, or a peer that speaks it."""
 
     def send_extension(self, payloads: Sequence[bytes]) -> None:
-        """Publish messages, after what was sent before on the link.
+        """Send messages, after what was sent before on the link.
 
         They are lost if nothing can be sent just now. Never raises.
         """
+        ...
+
+
+class ExtensionHandler(Protocol):
+    """What a link asks of :class:`ReplicationExtension`."""
+
+    def extension_up(self, connection: ExtensionConnection) -> None:
+        """Take note that messages can be sent and received on a link."""
+        ...
+
+    def extension_down(self, connection: ExtensionConnection) -> None:
+        """Forget a link."""
+        ...
+
+    def extension_received(
+        self, connection: ExtensionConnection, payload: bytes
+    ) -> None:
+        """Take one message, in order with what the command handler is given."""
         ...
 
 

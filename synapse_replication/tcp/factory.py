@@ -18,6 +18,7 @@ from twisted.internet.interfaces import (
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
@@ -32,7 +33,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.connection import CloseReason, PendingLimit
 
 __all__ = ["DirectTcpReplicationClientFactory", "ReplicationStreamProtocolFactory"]
 
@@ -51,6 +52,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
     Listen with it on any stream endpoint (``tcp:``, ``ssl:``, ``unix:``). To stop,
     stop the port first, then wait for :meth:`close_connections`.
 
+    :param limit: how much may wait for each peer that does not read.
+    :param extension: speaks the extension with peers that do.
     :ivar connections: those that are open.
     """
 
@@ -62,17 +65,28 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         clock: Clock,
         handler: ConnectionHandler,
         observer: ReplicationObserver,
+        *,
+        limit: PendingLimit | None = None,
+        extension: ExtensionHandler | None = None,
     ) -> None:
         self.server_name = server_name
         self.connections: list[BaseReplicationStreamProtocol] = []
         self._clock = clock
         self._handler = handler
         self._observer = observer
+        self._limit = limit
+        self._extension = extension
         self._waiting: list[Deferred[None]] = []
 
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
         protocol = ServerReplicationStreamProtocol(
-            self.server_name, self._clock, self._handler, self._observer, self._closed
+            self.server_name,
+            self._clock,
+            self._handler,
+            self._observer,
+            self._closed,
+            limit=self._limit,
+            extension=self._extension,
         )
         protocol.factory = self
         self.connections.append(protocol)
@@ -118,6 +132,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     :param client_name: what this process calls itself.
     :param jitter: gives a number from 0 to 1, by which a delay is shortened, to
         half at most: many clients of one server do not all come back at once.
+    :param limit: how much may wait for a server that does not read.
+    :param extension: speaks the extension, if the server does.
     """
 
     noisy = False
@@ -131,6 +147,9 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         handler: ConnectionHandler,
         observer: ReplicationObserver,
         jitter: Callable[[], float] = random.random,
+        *,
+        limit: PendingLimit | None = None,
+        extension: ExtensionHandler | None = None,
     ) -> None:
         self.client_name = client_name
         self.server_name = server_name
@@ -139,6 +158,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._handler = handler
         self._observer = observer
         self._jitter = jitter
+        self._limit = limit
+        self._extension = extension
         self._delay = INITIAL_DELAY
         self._try: Callable[[], object] = _nothing
         self._give_up: Callable[[], object] = _nothing
@@ -191,6 +212,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             self._handler,
             self._observer,
             self._closed,
+            limit=self._limit,
+            extension=self._extension,
         )
         protocol.factory = self
         self.connection = protocol

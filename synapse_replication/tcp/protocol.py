@@ -6,7 +6,11 @@ give it what arrives, write what it has to send, and call it when its time is du
 What it received goes to the handler a chunk at a time. The same classes serve
 plain TCP, TLS and Unix sockets.
 
-Spec, section 3.
+The extension, if the process has one, hears of the link once the peer has shown that it
+speaks it, before anything that came after that is handled. The client shows it first:
+what it says to a server is heard by no stranger.
+
+Spec, section 3; docs/protocol.rst.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
@@ -30,6 +36,7 @@ from synapse_replication.handlers.observer import (
     ReplicationObserver,
 )
 from synapse_replication.tcp.transport import ReplicationTransport, read_buffers
+from synapse_replication.wire.batching import ReceivedItem
 from synapse_replication.wire.commands import (
     Command,
     NameCommand,
@@ -41,7 +48,14 @@ from synapse_replication.wire.connection import (
     CloseReason,
     ConnectionState,
     LineConnection,
+    PendingLimit,
     Role,
+)
+from synapse_replication.wire.extension import (
+    COUNTED_AS,
+    LINE_PREFIX,
+    PING_MARK,
+    ExtensionLine,
 )
 
 __all__ = [
@@ -61,6 +75,8 @@ class BaseReplicationStreamProtocol(Protocol):
         on it; PING, NAME, SERVER, ERROR and refused lines are dealt with here.
     :param observer: is told of counts and refusals.
     :param closed: is called with this object at the very end.
+    :param limit: how much may wait for a peer that does not read.
+    :param extension: speaks the extension with peers that do; ``None`` for none.
     :ivar name: what the connection is called in logs and metrics; at a server the
         peer's NAME, once it gave one.
     :ivar is_established: the link came up: the handler was told of it.
@@ -78,16 +94,32 @@ class BaseReplicationStreamProtocol(Protocol):
         handler: ConnectionHandler,
         observer: ReplicationObserver,
         closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
+        *,
+        limit: PendingLimit | None = None,
+        extension: ExtensionHandler | None = None,
     ) -> None:
         self.name = "unnamed"
         self.server_name = server_name
-        self.is_established = False
         self._clock = clock
         self._handler = handler
         self._observer = observer
         self._closed = closed
-        self._connection = LineConnection(self.role, server_name, clock.seconds())
+        self._limit = limit
+        self._extension = extension
+        self._begin()
         self._next_tick: DelayedCall | None = None
+
+    def _begin(self) -> None:
+        """Be as one that was never connected."""
+        self.is_established = False
+        self._connection = LineConnection(
+            self.role,
+            self.server_name,
+            self._clock.seconds(),
+            self._limit,
+            speaks_extension=self._extension is not None,
+        )
+        self._is_extension_up = False
         self._is_reading_paused = False
         self._is_transport_closing = False
 
@@ -129,8 +161,10 @@ class BaseReplicationStreamProtocol(Protocol):
             self._observer.line_refused(self.name, error)
         if not self.is_established and connection.state is ConnectionState.ESTABLISHED:
             self._establish()
+        if connection.extension_agreed and not self._is_extension_up:
+            self._begin_extension()
         if received.items and self.is_established:
-            self._handler.received(self, received.items)
+            self._hand_over(received.items)
         self._flush()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -144,6 +178,9 @@ class BaseReplicationStreamProtocol(Protocol):
             self._observer.connection_lost(
                 self.name, self.close_reason, self.close_text
             )
+            if self._is_extension_up:
+                assert self._extension is not None
+                self._extension.extension_down(self)
             self._handler.lost_connection(self)
         if self._closed is not None:
             self._closed(self)
@@ -170,6 +207,14 @@ class BaseReplicationStreamProtocol(Protocol):
         if self._connection.send_lines(command_name, lines, self._clock.seconds()):
             self._observer.commands_sent(self.name, command_name, len(lines))
         self._flush()
+
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        """Send messages of the extension. Never raises."""
+        try:
+            self.send_lines(COUNTED_AS, [LINE_PREFIX + each for each in payloads])
+        except LineTooLongError as error:
+            # Of hundreds of streams; over Redis it would do.
+            self._observer.failure(f"telling {self.name} our positions", error)
 
     def close_with_error(self, text: str) -> None:
         self._connection.close_with_error(text, self._clock.seconds())
@@ -212,6 +257,33 @@ class BaseReplicationStreamProtocol(Protocol):
         self._observer.connection_made(self.name)
         self._handler.new_connection(self)
 
+    def _begin_extension(self) -> None:
+        if not self.is_established or not self._connection.is_open:
+            return
+        assert self._extension is not None
+        self._is_extension_up = True
+        if self.role is Role.SERVER:
+            self.send_command(self._ping(PING_MARK))
+        self._extension.extension_up(self)
+
+    def _hand_over(self, items: Sequence[ReceivedItem | ExtensionLine]) -> None:
+        """Give the handler and the extension what is theirs, in order."""
+        waiting: list[ReceivedItem] = []
+        for item in items:
+            if not isinstance(item, ExtensionLine):
+                waiting.append(item)
+                continue
+            if waiting:
+                self._handler.received(self, waiting)
+                waiting = []
+            assert self._extension is not None
+            self._extension.extension_received(self, item.payload)
+        if waiting:
+            self._handler.received(self, waiting)
+
+    def _ping(self, *words: str) -> PingCommand:
+        return PingCommand(" ".join([str(self._clock.time_msec()), *words]))
+
     def _flush(self) -> None:
         # write() may call pauseProducing(); then there is nothing more to send.
         while data := self._connection.data_to_send():
@@ -228,7 +300,7 @@ class BaseReplicationStreamProtocol(Protocol):
     def _tick(self) -> None:
         now = self._clock.seconds()
         if self._connection.is_ping_due(now):
-            self.send_command(PingCommand(str(self._clock.time_msec())))
+            self.send_command(self._ping())
         delay = self._connection.tick(now)
         self._flush()
         if self._connection.close_hangs:
@@ -246,7 +318,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def greeting(self) -> Sequence[Command]:
         return [
             ServerCommand(self.server_name),
-            PingCommand(str(self._clock.time_msec())),
+            self._ping(),
         ]
 
     def connectionMade(self) -> None:
@@ -275,12 +347,22 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         handler: ConnectionHandler,
         observer: ReplicationObserver,
         closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
+        *,
+        limit: PendingLimit | None = None,
+        extension: ExtensionHandler | None = None,
     ) -> None:
-        super().__init__(server_name, clock, handler, observer, closed)
+        super().__init__(
+            server_name,
+            clock,
+            handler,
+            observer,
+            closed,
+            limit=limit,
+            extension=extension,
+        )
         self.name = client_name
 
     def greeting(self) -> Sequence[Command]:
-        return [
-            NameCommand(self.name),
-            PingCommand(str(self._clock.time_msec())),
-        ]
+        # A stock server passes over what stands in a PING.
+        marks = [] if self._extension is None else [PING_MARK]
+        return [NameCommand(self.name), self._ping(*marks)]

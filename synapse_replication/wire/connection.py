@@ -17,8 +17,15 @@ A server is ``ESTABLISHED`` from the start. In ``CLOSING`` whatever arrives is
 passed over, and nothing more can be sent: a connection that was closed for an
 error is never resumed.
 
-Bounds: a line has at most 16384 bytes each way; while the transport is paused at
-most 10,000 lines wait, one more closes the connection.
+Bounds: a line has at most 16384 bytes each way. While the transport is paused, lines
+wait up to a :class:`PendingLimit`, 10,000 lines and 16 MiB; what would pass it closes
+the connection. So a peer that does not read costs no more than that, what the
+transport buffers, and the chunk during which it was paused.
+
+Extension: a client that speaks the extension says so in its first PING, where it harms
+nobody; a server that does, too, answers with the same, and only then do lines of it
+go either way (:attr:`LineConnection.extension_agreed`). What a server says to others
+is the classic wire, byte for byte.
 
 Time, all in s: a PING goes out after 5 s without any other line. After the peer's
 first PING, 25 s of silence end the connection; a peer that never sends one may be
@@ -61,21 +68,25 @@ from synapse_replication.wire.commands import (
     PingCommand,
     ServerCommand,
 )
+from synapse_replication.wire.extension import (
+    COUNTED_AS,
+    LINE_PREFIX,
+    PING_MARK,
+    ExtensionLine,
+)
 
 __all__ = [
     "MAX_LINE_LENGTH",
-    "MAX_PENDING_LINES",
     "CloseReason",
     "ConnectionState",
     "LineConnection",
+    "PendingLimit",
     "Received",
     "Role",
 ]
 
 #: The longest line in bytes, without its end.
 MAX_LINE_LENGTH: Final = 16384
-#: How many lines may wait while the transport is paused.
-MAX_PENDING_LINES: Final = 10_000
 #: After how many s without another line a PING is sent.
 PING_INTERVAL: Final = 5.0
 #: How many s of silence end a connection, and how long a close may take.
@@ -126,15 +137,28 @@ class CloseReason(enum.Enum):
 class Received:
     """What one chunk of bytes brought.
 
-    :ivar items: rows and commands for the handler, in order.
+    :ivar items: rows and commands for the handler, and messages of the extension, in
+        order.
     :ivar counts: how many commands came, by name; the connection's own
         (PING, NAME, ...) among them.
     :ivar refused: what did not parse or was not allowed.
     """
 
-    items: list[ReceivedItem] = attrs.Factory(list)
+    items: list[ReceivedItem | ExtensionLine] = attrs.Factory(list)
     counts: Counter[str] = attrs.Factory(Counter)
     refused: list[RemoteProtocolError] = attrs.Factory(list)
+
+
+@attrs.frozen
+class PendingLimit:
+    """How much may wait for a peer that does not read.
+
+    :ivar lines: commands.
+    :ivar bytes: of their lines, ends included.
+    """
+
+    lines: int = 10_000
+    bytes: int = 16 * 1024 * 1024
 
 
 class LineConnection:
@@ -143,15 +167,28 @@ class LineConnection:
     :param role: which end.
     :param server_name: the homeserver's name: what a client expects in SERVER.
     :param now: monotonic time in s.
+    :param limit: how much may wait while the transport is paused.
+    :param speaks_extension: this end speaks the extension, if the peer does.
     :ivar state: where it stands.
     :ivar peer_name: what the peer's NAME said; ``None`` before.
+    :ivar extension_agreed: the peer speaks the extension, and so does this end.
     :ivar close_reason: why it closes; ``None`` while this end does not.
     :ivar close_text: the same for people.
     :ivar close_hangs: the transport is to be aborted.
     """
 
-    def __init__(self, role: Role, server_name: str, now: float) -> None:
+    def __init__(
+        self,
+        role: Role,
+        server_name: str,
+        now: float,
+        limit: PendingLimit | None = None,
+        *,
+        speaks_extension: bool = False,
+    ) -> None:
         self._server_name = server_name
+        self._limit = limit or PendingLimit()
+        self._speaks_extension = speaks_extension
         if role is Role.SERVER:
             self.state = ConnectionState.ESTABLISHED
             self._allowed = VALID_CLIENT_COMMANDS
@@ -159,6 +196,7 @@ class LineConnection:
             self.state = ConnectionState.CONNECTING
             self._allowed = VALID_SERVER_COMMANDS
         self.peer_name: str | None = None
+        self.extension_agreed = False
         self.close_reason: CloseReason | None = None
         self.close_text = ""
         self.close_hangs = False
@@ -166,7 +204,7 @@ class LineConnection:
         self._line_start: bytes | None = None
         # How many lines, and the lines with their ends.
         self._pending: deque[tuple[int, bytes]] = deque()
-        self._pending_lines = 0
+        self._pending_lines = self._pending_bytes = 0
         self._writing_paused = False
         self._reading_paused = False
         self._peer_pings = False
@@ -183,6 +221,11 @@ class LineConnection:
         """How many lines wait to be sent."""
         return self._pending_lines
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of lines wait to be sent."""
+        return self._pending_bytes
+
     # -- receiving ------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> Received:
@@ -197,16 +240,36 @@ class LineConnection:
                 text = "the peer speaks TLS, and this end of the connection does not"
                 self._refuse(received, RemoteProtocolError(text), now)
                 return received
-        lines = (self._line_start + data if self._line_start else data).split(b"\n")
+        if self._line_start:
+            data = self._line_start + data
+        lines = data.split(b"\n")
         self._line_start = lines.pop()
         too_long = self._cut_at_too_long_line(lines)
         if self.state is ConnectionState.CONNECTING:
             self._check_first_line(lines, received, now)
-        self._receive_items(read_lines(lines), received, now)
+        if self._speaks_extension and LINE_PREFIX in data:
+            self._receive_with_extension(lines, received, now)
+        else:
+            self._receive_items(read_lines(lines), received, now)
         if too_long and self.is_open:
             text = f"line is longer than {MAX_LINE_LENGTH} bytes"
             self._refuse(received, RemoteProtocolError(text), now)
         return received
+
+    def _receive_with_extension(
+        self, lines: list[bytes], received: Received, now: float
+    ) -> None:
+        start = 0
+        for index, line in enumerate(lines):
+            if line.startswith(LINE_PREFIX):
+                self._receive_items(read_lines(lines[start:index]), received, now)
+                start = index
+                # Not asked for, it is a command that nobody knows.
+                if self.is_open and self.extension_agreed:
+                    received.counts[COUNTED_AS] += 1
+                    received.items.append(ExtensionLine(line[len(LINE_PREFIX) :]))
+                    start += 1
+        self._receive_items(read_lines(lines[start:]), received, now)
 
     def _receive_items(
         self, items: list[ReceivedItem], received: Received, now: float
@@ -255,6 +318,8 @@ class LineConnection:
             self._refuse(received, ForbiddenCommandError(name), now)
         elif isinstance(command, PingCommand):
             self._peer_pings = True
+            if self._speaks_extension and PING_MARK in command.data.split(" "):
+                self.extension_agreed = True
         elif isinstance(command, NameCommand):
             self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
         elif isinstance(command, ServerCommand):
@@ -302,12 +367,14 @@ class LineConnection:
         if not self.is_open:
             return False
         if self._writing_paused and (
-            self._pending_lines + len(lines) > MAX_PENDING_LINES
+            self._pending_lines + len(lines) > self._limit.lines
+            or self._pending_bytes + len(data) > self._limit.bytes
         ):
             self._close(CloseReason.CONGESTED, "Failed to keep up", now)
             return False
         self._pending.append((len(lines), data))
         self._pending_lines += len(lines)
+        self._pending_bytes += len(data)
         self._last_sent = now
         return True
 
@@ -323,6 +390,7 @@ class LineConnection:
         while self._pending and (size < WRITE_SIZE or not self.is_open):
             count, data = self._pending.popleft()
             self._pending_lines -= count
+            self._pending_bytes -= len(data)
             chunks.append(data)
             size += len(data)
         return b"".join(chunks)
@@ -422,7 +490,8 @@ class LineConnection:
             data = f"ERROR {line}\n".encode("utf-8", "replace")
             self._pending.append((1, data))
             self._pending_lines = 1
+            self._pending_bytes = len(data)
 
     def _drop_pending(self) -> None:
         self._pending.clear()
-        self._pending_lines = 0
+        self._pending_lines = self._pending_bytes = 0

@@ -26,6 +26,9 @@ One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
     Rows of the one stream in ``positions`` follow on the main channel; before them,
     it stood there.
 
+Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, between peers that both
+showed that they speak it; see :mod:`synapse_replication.wire.connection`.
+
 Fields that are not known here are counted and passed over, and so are messages of
 another version or type: a newer peer may send them.
 """
@@ -43,8 +46,12 @@ from synapse_replication.streams.rows import decode_json, encode_json
 
 __all__ = [
     "CHANNEL",
+    "COUNTED_AS",
+    "LINE_PREFIX",
     "MAX_LENGTH",
+    "PING_MARK",
     "VERSION",
+    "ExtensionLine",
     "ExtensionMessage",
     "MessageType",
     "StreamPosition",
@@ -55,6 +62,12 @@ __all__ = [
 #: What follows ``<server_name>/`` in the name of the channel.
 CHANNEL: Final = "replication_ext"
 VERSION: Final = 1
+#: A word of a PING, after its time: who says it speaks this version, or a later one.
+PING_MARK: Final = f"{CHANNEL}/{VERSION}"
+#: How a message's line begins over direct TCP.
+LINE_PREFIX: Final = b"REPLICATION_EXT "
+#: The name under which messages are counted among the commands.
+COUNTED_AS: Final = "EXTENSION"
 #: The longest message, in bytes.
 MAX_LENGTH: Final = 64 * 1024
 #: The longest name of an instance, an epoch, a stream or a place, in characters.
@@ -78,6 +91,13 @@ class MessageType(enum.Enum):
 
 
 _TYPES: Final = {kind.value: kind for kind in MessageType}
+
+
+@attrs.frozen
+class ExtensionLine:
+    """A message that came over direct TCP; it may not parse."""
+
+    payload: bytes
 
 
 @attrs.frozen

@@ -77,6 +77,10 @@ class RecordingObserver(ReplicationObserver):
         self.refused: list[tuple[str, ProtocolError]] = []
         self.links: list[tuple[str, ...]] = []
         self.retries: list[float] = []
+        self.failures: list[tuple[str, BaseException]] = []
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self.failures.append((what, error))
 
     def commands_received(self, connection: str, command: str, count: int) -> None:
         key = connection, command

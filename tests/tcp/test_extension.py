@@ -1,0 +1,348 @@
+"""The extension over direct TCP: who speaks it, and that strangers never see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension import (
+    ExtensionConnection,
+    ReplicationExtension,
+)
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
+from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.wire.connection import CloseReason
+from tests.handlers.receiving import Row
+from tests.tcp.doubles import (
+    FakeClock,
+    PausingTransport,
+    RecordingHandler,
+    RecordingObserver,
+)
+
+#: What a client that speaks it adds to its first PING.
+MARK = b"replication_ext/1"
+
+
+class RecordingExtension:
+    """Says hello when a link is up, and keeps what it is told."""
+
+    def __init__(self, calls: list[object]) -> None:
+        self.calls = calls
+
+    def extension_up(self, connection: ExtensionConnection) -> None:
+        self.calls.append("up")
+        connection.send_extension([b"hello"])
+
+    def extension_down(self, connection: ExtensionConnection) -> None:
+        self.calls.append("down")
+
+    def extension_received(
+        self, connection: ExtensionConnection, payload: bytes
+    ) -> None:
+        self.calls.append(payload)
+
+
+class WireTests(SynchronousTestCase):
+    """What one end says and hears, byte for byte."""
+
+    def setUp(self) -> None:
+        self.observer = RecordingObserver()
+        self.transport = PausingTransport()
+
+    def connect(
+        self, *, server: bool, speaks: bool = True
+    ) -> BaseReplicationStreamProtocol:
+        handler = RecordingHandler()
+        self.calls: list[object] = handler.calls  # type: ignore[assignment]
+        extension = RecordingExtension(self.calls) if speaks else None
+        clock = FakeClock()
+        protocol: BaseReplicationStreamProtocol
+        if server:
+            factory = ReplicationStreamProtocolFactory(
+                "repl.test", clock, handler, self.observer, extension=extension
+            )
+            protocol = factory.buildProtocol(None)
+        else:
+            client = DirectTcpReplicationClientFactory(
+                "w1", "repl.test", clock, handler, self.observer, extension=extension
+            )
+            self.addCleanup(client.stop)
+            protocol = client.buildProtocol(None)
+        protocol.makeConnection(self.transport)
+        return protocol
+
+    def said(self) -> bytes:
+        return self.transport.take(10**6)
+
+    def test_stock_client(self) -> None:
+        """A server says to a stock client, or to a person, what it always said."""
+        answers = []
+        for speaks in (False, True):
+            self.transport = PausingTransport()
+            server = self.connect(server=True, speaks=speaks)
+            server.dataReceived(b"NAME w1\nPING 1700000000000\nREPLICATE\n")
+            server.send_lines("POSITION", [b"POSITION events w 1 1"])
+            answers.append(self.said())
+        self.assertEqual(*answers)
+        self.assertNotIn("up", self.calls)
+
+    def test_stock_server(self) -> None:
+        """A stock server sees one more word in the first PING, and nothing else."""
+        answers = []
+        for speaks in (False, True):
+            self.transport = PausingTransport()
+            client = self.connect(server=False, speaks=speaks)
+            client.dataReceived(b"SERVER repl.test\nPING 1700000000000\n")
+            client.send_lines("REPLICATE", [b"REPLICATE"])
+            answers.append(self.said())
+        self.assertEqual(answers[0], answers[1].replace(b" " + MARK, b""))
+        self.assertEqual(
+            answers[1], b"NAME w1\nPING 1700000000000 replication_ext/1\nREPLICATE\n"
+        )
+        self.assertNotIn("up", self.calls)
+
+    def test_server_answers(self) -> None:
+        """
+        A server that was shown the mark shows it, says hello, and only then answers
+        what else was asked.
+        """
+        server = self.connect(server=True)
+        self.said()
+        server.dataReceived(b"NAME w1\nPING 1 replication_ext/1\nREMOTE_SERVER_UP a\n")
+        self.assertEqual(
+            self.said(),
+            b"PING 1700000000000 replication_ext/1\nREPLICATION_EXT hello\n",
+        )
+        self.assertEqual([str(call) for call in self.calls[:2]], ["new", "up"])
+        server.dataReceived(b"PING 2 replication_ext/1\nREPLICATION_EXT {}\n")
+        self.assertEqual(self.calls[3:], [b"{}"])
+        self.assertEqual(self.said(), b"")
+        self.assertEqual(self.observer.received["w1", "EXTENSION"], 1)
+        self.assertEqual(self.observer.sent["w1", "EXTENSION"], 1)
+
+    def test_down(self) -> None:
+        """The extension hears of the end of a link that it had, before the handler."""
+        for mark, ends in ((b" " + MARK, ["down", "lost"]), (b"", ["lost"])):
+            self.transport = PausingTransport()
+            client = self.connect(server=False)
+            client.dataReceived(b"SERVER repl.test\nPING 1%b\n" % mark)
+            client.connectionLost(Failure(ConnectionDone()))
+            self.assertEqual([c for c in self.calls if c in ("down", "lost")], ends)
+
+    def test_mark_before_server(self) -> None:
+        """A server that has not named itself is told nothing."""
+        client = self.connect(server=False)
+        client.dataReceived(b"SERVER other\nPING 1 replication_ext/1\n")
+        self.assertEqual(client.close_reason, CloseReason.PROTOCOL_ERROR)
+        self.assertEqual(self.calls, [])
+
+    def test_too_long(self) -> None:
+        """A message that is no line is reported, and harms nothing."""
+        server = self.connect(server=True)
+        server.dataReceived(b"PING 1 replication_ext/1\n")
+        self.said()
+        server.send_extension([b"x" * 20_000])
+        self.assertEqual(self.said(), b"")
+        ((_, error),) = self.observer.failures
+        self.assertIsInstance(error, LineTooLongError)
+        self.assertIsNone(server.close_reason)
+
+
+class Process:
+    """A whole process without its sockets: ``events`` in a table, ``typing`` in memory.
+
+    :param writes: the streams that it writes.
+    """
+
+    def __init__(
+        self, name: str, epoch: str, writes: Sequence[str], *, speaks: bool
+    ) -> None:
+        self.events = SourceStream("events", Row, instance_name=name)
+        self.typing = SourceStream(
+            "typing", Row, instance_name=name, resettable=True, held_in_memory=True
+        )
+        self.host = MemoryHost(
+            self.events, self.typing, written=writes, instance_name=name
+        )
+        self.host.identity = Identity("repl.test", name, epoch)
+        self.observer = self.host.observer
+        self.handler = ReplicationCommandHandler(self.host, self.observer)
+        self.extension: ReplicationExtension | None = None
+        self.epochs = PeerEpochs()
+        if speaks:
+            self.extension = ReplicationExtension(
+                self.host,
+                self.handler,
+                self.observer,
+                self.epochs,
+                Backlog(BacklogOptions()),
+            )
+            self.extension.start()
+        self.streamer = ReplicationStreamer(self.host, self.handler, self.observer)
+        self.streamer.start()
+
+    def texts(self) -> list[str]:
+        """Give what was handed on."""
+        return [row.text for _, _, _, rows in self.host.rows.rows for row in rows]
+
+
+class ProcessTests(SynchronousTestCase):
+    """A writer that listens and a reader that connects, as processes have it.
+
+    :ivar drop: tells which lines of the writer get lost on the way.
+    """
+
+    def setUp(self) -> None:
+        self.drop: Callable[[bytes], bool] = lambda line: False
+
+    def start(self, *, reader_speaks: bool = True, writer_speaks: bool = True) -> None:
+        self.reader = Process("r", "r1", [], speaks=reader_speaks)
+        self.begin_writer("w1", speaks=writer_speaks)
+
+    def begin_writer(self, epoch: str, *, speaks: bool = True) -> None:
+        self.writer = Process("w", epoch, ["events", "typing"], speaks=speaks)
+        self.connect()
+
+    def connect(self) -> None:
+        one, other = self.writer, self.reader
+        self.ends = [
+            ReplicationStreamProtocolFactory(
+                "repl.test",
+                one.host.clock,
+                one.handler,
+                one.observer,
+                extension=one.extension,
+            ).buildProtocol(None),
+            DirectTcpReplicationClientFactory(
+                "r",
+                "repl.test",
+                other.host.clock,
+                other.handler,
+                other.observer,
+                extension=other.extension,
+            ).buildProtocol(None),
+        ]
+        self.transports = [PausingTransport(), PausingTransport()]
+        for end, transport in zip(self.ends, self.transports, strict=True):
+            end.makeConnection(transport)
+        self.pump()
+
+    def disconnect(self) -> None:
+        for end in self.ends:
+            end.connectionLost(Failure(ConnectionDone()))
+
+    def pump(self) -> None:
+        while any(transport.buffer for transport in self.transports):
+            server, client = (transport.take(10**9) for transport in self.transports)
+            kept = [line for line in server.split(b"\n") if not self.drop(line)]
+            if kept:
+                self.ends[1].dataReceived(b"\n".join(kept))
+            if client:
+                self.ends[0].dataReceived(client)
+
+    def advance(self, seconds: float) -> None:
+        for _ in range(round(seconds * 4)):
+            for process in (self.writer, self.reader):
+                process.host.reactor.advance(0.25)
+            self.pump()
+
+    def write(self, token: int, text: str, stream: str = "events") -> None:
+        for process in (self.writer, self.reader):
+            source = process.events if stream == "events" else process.typing
+            source.persist("w", token, [text])
+        self.writer.host.notifier.notify()
+        self.pump()
+
+    def test_nothing_is_lost_nothing_is_fetched(self) -> None:
+        """Rows arrive as ever; the reader knows the writer's epoch; no gap is seen."""
+        self.start()
+        for token in range(1, 20):
+            self.write(token, f"row {token}")
+            self.advance(0.25)
+        self.assertEqual(self.reader.texts(), [f"row {n}" for n in range(1, 20)])
+        self.assertEqual(self.reader.epochs.epoch_of("w"), "w1")
+        self.assertEqual(self.writer.epochs.epoch_of("r"), "r1")
+        self.assertEqual(self.reader.observer.gaps, [])
+        self.assertEqual(self.reader.observer.failures, [])
+
+    def test_a_lost_row(self) -> None:
+        """A row that vanishes on the way is fetched as soon as the next one comes."""
+        self.start()
+        self.write(1, "one")
+        self.drop = lambda line: line.startswith(b"RDATA events w 2 ")
+        self.write(2, "two")
+        self.write(3, "three")
+        self.assertEqual(self.reader.texts(), ["one", "two", "three"])
+        self.assertEqual(self.reader.observer.gaps, [("events", "w", 1, 2)])
+
+    def test_a_lost_last_row(self) -> None:
+        """A row that vanishes with nothing after it is fetched within a second."""
+        self.start()
+        self.write(1, "one")
+        self.drop = lambda line: line.startswith((b"RDATA events w 2 ", b"POSITION"))
+        self.write(2, "two")
+        self.assertEqual(self.reader.texts(), ["one"])
+        self.advance(1.25)
+        self.assertEqual(self.reader.texts(), ["one", "two"])
+
+    def test_a_stock_reader_does_not_see_it(self) -> None:
+        """The same loss passes by who does not speak it: the weakness is real."""
+        self.start(reader_speaks=False)
+        self.write(1, "one")
+        self.drop = lambda line: line.startswith(b"RDATA events w 2 ")
+        self.write(2, "two")
+        self.write(3, "three")
+        self.advance(10)
+        self.assertEqual(self.reader.texts(), ["one", "three"])
+
+    def test_either_may_be_stock(self) -> None:
+        """With one end that does not speak it, rows arrive, and nothing is refused."""
+        for reader_speaks, writer_speaks in ((True, False), (False, True)):
+            self.start(reader_speaks=reader_speaks, writer_speaks=writer_speaks)
+            self.write(1, "one")
+            self.advance(12)
+            self.write(2, "two")
+            self.assertEqual(self.reader.texts(), ["one", "two"])
+            for process in (self.reader, self.writer):
+                self.assertEqual(process.observer.refused, [])
+
+    def test_new_epoch(self) -> None:
+        """
+        C46: the writer of a stream in memory starts again and has passed the reader's
+        position when the link is back: what it has in memory is fetched anew.
+        """
+        self.start()
+        self.write(5, "before", "typing")
+        self.disconnect()
+        self.reader.typing.forget("w")
+        self.begin_writer("w2")
+        self.drop = lambda line: line.startswith(b"RDATA")
+        self.write(3, "after", "typing")
+        self.write(9, "later", "typing")
+        self.drop = lambda line: False
+        self.advance(2)
+        self.assertEqual(self.reader.texts()[-2:], ["after", "later"])
+        self.assertEqual(self.reader.observer.restarted, ["w"])
+
+    def test_goodbye(self) -> None:
+        """Who stops in order says so, and is then known to be gone."""
+        self.start()
+        self.advance(1)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.pump()
+        self.assertIsNone(self.reader.epochs.epoch_of("w"))
