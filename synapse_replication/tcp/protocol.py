@@ -16,14 +16,19 @@ Spec, section 3; docs/protocol.rst.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import (
+    IHandshakeListener,
+    IPushProducer,
+    ISSLTransport,
+)
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synapse_replication.certificates import explain
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
@@ -63,6 +68,9 @@ __all__ = [
     "ClientReplicationStreamProtocol",
     "ServerReplicationStreamProtocol",
 ]
+
+#: How long a client may take to be let in over TLS, in s.
+HANDSHAKE_TIMEOUT: Final = 10.0
 
 
 @implementer(IPushProducer)
@@ -169,7 +177,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._connection.connection_lost(
-            isinstance(reason.value, ConnectionDone), reason.getErrorMessage()
+            isinstance(reason.value, ConnectionDone), _explain(reason)
         )
         if self._next_tick is not None and self._next_tick.active():
             self._next_tick.cancel()
@@ -309,8 +317,10 @@ class BaseReplicationStreamProtocol(Protocol):
             self._next_tick = self._clock.call_later(delay, self._tick)
 
 
+@implementer(IHandshakeListener)
 class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The end that was connected to. The link is up at once."""
+    """The end that was connected to. The link is up at once; over TLS, once the
+    client was let in."""
 
     role = Role.SERVER
     relays = True
@@ -321,9 +331,50 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
             self._ping(),
         ]
 
+    _handshake_timer: DelayedCall | None = None
+
     def connectionMade(self) -> None:
         super().connectionMade()
-        self._establish()
+        if ISSLTransport.providedBy(self.transport):
+            # Until then anybody may be there, or nobody.
+            self._handshake_timer = self._clock.call_later(
+                HANDSHAKE_TIMEOUT, self._handshake_timed_out
+            )
+        else:
+            self._establish()
+
+    def handshakeCompleted(self) -> None:
+        self._stop_handshake_timer()
+        if not self.is_established:
+            self._establish()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._stop_handshake_timer() and not isinstance(
+            reason.value, ConnectionDone
+        ):
+            self._not_let_in(_explain(reason))
+        super().connectionLost(reason)
+
+    def _stop_handshake_timer(self) -> bool:
+        timer, self._handshake_timer = self._handshake_timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+        return timer is not None
+
+    def _handshake_timed_out(self) -> None:
+        self._handshake_timer = None
+        self._not_let_in(f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s")
+        self._transport.abortConnection()
+
+    def _not_let_in(self, why: str) -> None:
+        assert self.transport is not None
+        who = getattr(self.transport.getPeer(), "host", "a client")
+        self._observer.failure(f"letting in {who}", ConnectionError(why))
+
+
+def _explain(reason: Failure) -> str:
+    assert reason.value is not None
+    return explain(reason.value)
 
 
 class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):

@@ -1,0 +1,72 @@
+"""The server's end of a connection over TLS: who is let in, and when."""
+
+from __future__ import annotations
+
+from OpenSSL import SSL
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHandshakeListener, ISSLTransport
+from twisted.python.failure import Failure
+from zope.interface import directlyProvides
+
+from synapse_replication.tcp.protocol import (
+    HANDSHAKE_TIMEOUT,
+    ServerReplicationStreamProtocol,
+)
+from synapse_replication.wire.commands import ClearUserSyncsCommand
+from tests.tcp.test_protocol import ProtocolTestCase
+
+
+class TlsServerTests(ProtocolTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        directlyProvides(self.transport, ISSLTransport)
+        self.failures: list[tuple[str, str]] = []
+        self.patch(
+            self.observer,
+            "failure",
+            lambda what, error: self.failures.append((what, str(error))),
+        )
+        self.server: ServerReplicationStreamProtocol = self.make_server()
+        self.server.makeConnection(self.transport)
+
+    def test_up_when_let_in(self) -> None:
+        """The link is up, once, when the handshake is over, and stays."""
+        self.assertTrue(IHandshakeListener.providedBy(self.server))
+        self.assertEqual(self.observer.links, [])
+        self.server.handshakeCompleted()
+        self.assertEqual([link[0] for link in self.observer.links], ["made"])
+        self.server.dataReceived(b"CLEAR_USER_SYNC i\n")
+        self.assertIn(ClearUserSyncsCommand("i"), self.handler.calls)
+        self.clock.run(2 * HANDSHAKE_TIMEOUT)
+        self.assertFalse(self.transport.aborted)
+        self.lose(self.server)
+        self.assertEqual([link[0] for link in self.observer.links], ["made", "lost"])
+        self.assertEqual(self.failures, [])
+
+    def test_not_let_in(self) -> None:
+        """One that is refused was never a link; who it was and why is told."""
+        why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
+        self.server.connectionLost(Failure(why))
+        ((what, error),) = self.failures
+        self.assertEqual(what, "letting in 192.168.1.1")
+        self.assertIn("connected without a certificate", error)
+        self.assertEqual(self.observer.links, [])
+        self.assertEqual(self.closed, [self.server])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_probe(self) -> None:
+        """A connection that is closed again without a word is no failure."""
+        self.server.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual((self.failures, self.observer.links), ([], []))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_silence(self) -> None:
+        """A client that does not begin TLS is cut off after a while."""
+        self.clock.run(HANDSHAKE_TIMEOUT - 0.5)
+        self.assertFalse(self.transport.aborted)
+        self.clock.run(1)
+        self.assertTrue(self.transport.aborted)
+        self.assertEqual(
+            self.failures,
+            [("letting in 192.168.1.1", "no TLS handshake within 10 s")],
+        )
