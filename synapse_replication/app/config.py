@@ -35,6 +35,7 @@ from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
+from synapse_replication.wire.connection import PendingLimit
 
 __all__ = [
     "DatabaseConfig",
@@ -142,6 +143,7 @@ class ProcessConfig:
         stream that everybody writes.
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: this process stores client IPs.
+    :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
     """
 
@@ -160,6 +162,7 @@ class ProcessConfig:
     stores_user_ips: bool
     row_sink: FactoryConfig | None
     modules: tuple[FactoryConfig, ...]
+    tcp_limit: PendingLimit = PendingLimit()
     extension: ExtensionConfig | None = ExtensionConfig()
 
     @property
@@ -245,6 +248,9 @@ class _Checks:
             == instance_name,
             row_sink=_factory(own.row_sink) if own.row_sink is not None else None,
             modules=tuple(_factory(module) for module in own.modules),
+            tcp_limit=PendingLimit(
+                own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
+            ),
             extension=ExtensionConfig(
                 own.extension.backlog_rows, own.extension.backlog_bytes
             )

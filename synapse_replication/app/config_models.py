@@ -235,10 +235,16 @@ class DirectTcpSection(_OwnSection):
     :ivar connect: one for each process whose rows are followed, for instance
         ``tls:main.example.com:9092``.
     :ivar listen: for instance ``ssl:9092:privateKey=key.pem:certKey=crt.pem``.
+    :ivar max_pending_commands: commands that wait for a peer that does not read; one
+        more ends its connection.
+    :ivar max_pending_bytes: bytes of such commands.
     """
 
     connect: Names = Field(default_factory=list)
     listen: Names = Field(default_factory=list)
+    max_pending_commands: Annotated[int, Field(ge=100)] = 10_000
+    # Room for a round of the longest lines.
+    max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = 16 * 1024 * 1024
 
 
 class ExtensionSection(_OwnSection):

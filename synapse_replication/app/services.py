@@ -123,7 +123,7 @@ class ProcessService(Service):
         self.host.hooks = self._hooks
         self._epochs = PeerEpochs()
         self._backlog: Backlog | None = None
-        if config.redis is not None and config.extension is not None:
+        if config.extension is not None:
             self._backlog = Backlog(
                 BacklogOptions(
                     config.extension.backlog_rows, config.extension.backlog_bytes
@@ -267,7 +267,12 @@ class ProcessService(Service):
         ]
         if descriptions:
             factory = ReplicationStreamProtocolFactory(
-                config.server_name, self._clock, handler, self._observer
+                config.server_name,
+                self._clock,
+                handler,
+                self._observer,
+                limit=config.tcp_limit,
+                extension=extension,
             )
             self._watch_buffers(factory.buffers)
             self._at_stop("closing direct TCP connections", factory.close_connections)
@@ -280,6 +285,8 @@ class ProcessService(Service):
                 self._clock,
                 handler,
                 self._observer,
+                limit=config.tcp_limit,
+                extension=extension,
             )
             self._watch_buffers(client.buffers)
             client.connect(client_endpoint(self._reactor, description, config.files))

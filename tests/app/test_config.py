@@ -16,6 +16,7 @@ from synapse_replication.app.config import (
 from synapse_replication.errors import ConfigError
 from synapse_replication.streams.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
+from synapse_replication.wire.connection import PendingLimit
 from tests.app.test_config_files import FilesMixin
 
 #: The keys that Synapse's own generator of a homeserver.yaml writes, with the
@@ -179,6 +180,17 @@ class LoadConfigTests(FilesMixin):
         extra = "run_background_tasks_on: writer1\n"
         self.assertTrue(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
         self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
+
+    def test_pending_limit(self) -> None:
+        """What may wait for a slow peer over direct TCP is bounded, as one says."""
+        self.assertEqual(self.load(HOMESERVER).tcp_limit, PendingLimit())
+        own = "synapse_replication: {direct_tcp: {%s}}\n"
+        config = self.load(
+            HOMESERVER, own % "max_pending_commands: 500, max_pending_bytes: 1000000"
+        )
+        self.assertEqual(config.tcp_limit, PendingLimit(500, 1_000_000))
+        (mistake,) = self.mistakes(HOMESERVER, own % "max_pending_bytes: 10")
+        self.assertIn("direct_tcp.max_pending_bytes", mistake)
 
     def test_extension(self) -> None:
         """The extension is on unless it is turned off; its backlog has bounds."""
