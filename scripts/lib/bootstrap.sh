@@ -3,6 +3,7 @@
 # it runs where nothing but Python is installed.
 #
 #   set_up NAME EXTRAS    afterwards $venv/bin/python has the package
+#   get_java              print the extra that set_up shall add for Java, if any
 #
 # The package is installed in place: changed code needs no new installation. A
 # changed setup.cfg, a moved checkout or another Python does. Files in .venv say
@@ -51,6 +52,31 @@ get_python() {
         >&2 || die "apt-get could not install $package"
     find_python || die "no Python 3.10 or newer with a venv module, even now;" \
         "set PYTHON to the path of one"
+}
+
+has_java() {
+    java=java
+    [ -z "${JAVA_HOME:-}" ] || java=$JAVA_HOME/bin/java
+    # Seventeen, the oldest that Spark runs on, or newer.
+    "$java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])'
+}
+
+# Print the extra that brings Java, if the machine has none and Debian installs none.
+get_java() {
+    has_java && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        package=openjdk-17-jre-headless
+        say "Installing $package, for Spark, by apt-get ..."
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get install -qq -y --no-install-recommends $package >&2 ||
+            { apt-get update -qq &&
+                apt-get install -qq -y --no-install-recommends $package; } >&2 ||
+            say "apt-get could not install $package"
+        has_java && return
+    fi
+    [ -z "${JAVA_HOME:-}" ] || die "JAVA_HOME is $JAVA_HOME, where there is no Java 17" \
+        "or newer, which Spark needs; unset it, or set it to where one is"
+    echo java
 }
 
 set_up() {

@@ -1,16 +1,12 @@
 """The Spark session that the jobs run in: one way to make it, checked beforehand.
 
-Without Java, Spark ends with an opaque message; so Java is looked at first. Works
-on a laptop (``local[*]``) and with any ``--master``. Section 13 of
+Works on a laptop (``local[*]``) and with any ``--master``. Section 13 of
 docs/pipeline.rst says what each setting is for.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,51 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synapse_replication.errors import SparkMissingError
+from synapse_replication.pipeline.java import check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "make_session"]
+__all__ = ["make_session"]
 
-#: The oldest Java that Spark 4 runs on.
-OLDEST_JAVA = 17
-
-_INSTALL_JAVA = (
-    "install it, on Debian with: apt-get install openjdk-17-jre-headless; or set "
-    "JAVA_HOME to where one is"
-)
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
-
-
-def check_java() -> int:
-    """Find the Java that Spark will start, and tell its major version.
-
-    :raises SparkMissingError: there is none, or it is too old; says what to do.
-    """
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None:
-        raise SparkMissingError(f"Spark needs Java {OLDEST_JAVA}: {_INSTALL_JAVA}")
-    try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        where = f"JAVA_HOME is {home}, but " if home else ""
-        raise SparkMissingError(
-            f"{where}{java} does not run: {error}; {_INSTALL_JAVA}"
-        ) from error
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
-    if found is None:
-        raise SparkMissingError(
-            f"{java} does not tell its version as Java does; {_INSTALL_JAVA}"
-        )
-    version = int(found[1])
-    if version < OLDEST_JAVA:
-        raise SparkMissingError(
-            f"{java} is Java {version}, Spark needs {OLDEST_JAVA}: {_INSTALL_JAVA}"
-        )
-    return version
 
 
 def make_session(
