@@ -11,9 +11,6 @@ Spec, sections 3 to 6; docs/operators-guide.rst.
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,6 +33,7 @@ from synapse_replication.app.endpoints import (
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import load_factories
+from synapse_replication.app.place import this_place
 from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.backlogs import PartialResync
@@ -196,7 +194,7 @@ class ProcessService(Service):
             observer,
             self._epochs,
             self._backlog,
-            where=_where(),
+            where=this_place(),
         )
         return handler, extension
 
@@ -384,12 +382,6 @@ class ProcessService(Service):
         if isinstance(result, Awaitable) and not isinstance(result, Deferred):
             return Deferred.fromCoroutine(_wait(result))
         return result
-
-
-def _where() -> str:
-    """Say where this process runs, in one word, for the others' operators."""
-    host = re.sub(r"[^\w.-]", "_", socket.gethostname())
-    return f"{host[:200]}:{os.getpid()}"
 
 
 async def _wait(awaitable: Awaitable[Any]) -> None:

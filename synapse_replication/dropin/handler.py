@@ -14,6 +14,7 @@ from synapse_replication.dropin.bridges import (
     installed,
     make_yieldable,
 )
+from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
@@ -38,12 +39,14 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     tells what it receives by ``on_<COMMAND>(connection, command)``.
 
     :ivar host: ``hs``, as our streamer wants it.
+    :ivar extension: for our subscription; ``None`` if it was turned off.
     """
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
         self.host = SynapseHost(hs)
         super().__init__(self.host, observer_of(hs))
+        self.extension = make_extension(hs, self.host, self)
         self._is_stopping = False
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
@@ -81,6 +84,8 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
+        if self.extension is not None:
+            self.extension.start()
         factories = [outbound._factory, factory]
         trigger = reactor.addSystemEventTrigger(
             "before",
@@ -101,6 +106,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
+        self._say_goodbye()
         for factory in factories:
             close(factory)
 
@@ -114,12 +120,17 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             await self._in_time(Deferred.fromCoroutine(streamer.stop()))
         # What others send as they go down is sent by then.
         await self.host.clock.sleep(0)
+        self._say_goodbye()
         closed = []
         for factory in factories:
             if factory.pool and factory.connector is not None:
                 closed.append(factory.waitForEmptyPool())
             close(factory)
         await self._in_time(DeferredList(closed))
+
+    def _say_goodbye(self) -> None:
+        if self.extension is not None:
+            self.extension.stop()
 
     async def _in_time(self, deferred: Deferred[Any]) -> None:
         deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())

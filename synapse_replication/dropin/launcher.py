@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.substitution import (
     Substitution,
     SubstitutionError,
@@ -90,6 +91,14 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     metavar="PARTS",
     help="Replace all but these parts.",
 )
+@click.option(
+    "--extension/--no-extension",
+    envvar=ENVIRONMENT,
+    default=True,
+    show_default=True,
+    help="Tell one another epochs and heartbeats, on a channel that stock processes "
+    "never see.",
+)
 @click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
 @click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
 @click.option("-m", "module", metavar="MODULE", help="The module to run.")
@@ -97,6 +106,7 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 def exec_command(
     only: Sequence[str],
     excepted: Sequence[str],
+    extension: bool,
     as_list: bool,
     strict: bool,
     module: str | None,
@@ -124,6 +134,8 @@ def exec_command(
             _say(line)
         _say("nothing was started")
         sys.exit(EXIT_REFUSED)
+    # For what the module starts, too.
+    os.environ[ENVIRONMENT] = "true" if extension else "false"
     # What `python -m` does: the working directory comes first.
     sys.path.insert(0, os.getcwd())
     sys.argv = [module, *arguments]

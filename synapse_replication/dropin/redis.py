@@ -3,7 +3,8 @@
 Theory of operation: the host asks for one outbound connection, for publishing and
 for its cache, and gives it to the factory of the subscription. Both are ours when
 this part is replaced; what the subscription sends then goes through the outbound
-connection's sender, pipelined.
+connection's sender, pipelined, and the extension's channel is subscribed to, if the
+command handler is ours as well.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import txredisapi
 
 from synapse_replication.dropin.bridges import as_connection_handler, installed
+from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis.sender import RedisSender, SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
@@ -54,6 +56,11 @@ class SynapseRedisFactory(SenderFactory):
         def announce(lost: int) -> None:
             hs.get_replication_command_handler().send_positions_to_connection()
 
+        def greet() -> None:
+            extension = extension_of(hs.get_replication_command_handler())
+            if extension is not None:
+                extension.sending_resumed()
+
         super().__init__(
             uuid=uuid,
             dbid=dbid,
@@ -68,7 +75,9 @@ class SynapseRedisFactory(SenderFactory):
             clock=reactor,
             observer=observer,
             name="redis_out",
-            sender=RedisSender(reactor, observer, "redis_out", announce),
+            sender=RedisSender(
+                reactor, observer, "redis_out", announce, on_connected=greet
+            ),
         )
 
 
@@ -86,6 +95,8 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
         channel_names: Sequence[str],
     ) -> None:
         config, observer = hs.config.redis, observer_of(hs)
+        handler = hs.get_replication_command_handler()
+        sender = _sender_of(outbound_redis_connection)
         super().__init__(
             uuid="subscriber",
             dbid=None,
@@ -100,11 +111,13 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
             server_name=hs.hostname,
             channels=channel_names,
             command_handler=as_connection_handler(
-                hs.get_replication_command_handler(),
-                hs.run_as_background_process,
-                observer,
+                handler, hs.run_as_background_process, observer
             ),
-            sender=_sender_of(outbound_redis_connection),
+            sender=sender,
+            # Its messages and ours must go the same way, in order.
+            extension=(
+                extension_of(handler) if isinstance(sender, RedisSender) else None
+            ),
         )
 
 

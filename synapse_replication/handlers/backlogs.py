@@ -61,7 +61,9 @@ class PartialResync:
         """
         epoch = self._epochs.epoch_of(instance_name)
         now = self._clock.seconds()
-        if epoch is None or now < self._left_alone_until.get(instance_name, now):
+        if epoch is None or not self._epochs.has_backlog(instance_name):
+            return None
+        if now < self._left_alone_until.get(instance_name, now):
             return None
         try:
             result = await self._ask(

@@ -43,6 +43,7 @@ class _Peer:
     epoch: str
     since: float
     heard: float
+    has_backlog: bool = True
     is_gone: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
 
@@ -61,10 +62,18 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.is_gone else peer.epoch
 
-    def hear(self, instance_name: str, epoch: str, now: float) -> Heard:
+    def has_backlog(self, instance_name: str) -> bool:
+        """Tell whether a process that speaks keeps what it sent last."""
+        peer = self._peers.get(instance_name)
+        return peer is not None and peer.has_backlog
+
+    def hear(
+        self, instance_name: str, epoch: str, now: float, *, has_backlog: bool = True
+    ) -> Heard:
         """Take note that a process spoke.
 
         :param now: monotonic, s.
+        :param has_backlog: it can be asked for what it sent last.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:
@@ -88,6 +97,7 @@ class PeerEpochs:
             peer.epoch, peer.since = epoch, now
             heard = Heard.NEW
         peer.heard = now
+        peer.has_backlog = has_backlog
         peer.is_gone = False
         # The one heard longest ago stands first.
         self._peers[instance_name] = peer

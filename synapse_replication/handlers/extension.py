@@ -108,7 +108,7 @@ class ReplicationExtension:
 
     :param where: for people: where this process runs, one word.
     :param epochs: of the other processes; outlives connections.
-    :param backlog: keeps what is sent.
+    :param backlog: keeps what is sent; ``None`` if this process cannot be asked for it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ReplicationExtension:
         command_handler: ReplicationCommandHandler,
         observer: ReplicationObserver,
         epochs: PeerEpochs,
-        backlog: Backlog,
+        backlog: Backlog | None,
         *,
         where: str = "",
         options: ExtensionOptions | None = None,
@@ -206,7 +206,9 @@ class ReplicationExtension:
             if self._epochs.epoch_of(name) == epoch:
                 self._handler.writer_told(connection, name, tokens)
             return
-        heard = self._epochs.hear(name, epoch, self._clock.seconds())
+        heard = self._epochs.hear(
+            name, epoch, self._clock.seconds(), has_backlog=message.has_backlog
+        )
         if heard is Heard.LATE:
             return
         if heard is Heard.DUPLICATE:
@@ -254,7 +256,7 @@ class ReplicationExtension:
         if told is not None and self._connections:
             self._send(self._message(MessageType.ROWS, {stream_name: told}))
         self._tell(stream_name, batches[-1][0])
-        if stream_name not in self._in_memory:
+        if self._backlog is not None and stream_name not in self._in_memory:
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def row_sent(self, stream_name: str, token: int) -> None:
@@ -268,7 +270,7 @@ class ReplicationExtension:
 
     def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Take note that there are no rows of ours between the two."""
-        if stream_name not in self._in_memory:
+        if self._backlog is not None and stream_name not in self._in_memory:
             self._backlog.of(stream_name).pass_over(prev_token, new_token)
 
     def _tell(self, stream_name: str, token: int) -> None:
@@ -291,7 +293,14 @@ class ReplicationExtension:
                 for name in [stream.description.name]
             }
         return ExtensionMessage(
-            kind, self._name, self.epoch, now, positions, self._where, __version__
+            kind,
+            self._name,
+            self.epoch,
+            now,
+            positions,
+            self._where,
+            __version__,
+            has_backlog=self._backlog is not None,
         )
 
     def _send_heartbeat(self) -> None:

@@ -77,7 +77,17 @@ MAX_STREAMS: Final = 500
 
 _INT64: Final = 2**63
 _FIELDS: Final = frozenset(
-    {"v", "type", "instance", "epoch", "where", "version", "time", "positions"}
+    {
+        "v",
+        "type",
+        "instance",
+        "epoch",
+        "where",
+        "version",
+        "time",
+        "positions",
+        "backlog",
+    }
 )
 
 
@@ -121,6 +131,7 @@ class ExtensionMessage:
     :ivar version: of the software; empty if it does not say.
     :ivar time_ms: when the message was made, ms since the epoch.
     :ivar positions: of the streams that the process writes, by name.
+    :ivar has_backlog: the process can be asked for what it sent last. Said only if not.
     :ivar unknown_fields: how many fields were passed over.
     """
 
@@ -131,26 +142,28 @@ class ExtensionMessage:
     positions: Mapping[str, StreamPosition]
     where: str = ""
     version: str = ""
+    has_backlog: bool = True
     unknown_fields: int = 0
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
     """Write a message as it is published."""
-    return encode_json(
-        {
-            "v": VERSION,
-            "type": message.type.value,
-            "instance": message.instance_name,
-            "epoch": message.epoch,
-            "where": message.where,
-            "version": message.version,
-            "time": message.time_ms,
-            "positions": {
-                name: [position.token, position.time_ms]
-                for name, position in message.positions.items()
-            },
-        }
-    )
+    value: dict[str, Any] = {
+        "v": VERSION,
+        "type": message.type.value,
+        "instance": message.instance_name,
+        "epoch": message.epoch,
+        "where": message.where,
+        "version": message.version,
+        "time": message.time_ms,
+        "positions": {
+            name: [position.token, position.time_ms]
+            for name, position in message.positions.items()
+        },
+    }
+    if not message.has_backlog:
+        value["backlog"] = False
+    return encode_json(value)
 
 
 def parse_message(payload: bytes) -> ExtensionMessage:
@@ -181,6 +194,7 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _positions(value.get("positions")),
         _name(value["where"], "where") if value.get("where") else "",
         _name(value["version"], "version") if value.get("version") else "",
+        value.get("backlog") is not False,
         sum(field not in _FIELDS for field in value),
     )
 

@@ -47,6 +47,14 @@ class PartialResyncTests(SynchronousTestCase):
         self.assertIsNone(self.fetch())
         self.assertEqual(self.asked, [])
 
+    def test_writer_without_backlog(self) -> None:
+        """A writer that speaks it, and says that it keeps nothing, is never asked."""
+        self.epochs.hear("w", "abc", 0, has_backlog=False)
+        self.assertIsNone(self.fetch())
+        self.assertEqual(self.asked, [])
+        self.epochs.hear("w", "abc", 1)
+        self.assertEqual(self.fetch(), _PAGE)
+
     def test_rows(self) -> None:
         """A writer is asked with its epoch, and what it has is taken."""
         self.epochs.hear("w", "abc", 0)

@@ -36,6 +36,8 @@ _MESSAGES = st.builds(
     _INT64,
     st.dictionaries(_WORD, st.builds(StreamPosition, _INT64, _INT64), max_size=5),
     st.just("") | _WORD,
+    st.just("") | _WORD,
+    st.booleans(),
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -77,6 +79,14 @@ class ExtensionMessageTests(SynchronousTestCase):
         )
         self.assertEqual(json.loads(encode_message(message)), GOOD)
         self.assertEqual(parse_message(with_()), message)
+
+    def test_backlog(self) -> None:
+        """Only who cannot be asked for what it sent last says so."""
+        message = parse_message(with_(backlog=False))
+        self.assertFalse(message.has_backlog)
+        self.assertEqual(json.loads(encode_message(message))["backlog"], False)
+        for value in (True, None, 0, "no"):
+            self.assertTrue(parse_message(with_(backlog=value)).has_backlog)
 
     @settings(derandomize=True, deadline=None)
     @given(_MESSAGES)

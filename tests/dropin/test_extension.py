@@ -1,0 +1,132 @@
+"""Tests for the extension in a host's processes, as far as they go without Synapse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.extension import ENVIRONMENT, extension_of
+from synapse_replication.dropin.redis import (
+    RedisDirectTcpReplicationClientFactory,
+    SynapseRedisFactory,
+    lazyConnection,
+)
+from synapse_replication.wire.extension import MessageType, parse_message
+from tests.dropin.host import FakeStream, fake_modules
+from tests.dropin.test_bridges import SingleCommandHandler
+from tests.dropin.test_handler import HostWithHandler
+
+
+class Link:
+    """A link that keeps what is said on it."""
+
+    name = "redis"
+    relays = False
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+
+    def send_extension(self, payloads: Sequence[bytes]) -> None:
+        self.payloads += payloads
+
+    @property
+    def types(self) -> list[MessageType]:
+        return [parse_message(payload).type for payload in self.payloads]
+
+
+class ExtensionTests(SynchronousTestCase):
+    """Tests of the extension of a homeserver made of doubles."""
+
+    def setUp(self) -> None:
+        self.patch(os, "environ", {})
+        fake_modules(
+            self,
+            {
+                "events": lambda hs: FakeStream("events", {"w": 5}, 5),
+                "typing": lambda hs: FakeStream("typing", {"w": 3}, 3),
+            },
+            modules={
+                "synapse.replication.tcp.redis": {
+                    "SynapseRedisFactory": SynapseRedisFactory,
+                    "RedisDirectTcpReplicationClientFactory": (
+                        RedisDirectTcpReplicationClientFactory
+                    ),
+                },
+            },
+        )
+        self.hs: Any = HostWithHandler("w")
+        self.hs.config.redis = SimpleNamespace(
+            redis_enabled=True,
+            redis_path=None,
+            redis_use_tls=False,
+            redis_host="r",
+            redis_port=6379,
+            redis_password=None,
+        )
+        self.hs.reactor.connectTCP = lambda *args, **named: None
+        self.hs.reactor.addSystemEventTrigger = lambda *args: None
+        self.hs.reactor.removeSystemEventTrigger = lambda *args: None
+
+    def subscription(self, outbound: Any = None) -> Any:
+        """Make the factory of the subscription, as the host does."""
+        return RedisDirectTcpReplicationClientFactory(
+            self.hs, outbound or lazyConnection(self.hs), channel_names=[]
+        )
+
+    def test_hello(self) -> None:
+        """It tells who the process is by the host's names and the host's random id."""
+        handler = self.hs.get_replication_command_handler()
+        link: Any = Link()
+        handler.extension.extension_up(link)
+        (hello,) = map(parse_message, link.payloads)
+        self.assertEqual(hello.type, MessageType.HELLO)
+        self.assertEqual((hello.instance_name, hello.epoch), ("w", "abc"))
+        self.assertEqual(hello.positions["events"].token, 5)
+        self.assertFalse(hello.has_backlog)
+        self.assertRegex(hello.where, rf".+:{os.getpid()}$")
+
+    def test_subscription(self) -> None:
+        """Our subscription speaks it, if our handler and our sender are there."""
+        extension = self.hs.get_replication_command_handler().extension
+        factory = self.subscription()
+        self.assertIs(factory.extension, extension)
+        self.assertEqual(factory.extension_channel, "test/replication_ext")
+        self.assertEqual(factory.channels, ["test"])
+        foreign = SimpleNamespace(publish=lambda *args: None)
+        self.assertIsNone(self.subscription(foreign).extension)
+        stock = SingleCommandHandler()
+        self.hs.get_replication_command_handler = lambda: stock
+        self.assertIsNone(self.subscription().extension)
+        self.assertIsNone(extension_of(stock))
+
+    def test_turned_off(self) -> None:
+        """Turned off, there is none, and the link is that of the classic wire."""
+        os.environ[ENVIRONMENT] = "false"
+        self.assertIsNone(self.hs.get_replication_command_handler().extension)
+        self.assertIsNone(self.subscription().extension)
+        # Neither is anything said when the outbound connection is back.
+        lazyConnection(self.hs)._factory.sender._on_connected()
+
+    def test_life(self) -> None:
+        """It beats while replication runs, greets anew, and says goodbye at the end."""
+        handler = self.hs.get_replication_command_handler()
+        self.hs.get_outbound_redis_connection = lambda: lazyConnection(self.hs)
+        handler.start_replication(self.hs)
+        link: Any = Link()
+        handler.extension.extension_up(link)
+        self.hs.reactor.pump([1] * 7)
+        self.assertEqual(
+            link.types,
+            [MessageType.HELLO, MessageType.HEARTBEAT, MessageType.HEARTBEAT],
+        )
+        lazyConnection(self.hs)._factory.sender._on_connected()
+        self.assertEqual(link.types[3:], [MessageType.HELLO])
+        for handler_of_end in self.hs.at_shutdown:
+            handler_of_end["shutdown_func"]()
+        self.assertEqual(link.types[4:], [MessageType.GOODBYE])
+        self.hs.reactor.pump([1] * 7)
+        self.assertEqual(len(link.types), 5)
