@@ -31,6 +31,7 @@ from synapse_replication.app.config_models import (
     without_failed_parts,
 )
 from synapse_replication.app.config_redis import RedisConfig, read_redis
+from synapse_replication.app.config_tls import TlsConfig, read_tls
 from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
@@ -46,6 +47,7 @@ __all__ = [
     "ProcessConfig",
     "Purpose",
     "RedisConfig",
+    "TlsConfig",
     "load_config",
 ]
 
@@ -92,6 +94,7 @@ class Listener:
     :ivar resources: of ``replication``, ``health`` and ``metrics``; empty for
         direct TCP.
     :ivar direct_tcp: it speaks the line protocol, not HTTP.
+    :ivar tls: over TLS.
     """
 
     port: int | None
@@ -99,6 +102,7 @@ class Listener:
     addresses: tuple[str, ...]
     resources: frozenset[str]
     direct_tcp: bool
+    tls: bool = False
 
 
 @attrs.frozen
@@ -144,6 +148,7 @@ class ProcessConfig:
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: this process stores client IPs.
     :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
+    :ivar tls: with other processes.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
     """
 
@@ -163,6 +168,7 @@ class ProcessConfig:
     row_sink: FactoryConfig | None
     modules: tuple[FactoryConfig, ...]
     tcp_limit: PendingLimit = PendingLimit()
+    tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
 
     @property
@@ -216,6 +222,8 @@ class _Checks:
             purpose = Purpose.WORKER if is_worker else Purpose.MAIN
         self._purpose = purpose
         self._is_worker = purpose is Purpose.WORKER
+        #: Where our listeners are told to speak TLS.
+        self._tls_listeners: list[Path_] = []
 
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
@@ -232,6 +240,7 @@ class _Checks:
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
             listeners=self._listeners(),
+            tls=read_tls(shared, self._merged, self._problems, self._tls_listeners),
             streams=streams,
             writers=writers,
             instance_map=self._instance_map(),
@@ -390,12 +399,7 @@ class _Checks:
             if not direct_tcp and not section.resource_names:
                 continue
             if section.tls:
-                self._problem(
-                    (key, index, "tls"),
-                    "this listener cannot speak TLS",
-                    "leave tls out and put a TLS proxy before it, or use path; direct "
-                    f"TCP has TLS by {OWN_SECTION}.direct_tcp",
-                )
+                self._tls_listeners.append((key, index, "tls"))
             listeners.append(
                 Listener(
                     section.port,
@@ -403,6 +407,7 @@ class _Checks:
                     tuple(section.addresses),
                     section.resource_names,
                     direct_tcp,
+                    section.tls,
                 )
             )
         return tuple(listeners)

@@ -46,6 +46,7 @@ __all__ = [
     "ResourceSection",
     "SentinelSection",
     "SharedFile",
+    "TlsSection",
     "problems_of",
     "without_failed_parts",
 ]
@@ -247,6 +248,32 @@ class DirectTcpSection(_OwnSection):
     max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = 16 * 1024 * 1024
 
 
+class TlsSection(_OwnSection):
+    """TLS with the other processes; PEM files, or folders of authorities.
+
+    :ivar ca_file: the authorities of those that this process connects to
+        (``instance_map`` with ``tls``, and ``tls:HOST:PORT``); the system's if left out.
+    :ivar certificate_file: shown by this process to those that ask for it, and by its
+        listeners, in place of ``tls_certificate_path``.
+    :ivar client_ca_file: listeners with ``tls`` let in only who has a certificate of
+        these authorities.
+    """
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    private_key_file: str | None = None
+    client_ca_file: str | None = None
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> TlsSection:
+        if (self.certificate_file is None) != (self.private_key_file is None):
+            raise mistake(
+                "a certificate needs its private key",
+                "write both certificate_file and private_key_file, or neither",
+            )
+        return self
+
+
 class ExtensionSection(_OwnSection):
     """What processes of this package tell one another besides the classic wire.
 
@@ -328,6 +355,9 @@ class OwnSection(_OwnSection):
         default_factory=list
     )
     direct_tcp: DirectTcpSection = Field(default_factory=DirectTcpSection)
+    tls: Annotated[TlsSection, BeforeValidator(_empty_if_none)] = Field(
+        default_factory=TlsSection
+    )
     allow_unprotected_listeners: bool = False
     extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=ExtensionSection
@@ -360,6 +390,8 @@ class SharedFile(_Section):
     worker_replication_port: Port | None = None
     worker_replication_secret: SecretStr | None = None
     worker_replication_secret_path: str | None = None
+    tls_certificate_path: str | None = None
+    tls_private_key_path: str | None = None
     run_background_tasks_on: str | None = None
     synapse_replication: Annotated[OwnSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=OwnSection
@@ -428,6 +460,7 @@ def _known_keys(path: Path_) -> list[str]:
         "row_sink": FactorySection,
         "modules": FactorySection,
         "sentinel": SentinelSection,
+        "tls": TlsSection,
     }
     name = next(step for step in reversed(path) if isinstance(step, str))
     return sorted(sections[name].model_fields)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.endpoints import (
+    HostnameEndpoint,
+    SSL4ServerEndpoint,
+    clientFromString,
+    serverFromString,
+    wrapClientTLS,
+)
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 
-from synapse_replication.app.config import Listener, RedisConfig
+from synapse_replication.app.config import Listener, RedisConfig, TlsConfig
 from synapse_replication.app.config_files import OWN_SECTION
+from synapse_replication.app.exposure import split_description
+from synapse_replication.certificates import server_context
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.redis.options import (
     RedisOptions,
@@ -58,17 +66,26 @@ def _path(name: str | None) -> Path | None:
 
 
 def client_endpoint(
-    reactor: Any, description: str, files: Sequence[str]
+    reactor: Any, description: str, files: Sequence[str], tls: TlsConfig
 ) -> IStreamClientEndpoint:
     """Make the endpoint that direct TCP connects to.
 
+    :param tls: holds for ``tls:HOST:PORT``, which says nothing of TLS itself.
     :raises ConfigError: the description is not one that Twisted reads, or a file
-        that it names cannot be read.
+        that it names cannot be read, or the server would not be verified.
     """
+    kind, arguments, named = split_description(description)
+    endpoint: IStreamClientEndpoint
     try:
-        endpoint: IStreamClientEndpoint = clientFromString(  # type: ignore[no-untyped-call]
-            reactor, description
-        )
+        if kind == "ssl" and "hostname" not in named:
+            raise ValueError("it does not check who answers")
+        if kind == "tls" and len(arguments) == 2 and not named:
+            host, port = arguments
+            endpoint = wrapClientTLS(
+                tls.for_connecting(host), HostnameEndpoint(reactor, host, int(port))
+            )
+        else:
+            endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, OSError) as error:
         raise _bad_description("connect", description, files, error) from error
     return endpoint
@@ -82,13 +99,38 @@ def server_endpoint(
     :raises ConfigError: the description is not one that Twisted reads, or a file
         that it names cannot be read.
     """
+    kind, arguments, named = split_description(description)
+    endpoint: IStreamServerEndpoint
     try:
-        endpoint: IStreamServerEndpoint = serverFromString(  # type: ignore[no-untyped-call]
-            reactor, description
-        )
+        if kind == "ssl" and "caCertsDir" in named:
+            endpoint = _asking_for_certificates(reactor, *arguments, **named)
+        else:
+            endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, OSError) as error:
         raise _bad_description("listen", description, files, error) from error
     return endpoint
+
+
+def _asking_for_certificates(
+    reactor: Any,
+    port: str,
+    *,
+    caCertsDir: str,
+    privateKey: str = "server.pem",
+    certKey: str | None = None,
+    interface: str = "",
+    backlog: str = "50",
+) -> IStreamServerEndpoint:
+    """Make what Twisted has no description for: a server that verifies its clients."""
+    context = server_context(
+        Path(certKey or privateKey),
+        Path(privateKey),
+        client_authority_file=Path(caCertsDir),
+    )
+    endpoint: Any = SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
+        reactor, int(port), context, int(backlog), interface
+    )
+    return cast(IStreamServerEndpoint, endpoint)
 
 
 def _bad_description(

@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from synapse_replication.app.config_files import OWN_SECTION, Path_
 from synapse_replication.app.config_models import ListenerSection, SharedFile
 
-__all__ = ["is_for_this_machine", "is_guarded", "open_to_strangers"]
+__all__ = [
+    "is_for_this_machine",
+    "is_guarded",
+    "open_to_strangers",
+    "split_description",
+]
 
 _OR_ELSE = (
     f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if strangers "
@@ -41,12 +46,15 @@ def open_to_strangers(
         open_to = [a for a in section.addresses if not is_for_this_machine(a)]
         if section.path is not None or not open_to:
             continue
+        if section.tls and own.tls.client_ca_file is not None:
+            # Nobody gets in without a certificate.
+            continue
         if section.type == "replication":
             yield (
                 (key, index, "bind_addresses"),
                 f"direct TCP on {open_to[0]} gives every row to who connects",
-                "write ['127.0.0.1'], use a path, or TLS with client certificates by "
-                f"{OWN_SECTION}.direct_tcp, {_OR_ELSE}",
+                "write ['127.0.0.1'], use a path, or `tls: true` with "
+                f"{OWN_SECTION}.tls.client_ca_file, {_OR_ELSE}",
             )
         elif "replication" in section.resource_names and not has_secret:
             yield (
@@ -81,18 +89,28 @@ def is_guarded(description: str) -> bool:
         clients need a certificate. Of other kinds than TCP and TLS, for instance
         Unix sockets, it is taken that their access is restricted elsewhere.
     """
-    # Colons in arguments are escaped.
-    kind, *arguments = (
-        re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", description)
-    )
+    kind, arguments, named = split_description(description)
     if kind not in ("tcp", "tcp6", "ssl"):
         return True
-    named = dict(
-        part.split("=", 1) for part in arguments if re.match(r"[A-Za-z]\w*=", part)
-    )
     if kind == "ssl" and "caCertsDir" in named:
         return True
     interface = named.get("interface")
     if interface is None and kind != "ssl" and len(arguments) > 1:
         interface = arguments[1]
     return interface is not None and is_for_this_machine(interface)
+
+
+def split_description(description: str) -> tuple[str, list[str], dict[str, str]]:
+    """Split an endpoint description into its kind, its arguments, and the named ones."""
+    # Colons in arguments are escaped.
+    kind, *parts = (
+        re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", description)
+    )
+    named, arguments = {}, []
+    for part in parts:
+        if re.match(r"[A-Za-z]\w*=", part):
+            name, value = part.split("=", 1)
+            named[name] = value
+        else:
+            arguments.append(part)
+    return kind, arguments, named

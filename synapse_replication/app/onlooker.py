@@ -303,7 +303,7 @@ def make_follower(
             DirectTcpOnlooker(
                 "follow", config.server_name, clock, follow.see, observer
             ),
-            client_endpoint(reactor, description, config.files),
+            client_endpoint(reactor, description, config.files, config.tls),
         )
         for description in config.tcp_connect
     ]

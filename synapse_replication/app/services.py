@@ -21,6 +21,7 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
+from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from synapse_replication.app.clock import ReactorClock
 from synapse_replication.app.config import ProcessConfig
@@ -203,7 +204,9 @@ class ProcessService(Service):
 
     def _make_http_client(self) -> HttpCatchUpClient:
         config = self._config
-        agent, pool = make_agent(self._reactor, config.instance_map)
+        agent, pool = make_agent(
+            self._reactor, config.instance_map, config.tls.for_connecting
+        )
         self._at_stop("closing HTTP connections", pool.closeCachedConnections)
         return HttpCatchUpClient(
             agent,
@@ -245,7 +248,7 @@ class ProcessService(Service):
                     self._status.snapshot,
                 )
                 for description in listener_descriptions(listener):
-                    await self._listen(description, site)
+                    await self._listen(description, site, listener.tls)
 
     async def _start_links(
         self,
@@ -255,9 +258,9 @@ class ProcessService(Service):
     ) -> None:
         config = self._config
         descriptions = [
-            *config.tcp_listen,
+            *((description, False) for description in config.tcp_listen),
             *(
-                description
+                (description, listener.tls)
                 for listener in config.listeners
                 if listener.direct_tcp
                 for description in listener_descriptions(listener)
@@ -274,8 +277,8 @@ class ProcessService(Service):
             )
             self._watch_buffers(factory.buffers)
             self._at_stop("closing direct TCP connections", factory.close_connections)
-            for description in descriptions:
-                await self._listen(description, factory)
+            for description, tls in descriptions:
+                await self._listen(description, factory, tls)
         for description in config.tcp_connect:
             client = DirectTcpReplicationClientFactory(
                 config.instance_name,
@@ -287,7 +290,9 @@ class ProcessService(Service):
                 extension=extension,
             )
             self._watch_buffers(client.buffers)
-            client.connect(client_endpoint(self._reactor, description, config.files))
+            client.connect(
+                client_endpoint(self._reactor, description, config.files, config.tls)
+            )
             self._at_stop("closing the direct TCP connection", client.stop)
         if config.redis is not None:
             link = RedisReplicationLink(
@@ -330,7 +335,13 @@ class ProcessService(Service):
         self._metrics.watch_buffers(source)
         self._status.watch_buffers(source)
 
-    async def _listen(self, description: str, factory: IProtocolFactory) -> None:
+    async def _listen(
+        self, description: str, factory: IProtocolFactory, tls: bool
+    ) -> None:
+        if tls:
+            factory = TLSMemoryBIOFactory(
+                self._config.tls.for_listening(), False, factory
+            )
         endpoint = server_endpoint(self._reactor, description, self._config.files)
         try:
             port = await endpoint.listen(factory)

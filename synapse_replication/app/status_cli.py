@@ -231,7 +231,7 @@ def _writers(deployment: DeploymentStatus) -> Table:
 def _make_client(
     config: ProcessConfig, reactor: Any
 ) -> tuple[HttpCatchUpClient, Callable[[], Any]]:
-    agent, pool = make_agent(reactor, config.instance_map)
+    agent, pool = make_agent(reactor, config.instance_map, config.tls.for_connecting)
     client = HttpCatchUpClient(
         agent, config.instance_map, config.replication_secret, reactor
     )

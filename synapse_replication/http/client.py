@@ -41,6 +41,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
 
+from synapse_replication.certificates import client_context, explain
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 
@@ -104,10 +105,12 @@ def _socket_host(path: str) -> str:
 
 @implementer(IAgentEndpointFactory)
 class _Endpoints:
-    def __init__(self, reactor: Any, sockets: Iterable[str], policy: Any) -> None:
+    def __init__(
+        self, reactor: Any, sockets: Iterable[str], tls_for: Callable[[str], Any]
+    ) -> None:
         self._reactor = reactor
         self._sockets = {_socket_host(path).encode(): path for path in sockets}
-        self._policy = policy
+        self._tls_for = tls_for
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         endpoint: Any
@@ -119,19 +122,21 @@ class _Endpoints:
                 self._reactor, uri.host, uri.port, timeout=CONNECT_TIMEOUT
             )
         if uri.scheme == b"https":
-            creator = self._policy.creatorForNetloc(uri.host, uri.port)
+            creator = self._tls_for(uri.host.decode("ascii"))
             endpoint = wrapClientTLS(creator, endpoint)
         return cast(IStreamClientEndpoint, endpoint)
 
 
 def make_agent(
-    reactor: Any, locations: Mapping[str, Location], trust_root: Any = None
+    reactor: Any,
+    locations: Mapping[str, Location],
+    tls_for: Callable[[str], Any] = client_context,
 ) -> tuple[IAgent, Any]:
     """Make an agent that keeps connections open, to ports, TLS and Unix sockets.
 
     :param locations: those that will be asked.
-    :param trust_root: the authorities that are trusted for TLS; the system's if
-        ``None``.
+    :param tls_for: makes what connects over TLS to a host, by its name, for each
+        connection; the default trusts the system's authorities.
     :return: the agent, and its ``HTTPConnectionPool``, to be closed in the end.
     """
     # twisted.web is untyped here and there.
@@ -140,8 +145,7 @@ def make_agent(
     # A request that is made again has another txn_id, so it is made by us.
     pool.retryAutomatically = False
     sockets = [place.path for place in locations.values() if place.path is not None]
-    policy = web.BrowserLikePolicyForHTTPS(trust_root)
-    endpoints = _Endpoints(reactor, sockets, policy)
+    endpoints = _Endpoints(reactor, sockets, tls_for)
     agent: IAgent = web.Agent.usingEndpointFactory(reactor, endpoints, pool)
     return agent, pool
 
@@ -283,8 +287,8 @@ class HttpCatchUpClient:
         try:
             status, body = await answering
         except Exception as error:
-            text = str(error) or type(error).__name__
-            raise HttpCatchUpError("GET", shown, None, self._scrub(text)) from error
+            text = self._scrub(_explain(error))
+            raise HttpCatchUpError("GET", shown, None, text) from error
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))
             raise HttpCatchUpError("GET", shown, status, text, _mend(status))
@@ -310,6 +314,13 @@ class HttpCatchUpClient:
 
 def _show(path: str, url: DecodedURL) -> str:
     return f"unix:{path}:/{'/'.join(url.path)}"
+
+
+def _explain(error: Exception) -> str:
+    # twisted.web's errors hold what they come from.
+    reasons: Sequence[Failure] = getattr(error, "reasons", ())
+    causes = [reason.value for reason in reasons if reason.value is not None]
+    return "; ".join(map(explain, causes or [error]))
 
 
 def _mend(status: int) -> str:

@@ -540,7 +540,7 @@ listeners:
         )
 
     def test_listeners_that_cannot_be(self) -> None:
-        """TLS on an http listener is refused: it would not be spoken."""
+        """TLS on a listener is refused where there is no certificate to show."""
         (mistake,) = self.mistakes(
             HOMESERVER,
             WORKER,

@@ -8,7 +8,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.config import Listener, RedisConfig
+from synapse_replication.app.config import Listener, RedisConfig, TlsConfig
 from synapse_replication.app.config_redis import SentinelConfig
 from synapse_replication.app.endpoints import (
     client_endpoint,
@@ -22,6 +22,7 @@ from synapse_replication.redis.options import (
     RedisTlsOptions,
     SentinelOptions,
 )
+from synapse_replication.testing.certificates import PrivateAuthority
 
 
 def listener(
@@ -99,7 +100,7 @@ class EndpointTests(SynchronousTestCase):
     def test_bad_descriptions(self) -> None:
         """A description that Twisted does not read is a mistake with its mend."""
         with self.assertRaises(ConfigError) as caught:
-            client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"])
+            client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"], TlsConfig())
         (problem,) = caught.exception.problems
         self.assertEqual(problem.file, "a.yaml, b.yaml")
         self.assertEqual(problem.key, "synapse_replication.direct_tcp.connect")
@@ -110,3 +111,52 @@ class EndpointTests(SynchronousTestCase):
         with self.assertRaises(ConfigError) as caught:
             server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", [])
         self.assertIn("/nowhere", caught.exception.problems[0].problem)
+
+    def test_server_is_verified(self) -> None:
+        """C21: a TLS endpoint that would not check who answers is refused."""
+        for description in ("ssl:h:1", "ssl:h:1:caCertsDir=/etc/ssl/certs"):
+            with self.assertRaises(ConfigError) as caught:
+                client_endpoint(self.reactor, description, [], TlsConfig())
+            (problem,) = caught.exception.problems
+            self.assertIn("does not check who answers", problem.problem)
+            self.assertIn("tls:HOST:PORT", problem.mend)
+        client_endpoint(self.reactor, "ssl:h:1:hostname=h", [], TlsConfig())
+        client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())
+
+    def test_files_of_tls(self) -> None:
+        """A file of synapse_replication.tls, or of a description, is named if bad."""
+        tls = TlsConfig(ca_file=Path("/nowhere"))
+        for description, config in (
+            ("tls:h:1", tls),
+            ("tls:h:1:trustRoots=/nowhere", TlsConfig()),
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                client_endpoint(self.reactor, description, [], config)
+            self.assertIn("/nowhere", caught.exception.problems[0].problem)
+        # What says for itself whom it trusts needs no such file.
+        folder = self.mktemp()
+        Path(folder).mkdir()
+        client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", [], tls)
+
+    def test_asking_for_certificates(self) -> None:
+        """A server endpoint with caCertsDir asks its clients for certificates."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        authority = PrivateAuthority(folder)
+        pair = authority.issue("own")
+        description = (
+            f"ssl:9092:privateKey={pair.private_key}:certKey={pair.certificate}"
+            f":caCertsDir={authority.certificate}:interface=127.0.0.1"
+        )
+        self.successResultOf(
+            server_endpoint(self.reactor, description, []).listen(Factory())
+        )
+        ((port, _, context, _, interface),) = self.reactor.sslServers
+        self.assertEqual((port, interface), (9092, "127.0.0.1"))
+        self.assertTrue(context.verify and context.requireCertificate)
+        for more, named in ((":sslmethod=x", "sslmethod"), ("x", "No such file")):
+            with self.assertRaises(ConfigError) as caught:
+                server_endpoint(
+                    self.reactor, description[: -len(":interface=127.0.0.1")] + more, []
+                )
+            self.assertIn(named, caught.exception.problems[0].problem)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from synapse_replication.app.config import load_config
 from synapse_replication.app.exposure import is_for_this_machine, is_guarded
 from synapse_replication.errors import ConfigError
+from synapse_replication.testing.certificates import PrivateAuthority
 from tests.app.test_config_files import FilesMixin
 
 _BASE = "server_name: x.test\nredis: {enabled: true}\n"
@@ -56,6 +59,23 @@ class ExposureTests(FilesMixin):
         first, second = self.mistakes(text)
         self.assertIn("listeners[0].bind_addresses: direct TCP on 0.0.0.0", first)
         self.assertIn("direct_tcp.listen[0]: tcp:2 gives every row", second)
+
+    def test_client_certificates(self) -> None:
+        """A listener that asks for certificates is open to nobody else."""
+        authority = PrivateAuthority(self.folder)
+        pair = authority.issue("own")
+        tls = {
+            "certificate_file": str(pair.certificate),
+            "private_key_file": str(pair.private_key),
+        }
+        listeners = (
+            "listeners:\n- {type: replication, port: 1, tls: true}\n- {type: http, "
+            "port: 2, tls: true, resources: [{names: [replication]}]}\n"
+        )
+        for asked, count in (({}, 2), ({"client_ca_file": authority.certificate}, 0)):
+            section = json.dumps(tls | {key: str(file) for key, file in asked.items()})
+            text = f"{listeners}{_OWN}tls: {section}}}\n"
+            self.assertEqual(len(self.mistakes(text)), count, text)
 
     def test_told_otherwise(self) -> None:
         """The operator may say that strangers are kept out elsewhere."""

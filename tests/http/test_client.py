@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from synapse_replication.certificates import client_context, server_context
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.http.client import (
     BACKLOG_TIMEOUT,
@@ -24,6 +25,7 @@ from synapse_replication.http.client import (
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from tests.http.doubles import Directory, FailureObserver, ListStream, Place
 
 _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
@@ -318,3 +320,70 @@ class RealSocketTests(TestCase):
         with self.assertRaises(HttpCatchUpError) as caught:
             await client.get_updates_since("events", "gone", 0, 9)
         self.assertIsNone(caught.exception.status)
+
+    async def test_tls(self) -> None:
+        """Rows come over TLS; who is not whom we meant, or does not let us in, is told."""
+        from twisted.internet import reactor as untyped_reactor  # noqa: TID251
+
+        reactor: Any = untyped_reactor
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        authority = PrivateAuthority(folder)
+        other = PrivateAuthority(folder, "other")
+        server, client = authority.issue("server"), authority.issue("client")
+        stranger = other.issue("stranger")
+        resource = ReplicationResource(
+            Directory(ListStream("events", _ROWS)), "w", "hush", FailureObserver()
+        )
+        port = reactor.listenSSL(
+            0,
+            Site(resource.under_root()),
+            server_context(
+                server.certificate,
+                server.private_key,
+                client_authority_file=authority.certificate,
+            ),
+            interface="127.0.0.1",
+        )
+        self.addCleanup(port.stopListening)
+        number = port.getHost().port
+        places = {
+            "w": Place("127.0.0.1", number, True),
+            "by_name": Place("localhost", number, True),
+            "plain": Place("127.0.0.1", number),
+        }
+
+        async def ask(
+            name: str = "w",
+            trusted: PrivateAuthority = authority,
+            own: PrivatePair | None = client,
+        ) -> int:
+            def tls_for(hostname: str) -> Any:
+                return client_context(
+                    hostname,
+                    authority_file=trusted.certificate,
+                    certificate_file=own.certificate if own else None,
+                    private_key_file=own.private_key if own else None,
+                )
+
+            agent, pool = make_agent(reactor, places, tls_for)
+            try:
+                asking = HttpCatchUpClient(agent, places, "hush", reactor)
+                page = await asking.get_updates_since("events", name, 0, 9)
+                return len(page.updates)
+            finally:
+                await pool.closeCachedConnections()
+
+        self.assertEqual(await ask(), 2)
+        refusals: list[tuple[dict[str, Any], str]] = [
+            ({"trusted": other}, "of no authority that is trusted here"),
+            ({"name": "by_name"}, "is not for localhost"),
+            ({"own": None}, "asks for a certificate"),
+            ({"own": stranger}, "does not trust the authority"),
+            ({"name": "plain"}, ""),
+        ]
+        for arguments, words in refusals:
+            with self.assertRaises(HttpCatchUpError) as caught:
+                await ask(**arguments)
+            self.assertIsNone(caught.exception.status)
+            self.assertIn(words, str(caught.exception))
