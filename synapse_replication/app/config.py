@@ -150,6 +150,7 @@ class ProcessConfig:
     :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
     :ivar tls: with other processes.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
+    :ivar log_level: what is less than this is not logged.
     """
 
     files: Sequence[str]
@@ -170,6 +171,7 @@ class ProcessConfig:
     tcp_limit: PendingLimit = PendingLimit()
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
+    log_level: str = "info"
 
     @property
     def is_main(self) -> bool:
@@ -265,6 +267,7 @@ class _Checks:
             )
             if own.extension.enabled
             else None,
+            log_level=own.log_level,
         )
         if not self._failed_keys() & {OWN_SECTION, "worker_replication_secret"}:
             key = "worker_listeners" if self._is_worker else "listeners"

@@ -10,7 +10,7 @@ is) is checked in :mod:`synapse_replication.app.config`.
 from __future__ import annotations
 
 import copy
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import attrs
 from pydantic import (
@@ -347,6 +347,7 @@ class OwnSection(_OwnSection):
         inside this process, before replication starts.
     :ivar allow_unprotected_listeners: listen for replication beyond this machine even
         where nothing keeps strangers out.
+    :ivar log_level: what is less than this is not logged.
     """
 
     streams: list[StreamEntry] | None = None
@@ -359,6 +360,7 @@ class OwnSection(_OwnSection):
         default_factory=TlsSection
     )
     allow_unprotected_listeners: bool = False
+    log_level: Literal["debug", "info", "warn", "error", "critical"] = "info"
     extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=ExtensionSection
     )
@@ -411,6 +413,7 @@ _MENDS: tuple[tuple[str, str], ...] = (
     ("list", "write a list: one line for each entry, beginning with `- `"),
     ("dict", "write a mapping: indented `key: value` lines"),
     ("too_short", "write at least one"),
+    ("literal", "write one of them"),
     ("model", "write a mapping: indented `key: value` lines"),
     ("greater", "write a number in the range"),
     ("less", "write a number in the range"),

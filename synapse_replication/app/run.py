@@ -1,7 +1,8 @@
 """Run one service as this process: start, signals, stop, exit status.
 
 The first SIGTERM or SIGINT stops the service cleanly. From then on both have their
-default meaning: a second one ends the process at once.
+default meaning: a second one ends the process at once. SIGHUP has a service that can do
+so read its configuration again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from twisted.internet.defer import Deferred
 from twisted.logger import (
@@ -25,7 +26,7 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
 
-__all__ = ["Runnable", "run_service", "start_logging"]
+__all__ = ["Reloadable", "Runnable", "run_service", "start_logging"]
 
 
 class Runnable(Protocol):
@@ -45,17 +46,33 @@ class Runnable(Protocol):
         ...
 
 
+@runtime_checkable
+class Reloadable(Protocol):
+    """A service that can read its configuration again while it runs."""
+
+    def reload(self) -> None:
+        """Read it, and say what came of it."""
+        ...
+
+
 def start_logging(
-    stream: TextIO, level: Any = LogLevel.info, *, as_json: bool = False
-) -> None:
+    stream: TextIO, level: str = "info", *, as_json: bool = False
+) -> Callable[[str], None]:
     """Write what is logged, from ``level`` on, to a stream; a line each.
 
+    :param level: the name of one of ``twisted.logger.LogLevel``.
     :param as_json: lines are JSON objects, for programs.
+    :return: sets another level.
     """
-    predicate = LogLevelFilterPredicate(level)
+    predicate = LogLevelFilterPredicate(LogLevel.levelWithName(level))
     write: Any = JsonLogObserver(stream) if as_json else textFileLogObserver(stream)
     observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+
+    def set_level(name: str) -> None:
+        predicate.setLogLevelForNamespace("", LogLevel.levelWithName(name))
+
+    return set_level
 
 
 def run_service(
@@ -86,6 +103,7 @@ class _Process:
         self._stderr = stderr
         self._service: Runnable | None = None
         self._stopping = False
+        self._reload: Callable[[], None]
         self.status = 0
 
     def start(self) -> None:
@@ -94,6 +112,9 @@ class _Process:
         self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
         try:
             service = self._service = self._make()
+            if isinstance(service, Reloadable):
+                self._reload = service.reload
+                signal.signal(signal.SIGHUP, self._hung_up)
             service.startService()
         except Exception:  # noqa: BLE001 -- said on stderr, whatever it is
             self._failed(Failure())  # type: ignore[no-untyped-call]
@@ -115,6 +136,10 @@ class _Process:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_DFL)
         self._reactor.callFromThread(self._shut_down)
+
+    def _hung_up(self, number: int, frame: object) -> None:
+        if not self._stopping:
+            self._reactor.callFromThread(self._reload)
 
     def _shut_down(self) -> None:
         if self._reactor.running:

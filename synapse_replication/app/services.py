@@ -24,7 +24,7 @@ from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from synapse_replication.app.clock import ReactorClock
-from synapse_replication.app.config import ProcessConfig
+from synapse_replication.app.config import ExtensionConfig, ProcessConfig
 from synapse_replication.app.endpoints import (
     client_endpoint,
     listener_descriptions,
@@ -56,7 +56,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.instrumentation.status import encode_status
+from synapse_replication.instrumentation.status import ProcessStatus, encode_status
 from synapse_replication.instrumentation.status_observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
@@ -123,11 +123,7 @@ class ProcessService(Service):
         self._epochs = PeerEpochs()
         self._backlog: Backlog | None = None
         if config.extension is not None:
-            self._backlog = Backlog(
-                BacklogOptions(
-                    config.extension.backlog_rows, config.extension.backlog_bytes
-                )
-            )
+            self._backlog = Backlog(_backlog_options(config.extension))
         self.started: Deferred[None] = Deferred()
         #: What to call when the process stops, the last one first.
         self._stops: list[tuple[str, Callable[[], Any]]] = []
@@ -144,6 +140,17 @@ class ProcessService(Service):
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
+
+    # -- for who supervises it --------------------------------------------------------
+
+    def snapshot(self) -> ProcessStatus:
+        """Say how replication stands now."""
+        return self._status.snapshot()
+
+    def resize_backlog(self, options: ExtensionConfig) -> None:
+        """Have other bounds from now on for what is kept for readers."""
+        if self._backlog is not None:
+            self._backlog.resize(_backlog_options(options))
 
     # -- start ----------------------------------------------------------------------
 
@@ -393,6 +400,10 @@ class ProcessService(Service):
         if isinstance(result, Awaitable) and not isinstance(result, Deferred):
             return Deferred.fromCoroutine(_wait(result))
         return result
+
+
+def _backlog_options(config: ExtensionConfig) -> BacklogOptions:
+    return BacklogOptions(config.backlog_rows, config.backlog_bytes)
 
 
 async def _wait(awaitable: Awaitable[Any]) -> None:

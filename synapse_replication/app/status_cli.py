@@ -21,7 +21,7 @@ from rich.text import Text
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger, LogLevel
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.app.cli import config_option, get_reactor, load_or_exit
@@ -257,7 +257,7 @@ def status_command(
             err=True,
         )
         sys.exit(2)
-    start_logging(sys.stderr, LogLevel.warn)
+    start_logging(sys.stderr, "warn")
     reactor = get_reactor()
     client, close = _make_client(config, reactor)
     console = Console()

@@ -8,7 +8,7 @@ and conditions and reasons their values.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
 import attrs
@@ -26,6 +26,7 @@ __all__ = [
     "StallReason",
     "WriterStatus",
     "decode_status",
+    "describe_process",
     "describe_progress",
     "describe_writer",
     "encode_status",
@@ -201,6 +202,55 @@ def describe_writer(writer: WriterStatus) -> str:
             return f"{name} catching up, {writer.lag:,} behind"
         return f"{name} catching up, {describe_progress(writer)}"
     return f"{name} {writer.condition.value}"
+
+
+def describe_process(status: ProcessStatus) -> str:
+    """Say in one line how a process's replication stands, the worst first.
+
+    It has no times, so that it changes only if something does.
+    """
+    if status.duplicates:
+        return f"two processes are called {status.duplicates[0].instance_name}"
+    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
+    stalled = status.stalled
+    if stalled:
+        worst = max(stalled, key=lambda writer: writer.stalled_for)
+        return (
+            f"stalled: {worst.stream_name}/{worst.instance_name}: {worst.detail}"
+            + _and_more(stalled)
+        )
+    if status.is_cut_off:
+        return "no link is up"
+    fetching = [w for w in followed if w.started_from is not None]
+    if fetching:
+        last = max(fetching, key=lambda writer: writer.lag)
+        name = f"{last.stream_name}/{last.instance_name}"
+        return f"catching up {name} {describe_progress(last)}" + _and_more(fetching)
+    waiting = [w for w in followed if w.condition is Condition.WAITING]
+    if waiting:
+        return (
+            f"waiting for {waiting[0].stream_name}/{waiting[0].instance_name}"
+            + _and_more(waiting)
+        )
+    if status.not_ready:
+        return f"not ready: {status.not_ready[0]}"
+    if not followed:
+        return "live: follows no other process"
+    writers = {writer.instance_name for writer in followed}
+    streams = {writer.stream_name for writer in followed}
+    text = f"live: {_count(streams, 'stream')} of {_count(writers, 'writer')}"
+    last = max(followed, key=lambda writer: writer.lag)
+    if last.lag:
+        text += f", {last.stream_name}/{last.instance_name} {last.lag:,} behind"
+    return text
+
+
+def _and_more(writers: Sequence[WriterStatus]) -> str:
+    return f", and {len(writers) - 1} more" if len(writers) > 1 else ""
+
+
+def _count(things: Sized, word: str) -> str:
+    return f"{len(things)} {word}{'s' * (len(things) != 1)}"
 
 
 def encode_status(status: ProcessStatus) -> bytes:

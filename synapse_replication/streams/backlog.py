@@ -13,7 +13,7 @@ is over the bound is forgotten from the old end, a whole token at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -60,6 +60,11 @@ class StreamBacklog:
         """How many there are."""
         return self._rows
 
+    @property
+    def size(self) -> int:
+        """How much memory they take, in bytes, about."""
+        return self._bytes
+
     def add(
         self, prev_token: int | None, batches: Sequence[tuple[int, Sequence[bytes]]]
     ) -> None:
@@ -81,6 +86,14 @@ class StreamBacklog:
             self._rows += len(texts)
             self._bytes += size
         self.end = batches[-1][0]
+        self._forget_the_oldest()
+
+    def resize(self, options: BacklogOptions) -> None:
+        """Have other bounds from now on. Less room forgets the oldest rows."""
+        self._options = options
+        self._forget_the_oldest()
+
+    def _forget_the_oldest(self) -> None:
         options = self._options
         while self._rows > options.max_rows or self._bytes > options.max_bytes:
             self.start, texts, size = self._entries.popleft()
@@ -135,6 +148,16 @@ class Backlog:
         if backlog is None:
             backlog = self._streams[stream_name] = StreamBacklog(self._options)
         return backlog
+
+    def resize(self, options: BacklogOptions) -> None:
+        """Give all streams other bounds, those that come later too."""
+        self._options = options
+        for backlog in self._streams.values():
+            backlog.resize(options)
+
+    def __iter__(self) -> Iterator[tuple[str, StreamBacklog]]:
+        """Give each stream's name and backlog."""
+        return iter(self._streams.items())
 
     def read(
         self, stream_name: str, from_token: int, upto_token: int

@@ -126,8 +126,10 @@ class TableStream:
         default=attrs.Factory(lambda self: self.name, takes_self=True)
     )
     negative: bool = False
+    # One that is made is made anew for each declaration: equal ones stay equal.
     row_type: type[Any] = attrs.field(
-        default=attrs.Factory(lambda self: self._make_row_type(), takes_self=True)
+        default=attrs.Factory(lambda self: self._make_row_type(), takes_self=True),
+        eq=False,
     )
     description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
 

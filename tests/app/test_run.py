@@ -5,12 +5,18 @@ from __future__ import annotations
 import io
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.logger import Logger, globalLogBeginner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.run import Runnable, run_service
+from synapse_replication.app.run import (
+    Reloadable,
+    Runnable,
+    run_service,
+    start_logging,
+)
 from synapse_replication.errors import StorageError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -63,13 +69,21 @@ class FakeService:
         return self.stopped
 
 
+class ReloadingService(FakeService):
+    """One that can read its configuration again."""
+
+    def reload(self) -> None:
+        self.calls.append("reload")
+
+
 if TYPE_CHECKING:
     _service: type[Runnable] = FakeService
+    _reloading: type[Reloadable] = ReloadingService
 
 
 class RunServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
         self.reactor = FakeReactor()
         self.service = FakeService()
@@ -136,3 +150,40 @@ class RunServiceTests(SynchronousTestCase):
         self.service.stopped.errback(RuntimeError("stuck"))
         self.assertEqual(self.run_it(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_reload(self) -> None:
+        """SIGHUP has a service that can do so read its configuration again."""
+        self.service = ReloadingService()
+        self.service.started.callback(None)
+        self.signal_after_start(signal.SIGHUP)
+        self.assertEqual(self.run_it(), 0)
+        self.assertEqual(self.service.calls, ["start", "reload"])
+
+    def test_cannot_reload(self) -> None:
+        """A service that cannot do so leaves SIGHUP its meaning."""
+        before = signal.getsignal(signal.SIGHUP)
+        self.service.started.callback(None)
+        self.assertEqual(self.run_it(), 0)
+        self.assertIs(signal.getsignal(signal.SIGHUP), before)
+
+
+class LoggingTests(SynchronousTestCase):
+    def test_level(self) -> None:
+        """What is less than the level is left out, and the level can be changed."""
+        observers: list[Any] = []
+        self.patch(
+            globalLogBeginner,
+            "beginLoggingTo",
+            lambda begun, **more: observers.extend(begun),
+        )
+        stream = io.StringIO()
+        set_level = start_logging(stream, "warn")
+        log = Logger(observer=observers[0])
+        log.info("one")
+        set_level("debug")
+        log.debug("two")
+        set_level("error")
+        log.warn("three")
+        self.assertNotIn("one", stream.getvalue())
+        self.assertIn("two", stream.getvalue())
+        self.assertNotIn("three", stream.getvalue())

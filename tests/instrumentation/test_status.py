@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StatusError
@@ -14,6 +17,7 @@ from synapse_replication.instrumentation.status import (
     StallReason,
     WriterStatus,
     decode_status,
+    describe_process,
     describe_writer,
     encode_status,
 )
@@ -79,3 +83,49 @@ class StatusTests(SynchronousTestCase):
         """A writer whose rows wait in the queue is told by how many."""
         writer = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 2001, 2000)
         self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
+
+
+class DescribeProcessTests(SynchronousTestCase):
+    def describe(self, *writers: WriterStatus, **more: Any) -> str:
+        status = ProcessStatus("x.test", "w9", "1", 1.0, (), writers, (), (), ())
+        return describe_process(attrs.evolve(status, **more))
+
+    def test_the_worst_first(self) -> None:
+        """What is wrong is told before what goes on, and that before what is well."""
+        fetching = WriterStatus(
+            "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
+        )
+        waiting = WriterStatus("caches", "w1", Condition.WAITING, 1, 1)
+        twice = (DuplicateStatus("w3", "", 1.0),)
+        down = (LinkStatus("redis", 0, 11.0, "refused"),)
+        for expected, told in (
+            (
+                "two processes are called w3",
+                self.describe(STALLED, duplicates=twice, links=down),
+            ),
+            (
+                "stalled: events/w1: the database is away",
+                self.describe(LIVE, STALLED, fetching, links=down),
+            ),
+            (
+                "stalled: events/w1: the database is away, and 1 more",
+                self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
+            ),
+            ("no link is up", self.describe(fetching, links=down)),
+            (
+                "catching up events/w1 12,034 of 98,211",
+                self.describe(LIVE, waiting, fetching),
+            ),
+            ("waiting for caches/w1", self.describe(LIVE, waiting)),
+            ("not ready: no link is up", self.describe(not_ready=("no link is up",))),
+            ("live: 1 stream of 1 writer", self.describe(LIVE)),
+            (
+                "live: 1 stream of 2 writers, typing/w3 7 behind",
+                self.describe(LIVE, attrs.evolve(LIVE, instance_name="w3", lag=7)),
+            ),
+            (
+                "live: follows no other process",
+                self.describe(attrs.evolve(LIVE, condition=Condition.WRITTEN_HERE)),
+            ),
+        ):
+            self.assertEqual(told, expected)

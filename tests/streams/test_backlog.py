@@ -49,6 +49,25 @@ class StreamBacklogTests(SynchronousTestCase):
         # The rest was not sent yet.
         self.assertEqual(backlog.read(5, 9), StreamUpdateResult([(6, [6, 0])], 6, True))
 
+    def test_less_room(self) -> None:
+        """With less room the oldest rows are forgotten at once, those added later too."""
+        backlog = self.make()
+        backlog.add(1, [batch(2), batch(3), batch(4)])
+        backlog.resize(BacklogOptions(2, 100_000))
+        self.assertEqual((backlog.start, backlog.end, backlog.rows), (2, 4, 2))
+        backlog.add(4, [batch(5)])
+        self.assertEqual((backlog.start, backlog.end, backlog.rows), (3, 5, 2))
+        backlog.resize(BacklogOptions(2, 10))
+        self.assertEqual((backlog.start, backlog.rows, backlog.size), (5, 0, 0))
+
+    def test_more_room(self) -> None:
+        """With more room more is kept from then on."""
+        backlog = self.make(max_rows=1)
+        backlog.add(1, [batch(2), batch(3)])
+        backlog.resize(BacklogOptions(3, 100_000))
+        backlog.add(3, [batch(4), batch(5)])
+        self.assertEqual((backlog.start, backlog.rows), (2, 3))
+
     def test_hole(self) -> None:
         """What was passed over unseen makes it begin anew; what is known to hold no
         rows does not."""
@@ -144,3 +163,11 @@ class BacklogTests(SynchronousTestCase):
         result = backlog.read("a", 0, 1)
         assert result is not None
         self.assertEqual(result.updates, [(1, [1, 0])])
+
+    def test_resize(self) -> None:
+        """Other bounds are those of streams that are there, and that come later."""
+        backlogs = Backlog(BacklogOptions(100))
+        backlogs.of("a").add(1, [batch(2), batch(3)])
+        backlogs.resize(BacklogOptions(1))
+        backlogs.of("b").add(1, [batch(2), batch(3)])
+        self.assertEqual({name: each.rows for name, each in backlogs}, {"a": 1, "b": 1})

@@ -1,0 +1,181 @@
+"""A process under a service manager: tells it how it stands, and reads its files again.
+
+:class:`SupervisedProcess` is what ``main`` and ``worker`` run. Under systemd
+(``Type=notify``) it tells when it is ready, what it does, and that it is alive. On
+SIGHUP it reads the configuration again and applies what can be changed while it runs;
+a configuration with mistakes changes nothing.
+
+docs/operators-guide.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+
+from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.config import ExtensionConfig, ProcessConfig
+from synapse_replication.errors import ConfigError
+from synapse_replication.instrumentation.status import ProcessStatus
+from synapse_replication.instrumentation.systemd import NotifySocket, SystemdNotifier
+
+__all__ = ["SupervisedProcess", "needs_restart"]
+
+#: Of :class:`ProcessConfig`: what has no meaning of its own.
+_NOT_SETTINGS = frozenset({"files"})
+
+
+class Process(Protocol):
+    """A process whose state can be asked for.
+
+    :ivar started: fires when it is up; fails with what prevented it.
+    """
+
+    started: Deferred[None]
+
+    def startService(self) -> object: ...
+
+    def stopService(self) -> Any: ...
+
+    def snapshot(self) -> ProcessStatus: ...
+
+    def resize_backlog(self, options: ExtensionConfig) -> None: ...
+
+
+def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
+    """Name what changed and is only read at the start, as operators write it."""
+    names = {
+        "extension": "synapse_replication.extension.enabled",
+        "tcp_connect": "synapse_replication.direct_tcp.connect",
+        "tcp_listen": "synapse_replication.direct_tcp.listen",
+        "replication_secret": "worker_replication_secret",
+        "instance_name": "worker_name",
+        "stores_user_ips": "run_background_tasks_on",
+        "writers": "stream_writers",
+        "streams": "synapse_replication.streams",
+        "row_sink": "synapse_replication.row_sink",
+        "modules": "synapse_replication.modules",
+        "tracing": "synapse_replication.tracing",
+        "listeners": "listeners" if old.is_main else "worker_listeners",
+    }
+    applied = {"log_level"}
+    if (old.extension is None) == (new.extension is None):
+        applied.add("extension")
+    return [
+        names.get(field.name, field.name)
+        for field in attrs.fields(ProcessConfig)
+        if field.name not in applied | _NOT_SETTINGS
+        and getattr(old, field.name) != getattr(new, field.name)
+    ]
+
+
+class SupervisedProcess:
+    """Runs a process, and speaks with who supervises it.
+
+    :param process: of this configuration.
+    :param read_config: reads the configuration again.
+    :param set_log_level: is given the name of a level.
+    :param notify: systemd's socket; ``None`` if there is none.
+    :param feed_every: how often to feed systemd's watchdog, in s; ``None`` for never.
+    :ivar started: fires when the process is up; fails with what prevented it.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        process: Process,
+        config: ProcessConfig,
+        reactor: Any,
+        read_config: Callable[[], ProcessConfig],
+        set_log_level: Callable[[str], None],
+        notify: NotifySocket | None = None,
+        feed_every: float | None = None,
+    ) -> None:
+        self.started = process.started
+        self._process = process
+        self._config = config
+        self._read_config = read_config
+        self._set_log_level = set_log_level
+        self._notify = notify
+        self._systemd = SystemdNotifier(
+            notify.send if notify is not None else _say_nothing,
+            ReactorClock(reactor),
+            process.snapshot,
+            feed_every,
+        )
+
+    def startService(self) -> None:
+        """Begin to start."""
+        if self._notify is not None:
+            self._systemd.start()
+            self.started.addCallback(lambda _: self._systemd.up())
+        self._process.startService()
+
+    def stopService(self) -> Deferred[Any]:
+        """Stop all; what is returned fires when that is done."""
+        if self._notify is None:
+            return maybeDeferred(self._process.stopService)
+        notify = self._notify
+        self._systemd.stopping()
+
+        def stopped(result: Any) -> Any:
+            notify.close()
+            return result
+
+        return maybeDeferred(self._process.stopService).addBoth(stopped)
+
+    def reload(self) -> None:
+        """Read the configuration again, and apply what can be."""
+        if self._notify is not None:
+            self._systemd.reloading()
+        note = self._apply_new_config()
+        if self._notify is not None:
+            self._systemd.reloaded(note)
+
+    def _apply_new_config(self) -> str:
+        """Apply the configuration of now.
+
+        :return: what an operator is to know of it, in short; empty if it is in use.
+        """
+        try:
+            new = self._read_config()
+        except (ConfigError, OSError) as error:
+            self.log.error(
+                "The configuration was read again and has mistakes; the old one stays "
+                "in use. Mend it and reload:\n{error}",
+                error=error,
+            )
+            return "the configuration on disk has mistakes, see the log"
+        old, backlog = self._config, None
+        self._set_log_level(new.log_level)
+        if old.extension is not None and new.extension is not None:
+            backlog = new.extension
+            self._process.resize_backlog(backlog)
+        self._config = attrs.evolve(
+            old, log_level=new.log_level, extension=backlog or old.extension
+        )
+        self.log.info(
+            "The configuration was read again; log_level is {least}, backlog_rows "
+            "{rows} and backlog_bytes {size}",
+            least=new.log_level,
+            rows=backlog.backlog_rows if backlog else "not used",
+            size=backlog.backlog_bytes if backlog else "not used",
+        )
+        later = needs_restart(old, new)
+        if not later:
+            return ""
+        keys = ", ".join(later)
+        self.log.warn(
+            "Changes of {keys} are not in use before this process is restarted",
+            keys=keys,
+        )
+        return f"restart to use the new {keys}"
+
+
+def _say_nothing(*assignments: str) -> bool:
+    return True

@@ -1,0 +1,234 @@
+"""Tests for synapse_replication.app.supervision."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+
+from synapse_replication.app.config import ExtensionConfig, ProcessConfig, load_config
+from synapse_replication.app.run import Reloadable, Runnable
+from synapse_replication.app.supervision import (
+    Process,
+    SupervisedProcess,
+    needs_restart,
+)
+from synapse_replication.instrumentation.status import ProcessStatus
+from synapse_replication.instrumentation.systemd import NotifySocket
+from tests.app.test_config_files import FilesMixin
+
+
+class FakeProcess:
+    """A process that is as a test wants it."""
+
+    def __init__(self) -> None:
+        self.started: Deferred[None] = Deferred()
+        self.sizes: list[ExtensionConfig] = []
+
+    def startService(self) -> None:
+        """Begin to start."""
+
+    def stopService(self) -> Deferred[None]:
+        return succeed(None)
+
+    def snapshot(self) -> ProcessStatus:
+        return ProcessStatus("x.test", "master", "1", 1.0, (), (), (), (), ())
+
+    def resize_backlog(self, options: ExtensionConfig) -> None:
+        self.sizes.append(options)
+
+
+class FakeNotify(NotifySocket):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.sent: list[tuple[str, ...]] = []
+        self.is_closed = False
+
+    def send(self, *assignments: str) -> bool:
+        self.sent.append(assignments)
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed = True
+
+
+if TYPE_CHECKING:
+    _process: type[Process] = FakeProcess
+    _runnable: type[Runnable] = SupervisedProcess
+    _reloadable: type[Reloadable] = SupervisedProcess
+
+
+class SupervisedProcessTests(FilesMixin):
+    def setUp(self) -> None:
+        super().setUp()
+        self.settings: dict[str, Any] = {
+            "server_name": "x.test",
+            "redis": {"enabled": True, "host": "redis.test"},
+            "database": {"name": "psycopg2", "args": {"host": "db.test"}},
+            "synapse_replication": {
+                "streams": [
+                    "typing",
+                    {
+                        "name": "notes",
+                        "table": "notes",
+                        "id_column": "stream_id",
+                        "columns": {"note": "text"},
+                        "sequence": "notes_seq",
+                        "writers": "master",
+                    },
+                ]
+            },
+        }
+        self.process = FakeProcess()
+        self.levels: list[str] = []
+        self.notify = FakeNotify()
+        self.addCleanup(self.notify.close)
+        config = self.read()
+        self.supervised = SupervisedProcess(
+            self.process,
+            config,
+            Clock(),
+            self.read,
+            self.levels.append,
+            self.notify,
+        )
+
+    def read(self) -> ProcessConfig:
+        return load_config([self.write("h.yaml", json.dumps(self.settings))])
+
+    def run_it(self) -> None:
+        self.supervised.startService()
+        self.process.started.callback(None)
+        self.notify.sent.clear()
+
+    def own(self, **settings: Any) -> None:
+        self.settings["synapse_replication"].update(settings)
+
+    def reload(self) -> list[tuple[str, str]]:
+        """Read the configuration again.
+
+        :return: the log: levels and messages.
+        """
+        with capturedLogs() as logs:
+            self.supervised.reload()
+        return [(event["log_level"].name, formatEvent(event)) for event in logs]
+
+    def test_from_start_to_stop(self) -> None:
+        """It tells that it starts, that it is ready, and that it stops."""
+        self.supervised.startService()
+        self.assertEqual(self.notify.sent[0][0], "STATUS=starting")
+        self.process.started.callback(None)
+        self.assertEqual(
+            self.notify.sent[-1], ("STATUS=live: follows no other process", "READY=1")
+        )
+        self.successResultOf(self.supervised.stopService())
+        self.assertEqual(self.notify.sent[-1][0], "STOPPING=1")
+        self.assertTrue(self.notify.is_closed)
+
+    def test_does_not_start(self) -> None:
+        """A process that cannot start is not told to be ready, and the failure is seen."""
+        self.supervised.startService()
+        self.process.started.errback(OSError("no"))
+        self.failureResultOf(self.supervised.started, OSError)
+        self.assertFalse(any("READY=1" in sent for sent in self.notify.sent))
+
+    def test_applies(self) -> None:
+        """The log level and the size of the backlogs change at once."""
+        self.run_it()
+        self.own(log_level="debug", extension={"backlog_rows": 5, "backlog_bytes": 6})
+        ((level, text),) = self.reload()
+        self.assertEqual(level, "info")
+        self.assertIn("log_level is debug, backlog_rows 5 and backlog_bytes 6", text)
+        self.assertEqual(self.levels, ["debug"])
+        self.assertEqual(self.process.sizes, [ExtensionConfig(5, 6)])
+        (begin, end) = self.notify.sent
+        self.assertEqual(begin[0], "RELOADING=1")
+        self.assertEqual(end, ("READY=1",))
+
+    def test_mistakes(self) -> None:
+        """A configuration with mistakes changes nothing, and all of them are told."""
+        self.run_it()
+        self.own(log_level="loud", extension={"backlog_rows": -5})
+        ((level, text),) = self.reload()
+        self.assertEqual(level, "error")
+        self.assertIn("the old one stays in use", text)
+        self.assertIn("synapse_replication.log_level", text)
+        self.assertIn("synapse_replication.extension.backlog_rows", text)
+        self.assertEqual((self.levels, self.process.sizes), ([], []))
+        self.assertIn("has mistakes, see the log", self.notify.sent[-1][0])
+        self.assertEqual(self.notify.sent[-1][1], "READY=1")
+
+    def test_no_file(self) -> None:
+        """A file that is gone changes nothing."""
+        self.run_it()
+
+        def read() -> ProcessConfig:
+            raise FileNotFoundError(2, "No such file", "h.yaml")
+
+        self.supervised._read_config = read
+        ((level, text),) = self.reload()
+        self.assertEqual(level, "error")
+        self.assertIn("h.yaml", text)
+
+    def test_mended(self) -> None:
+        """When the mistakes are mended, the status does not speak of them any more."""
+        self.run_it()
+        self.own(log_level="loud")
+        self.reload()
+        self.own(log_level="warn")
+        self.reload()
+        self.assertEqual(
+            self.notify.sent[-1], ("STATUS=live: follows no other process", "READY=1")
+        )
+        self.assertEqual(self.levels, ["warn"])
+
+    def test_needs_a_restart(self) -> None:
+        """What cannot change while it runs is named, each time, until it is undone."""
+        self.run_it()
+        self.settings["redis"]["host"] = "elsewhere.test"
+        self.own(extension={"enabled": False}, log_level="warn")
+        for _ in range(2):
+            _, (level, text) = self.reload()
+            self.assertEqual(level, "warn")
+            self.assertEqual(
+                text,
+                "Changes of redis, synapse_replication.extension.enabled are not in use "
+                "before this process is restarted",
+            )
+        self.assertEqual(self.process.sizes, [])
+        (_, (status, _), *_) = self.notify.sent
+        self.assertIn("restart to use the new redis", status)
+        self.settings["redis"]["host"] = "redis.test"
+        self.own(extension={"enabled": True})
+        self.assertEqual(len(self.reload()), 1)
+
+    def test_every_setting(self) -> None:
+        """A change of any setting is either applied or named."""
+        config = self.read()
+        for field in attrs.fields(ProcessConfig):
+            if field.name in ("files", "log_level"):
+                continue
+            other: Any = {field.name: None}
+            if getattr(config, field.name) is None:
+                other = {field.name: "other"}
+            changed = attrs.evolve(config, **other)
+            self.assertEqual(len(needs_restart(config, changed)), 1, field.name)
+
+    def test_without_a_manager(self) -> None:
+        """Without systemd the configuration is read again all the same."""
+        supervised = SupervisedProcess(
+            self.process, self.read(), Clock(), self.read, self.levels.append
+        )
+        supervised.startService()
+        self.process.started.callback(None)
+        self.own(log_level="critical")
+        supervised.reload()
+        self.assertEqual(self.levels, ["critical"])
+        self.successResultOf(supervised.stopService())
