@@ -19,7 +19,8 @@ Spec, section 6; cases C5, C6, C11, C20, C29, C52.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
+from itertools import islice
 from typing import Any, Protocol
 
 import attrs
@@ -28,8 +29,8 @@ from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sender import CommandSender
 from synapse_replication.streams.catchup import Page, check_page
-from synapse_replication.streams.rows import encode_json
-from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.rows import encode_json_rows
+from synapse_replication.streams.stream import JsonValue, Stream
 
 __all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
 
@@ -180,18 +181,32 @@ class ReplicationStreamer:
 
     def _send_batches(self, stream_name: str, page: Page) -> int:
         """Send the rows of a page; give the token that they reach."""
-        encoded: list[tuple[int, list[bytes]]] = []
-        count = 0
+        batches: list[tuple[int, list[JsonValue]]] = []
         reached = page.upto_token
-        last_token = reached
+        count = 0
         for token, rows in page.batches:
             if count >= self._options.max_rows:
-                reached = last_token
+                reached = batches[-1][0]
                 break
-            last_token = token
+            batches.append((token, rows))
             count += len(rows)
+        try:
+            texts = iter(encode_json_rows([row for _, rows in batches for row in rows]))
+        except ValueError:
+            self._send_what_can_be(stream_name, batches)
+        else:
+            encoded = [(token, list(islice(texts, len(r)))) for token, r in batches]
+            self._handler.send_rows(stream_name, encoded)
+        return reached
+
+    def _send_what_can_be(
+        self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]
+    ) -> None:
+        """Send batches of which one, at least, holds what JSON cannot say."""
+        encoded: list[tuple[int, list[bytes]]] = []
+        for token, rows in batches:
             try:
-                encoded.append((token, [encode_json(row) for row in rows]))
+                encoded.append((token, encode_json_rows(rows)))
             except ValueError as error:
                 # Readers see the gap and say what they make of it.
                 self._observer.sending_failed(stream_name, error)
@@ -199,7 +214,6 @@ class ReplicationStreamer:
                 encoded = []
                 self._handler.send_position(stream_name, token, token)
         self._handler.send_rows(stream_name, encoded)
-        return reached
 
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description

@@ -29,6 +29,7 @@ __all__ = [
     "RowCodec",
     "decode_json",
     "encode_json",
+    "encode_json_rows",
     "fast_class",
 ]
 
@@ -36,6 +37,7 @@ RowT = TypeVar("RowT")
 
 _decode_any = msgspec.json.Decoder().decode
 _encode_any = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -61,25 +63,45 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
     try:
         text = _encode_any(value)
         # The encoder writes NaN and Infinity as null.
-        if b"null" in text:
-            if nones is None:
-                nones = _count_nones(value)
+        nulls = text.count(b"null")
+        if (
+            nulls
+            and nulls != nones
             # If every null is a None that is known of, none was NaN.
-            if text.count(b"null") != nones and _holds_non_finite(value):
-                raise ValueError("NaN and Infinity are not JSON")
+            and nulls != _count_nones(value)
+            and _holds_non_finite(value)
+        ):
+            raise ValueError("NaN and Infinity are not JSON")
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
         raise ValueError(_say(e)) from None
     return text
+
+
+def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
+    """Encode values that go out together, each as :func:`encode_json` does.
+
+    :raises ValueError: one of them cannot be encoded.
+    """
+    try:
+        text = _encode_lines(values)
+    except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
+        raise ValueError(_say(e)) from None
+    texts = text.split(b"\n")
+    # JSON has no line's end in it, and there is one behind the last value.
+    del texts[-1]
+    if text.count(b"null") != sum(map(_count_nones, values)):
+        # As rare as NaN, or a row that holds the word.
+        return list(map(encode_json, values))
+    return texts
 
 
 def _count_nones(value: Any) -> int:
     """Count them where most are: in a row and in the arrays in it."""
     if type(value) is not list and type(value) is not tuple:
         return 0
-    count = value.count(None)
+    count: int = value.count(None)
     for inner in value:
-        kind = type(inner)
-        if kind is list or kind is tuple:
+        if type(inner) is list or type(inner) is tuple:
             count += inner.count(None)
     return count
 

@@ -17,18 +17,24 @@ Spec, section 2.
 
 from __future__ import annotations
 
-import abc
-from typing import Any, ClassVar, Final, NoReturn
+from functools import lru_cache
+from typing import Any, ClassVar, Final
 
 import attrs
 import msgspec
 
-from synapse_replication.errors import (
-    LocalProtocolError,
-    UnknownCommandError,
-    UnparsableLineError,
-)
+from synapse_replication.errors import UnknownCommandError
 from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.wire.command import (
+    Command,
+    decode_fields,
+    encode_text,
+    parse_token,
+)
+from synapse_replication.wire.legacy_commands import (
+    InvalidateCacheCommand,
+    RemovePusherCommand,
+)
 
 __all__ = [
     "COMMANDS",
@@ -59,98 +65,8 @@ __all__ = [
 
 #: What stands in the place of the token in all but the last row of a batch.
 BATCH: Final = "batch"
-_INT64_DIGITS: Final = 19
-_INT64_MAX: Final = 2**63 - 1
-_INT64_MIN: Final = -(2**63)
-
-
-def parse_token(text: str) -> int:
-    """Read a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
-
-    :raises ValueError: it is none. The message does not repeat the text.
-    """
-    digits = text[1:] if text[:1] == "-" else text
-    # isdigit() alone takes the digits of other scripts. The length is checked
-    # before int(), whose work grows with the square of it.
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError("a token is a decimal number")
-    if (
-        len(digits) > _INT64_DIGITS
-        or not _INT64_MIN <= (token := int(text)) <= _INT64_MAX
-    ):
-        raise ValueError("a token fits 64 bits")
-    return token
-
-
-class Command(abc.ABC):
-    """What one line says."""
-
-    __slots__ = ()
-
-    #: The first word of the line.
-    NAME: ClassVar[str]
-
-    @classmethod
-    @abc.abstractmethod
-    def from_line(cls, line: str) -> Command:
-        """Read what follows the name and the space.
-
-        :raises UnparsableLineError: it is not of this command's form.
-        """
-
-    @abc.abstractmethod
-    def to_line(self) -> str:
-        """Write what follows the name and the space.
-
-        :raises LocalProtocolError: a field holds what a line cannot say.
-        """
-
-    @classmethod
-    def redis_channel_name(cls, prefix: str) -> str:
-        """Name the Redis channel that the command is published on.
-
-        :param prefix: the homeserver's name.
-        """
-        return prefix
-
-    def get_logcontext_id(self) -> str:
-        """Name what handling the command is about, for a host's log context."""
-        return self.NAME
-
-    @classmethod
-    def _refuse(cls, reason: object) -> NoReturn:
-        raise UnparsableLineError(cls.NAME, str(reason)) from None
-
-    @classmethod
-    def _words(cls, line: str, count: int) -> list[str]:
-        """Split into ``count`` words, of which the last takes what is left."""
-        words = line.split(" ", count - 1)
-        if len(words) != count:
-            cls._refuse(f"it has {len(words)} fields, not {count}")
-        if "" in words:
-            cls._refuse("a field is empty")
-        return words
-
-    @classmethod
-    def _word(cls, text: str) -> str:
-        """Take what must be one word: an id or a server's name."""
-        if not text or " " in text:
-            cls._refuse("it is not one word")
-        return text
-
-    @classmethod
-    def _integer(cls, text: str) -> int:
-        try:
-            return parse_token(text)
-        except ValueError as error:
-            cls._refuse(error)
-
-    @classmethod
-    def _json(cls, value: Any) -> str:
-        try:
-            return encode_json(value).decode()
-        except ValueError as error:
-            raise LocalProtocolError(f"{cls.NAME} cannot be sent: {error}") from None
+#: Fewer digits than the greatest 64-bit integer has: no need to compare.
+_SAFE_DIGITS: Final = 18
 
 
 @attrs.frozen
@@ -294,7 +210,9 @@ class PositionCommand(Command):
         )
 
 
-@attrs.frozen
+# Not frozen: a frozen class takes as long to set its fields as the row to decode, and
+# this is the command that comes by the million.
+@attrs.define
 class RdataCommand(Command):
     """One row of a stream.
 
@@ -328,6 +246,22 @@ class RdataCommand(Command):
     def to_line(self) -> str:
         token = BATCH if self.token is None else self.token
         return f"{self.stream_name} {self.instance_name} {token} {self._json(self.row)}"
+
+    def encode(self) -> bytes:
+        head = _rdata_head(self.stream_name, self.instance_name)
+        try:
+            text = encode_json(self.row)
+        except ValueError as error:
+            self._refuse_to_send(error)
+        if self.token is None:
+            return b"%bbatch %b" % (head, text)
+        return b"%b%d %b" % (head, self.token, text)
+
+
+@lru_cache(maxsize=1024)
+def _rdata_head(stream_name: str, instance_name: str) -> bytes:
+    """Write what the rows of a writer begin with. JSON text cannot end a line."""
+    return encode_text(RdataCommand.NAME, f"RDATA {stream_name} {instance_name} ")
 
 
 @attrs.frozen
@@ -436,7 +370,7 @@ class UserIpCommand(Command):
     @classmethod
     def from_line(cls, line: str) -> UserIpCommand:
         user_id, text = cls._words(line, 2)
-        return cls(user_id, *_decode_fields(cls, _USER_IP_FIELDS, text))
+        return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
 
     def to_line(self) -> str:
         fields = (
@@ -467,71 +401,14 @@ class LockReleasedCommand(Command):
 
     @classmethod
     def from_line(cls, line: str) -> LockReleasedCommand:
-        return cls(*_decode_fields(cls, _LOCK_FIELDS, line))
+        return cls(*decode_fields(cls, _LOCK_FIELDS, line))
 
     def to_line(self) -> str:
         return self._json((self.instance_name, self.lock_name, self.lock_key))
 
 
-@attrs.frozen
-class RemovePusherCommand(Command):
-    """A pusher is to be removed. Sent by older peers only.
-
-    :ivar app_id: has no spaces.
-    :ivar push_key: may have spaces.
-    :ivar user_id: has no spaces.
-    """
-
-    NAME: ClassVar[str] = "REMOVE_PUSHER"
-    app_id: str
-    push_key: str
-    user_id: str
-
-    @classmethod
-    def from_line(cls, line: str) -> RemovePusherCommand:
-        app_id, rest = cls._words(line, 2)
-        push_key, space, user_id = rest.rpartition(" ")
-        if not space:
-            cls._refuse("it has 2 fields, not 3")
-        return cls(app_id, push_key, user_id)
-
-    def to_line(self) -> str:
-        return f"{self.app_id} {self.push_key} {self.user_id}"
-
-
-@attrs.frozen
-class InvalidateCacheCommand(Command):
-    """An entry of a cache is stale. Sent by older peers only.
-
-    :ivar keys: JSON values; ``None`` for the whole cache.
-    """
-
-    NAME: ClassVar[str] = "INVALIDATE_CACHE"
-    cache_func: str
-    keys: list[Any] | None
-
-    @classmethod
-    def from_line(cls, line: str) -> InvalidateCacheCommand:
-        cache_func, text = cls._words(line, 2)
-        return cls(cache_func, _decode_fields(cls, _CACHE_KEYS, text))
-
-    def to_line(self) -> str:
-        return f"{self.cache_func} {self._json(self.keys)}"
-
-
 _USER_IP_FIELDS = msgspec.json.Decoder(tuple[str, str, str, str | None, int])
 _LOCK_FIELDS = msgspec.json.Decoder(tuple[str, str, str])
-_CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
-
-
-def _decode_fields(
-    command: type[Command], decoder: msgspec.json.Decoder[Any], text: str
-) -> Any:
-    # The fields may be secret: a decoder's message names places, never values.
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise UnparsableLineError(command.NAME, str(error)) from None
 
 
 _CLASSES: tuple[type[Command], ...] = (
@@ -584,6 +461,23 @@ def parse_command_from_line(line: str) -> Command:
     :raises UnknownCommandError: its first word is no command that we know.
     :raises UnparsableLineError: it is not of its command's form.
     """
+    words = line.split(" ", 4)
+    if len(words) == 5 and words[0] == "RDATA":
+        # The usual one, without a detour. What is unusual or wrong is found below.
+        _, stream_name, instance_name, token, text = words
+        if (
+            stream_name
+            and instance_name
+            and len(token) <= _SAFE_DIGITS
+            and token.isdigit()
+            and token.isascii()
+        ):
+            try:
+                return RdataCommand(
+                    stream_name, instance_name, int(token), decode_json(text)
+                )
+            except ValueError:
+                pass
     name, _, rest = line.partition(" ")
     command = COMMANDS.get(name)
     if command is None:
@@ -592,19 +486,5 @@ def parse_command_from_line(line: str) -> Command:
 
 
 def encode_command(command: Command) -> bytes:
-    """Write a line, without its end.
-
-    :raises LocalProtocolError: a field holds what a line cannot say, for
-        instance a line's end.
-    """
-    line = f"{command.NAME} {command.to_line()}"
-    if "\n" in line:
-        raise LocalProtocolError(
-            f"{command.NAME} cannot be sent: a field holds the end of a line"
-        )
-    try:
-        return line.encode()
-    except UnicodeEncodeError:
-        raise LocalProtocolError(
-            f"{command.NAME} cannot be sent: a field is not Unicode text"
-        ) from None
+    """Write a line, without its end; see :meth:`Command.encode`."""
+    return command.encode()

@@ -18,6 +18,7 @@ from synapse_replication.streams.rows import (
     RowCodec,
     decode_json,
     encode_json,
+    encode_json_rows,
     fast_class,
 )
 
@@ -64,6 +65,18 @@ class JsonTests(SynchronousTestCase):
         """What the standard library writes is read, and the reverse."""
         self.assertEqual(repr(decode_json(json.dumps(value))), repr(value))
         self.assertEqual(repr(json.loads(encode_json(value))), repr(value))
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.lists(JSON))
+    def test_many_at_a_time(self, values: list[Any]) -> None:
+        """Rows that go out together have the texts that each has alone."""
+        self.assertEqual(encode_json_rows(values), list(map(encode_json, values)))
+
+    def test_many_of_which_one_is_none(self) -> None:
+        """One value that is not JSON is not hidden by the others."""
+        for bad in (math.nan, [None, -math.inf], {"a": [math.inf]}, "\ud800", object()):
+            with self.assertRaises(ValueError):
+                encode_json_rows([["null", None], bad, [None]])
 
     def test_compact(self) -> None:
         """No space is wasted, and tuples are arrays."""

@@ -13,6 +13,7 @@ from twisted.internet.testing import StringTransport
 from synapse_replication.handlers.handler import HandlerOptions
 from synapse_replication.handlers.receiver import ReceiverOptions
 from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.testing.bench.ours_host import CountingSink, Process
@@ -28,8 +29,22 @@ from synapse_replication.testing.bench.traffic import (
     row_of,
 )
 from synapse_replication.wire.batching import RdataRun, rdata_lines, read_lines
+from synapse_replication.wire.commands import (
+    RdataCommand,
+    encode_command,
+    parse_command_from_line,
+)
 
 __all__ = ["MEASURES"]
+
+
+def parse_commands(lines: int) -> dict[str, float]:
+    """Make commands of lines; the rows in them are JSON values."""
+    read = [rdata_line(token) for token in range(1, lines + 1)]
+    started = time.perf_counter()
+    for line in read:
+        parse_command_from_line(line.decode())
+    return {"seconds": time.perf_counter() - started}
 
 
 def parse(lines: int) -> dict[str, float]:
@@ -48,14 +63,22 @@ def parse(lines: int) -> dict[str, float]:
 
 
 def serialise(lines: int) -> dict[str, float]:
-    """Make lines of typed rows."""
-    codec = STANDARD_STREAMS[STREAM].description.codec
-    rows = [codec.from_json(row_of(token)) for token in range(1, lines + 1)]
+    """Make lines of rows that are JSON values, 500 at a time as a streamer does."""
+    rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for first in range(0, lines, 500):
-        chunk = rows[first : first + 500]
-        batches = ((first + n, (codec.encode(row),)) for n, row in enumerate(chunk, 1))
+        texts = encode_json_rows(rows[first : first + 500])
+        batches = [(token, (text,)) for token, text in enumerate(texts, first + 1)]
         rdata_lines(STREAM, WRITER, batches)
+    return {"seconds": time.perf_counter() - started}
+
+
+def serialise_commands(lines: int) -> dict[str, float]:
+    """Make lines of rows that are JSON values, each by its command."""
+    rows = [row_of(token) for token in range(1, lines + 1)]
+    started = time.perf_counter()
+    for token, row in enumerate(rows, 1):
+        encode_command(RdataCommand(STREAM, WRITER, token, row))
     return {"seconds": time.perf_counter() - started}
 
 
@@ -117,7 +140,9 @@ def memory(rows: int) -> dict[str, float]:
 #: Each does its work once and tells what came of it.
 MEASURES: dict[str, Any] = {
     "parse": parse,
+    "parse_commands": parse_commands,
     "serialise": serialise,
+    "serialise_commands": serialise_commands,
     "receive_tcp": receive_tcp,
     "memory": memory,
 }

@@ -13,6 +13,7 @@ from side import Counting, main, run
 from stock_host import CountingDataHandler, Process
 from synapse.replication.tcp.commands import RdataCommand, parse_command_from_line
 from synapse.replication.tcp.protocol import ClientReplicationStreamProtocol
+from synapse.replication.tcp.streams import EventsStream
 from traffic import (
     READER,
     SERVER_NAME,
@@ -30,8 +31,8 @@ from twisted.internet.testing import StringTransport
 __all__ = ["MEASURES"]
 
 
-def parse(lines: int) -> dict[str, float]:
-    """Make commands of lines; the rows in them stay lists."""
+def parse_commands(lines: int) -> dict[str, float]:
+    """Make commands of lines; the rows in them are JSON values."""
     read = [rdata_line(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for line in read:
@@ -39,8 +40,22 @@ def parse(lines: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - started}
 
 
+def parse(lines: int) -> dict[str, float]:
+    """Make typed rows of lines, in chunks of 500 as they come from a socket."""
+    chunks = [
+        [rdata_line(token) for token in range(first, first + 500)]
+        for first in range(1, lines, 500)
+    ]
+    started = time.perf_counter()
+    for chunk in chunks:
+        for line in chunk:
+            command = parse_command_from_line(line.decode("utf-8"))
+            EventsStream.parse_row(command.row)
+    return {"seconds": time.perf_counter() - started}
+
+
 def serialise(lines: int) -> dict[str, float]:
-    """Make lines of rows."""
+    """Make lines of rows that are JSON values, each by its command."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
@@ -105,7 +120,10 @@ def memory(rows: int) -> dict[str, float]:
 #: Each does its work once and tells what came of it.
 MEASURES: dict[str, Any] = {
     "parse": parse,
+    "parse_commands": parse_commands,
+    # It has no other way.
     "serialise": serialise,
+    "serialise_commands": serialise,
     "receive_tcp": receive_tcp,
     "memory": memory,
 }

@@ -93,11 +93,11 @@ def _get_next(callers: int, count: int, stock_part: int) -> Task:
     )
 
 
-def _lines(name: str) -> Task:
+def _lines(name: str, measure: str) -> Task:
     return Task(
         name=name,
         group="wire",
-        measure=name,
+        measure=measure,
         count=200_000,
         quick_count=50_000,
         count_name="lines",
@@ -105,8 +105,10 @@ def _lines(name: str) -> Task:
 
 
 TASKS: tuple[Task, ...] = (
-    _lines("parse"),
-    _lines("serialise"),
+    _lines("parse", "parse"),
+    _lines("parse, by command", "parse_commands"),
+    _lines("serialise", "serialise"),
+    _lines("serialise, by command", "serialise_commands"),
     Task(
         name="receive over TCP",
         group="wire",

@@ -1,0 +1,149 @@
+"""What all commands have in common: the class, and how their fields are read.
+
+Spec, section 2.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, Final, NoReturn
+
+import msgspec
+
+from synapse_replication.errors import LocalProtocolError, UnparsableLineError
+from synapse_replication.streams.rows import encode_json
+
+__all__ = ["Command", "decode_fields", "encode_text", "parse_token"]
+
+_INT64_DIGITS: Final = 19
+_INT64_MAX: Final = 2**63 - 1
+_INT64_MIN: Final = -(2**63)
+
+
+def parse_token(text: str) -> int:
+    """Read a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
+
+    :raises ValueError: it is none. The message does not repeat the text.
+    """
+    digits = text[1:] if text[:1] == "-" else text
+    # isdigit() alone takes the digits of other scripts. The length is checked
+    # before int(), whose work grows with the square of it.
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError("a token is a decimal number")
+    if (
+        len(digits) > _INT64_DIGITS
+        or not _INT64_MIN <= (token := int(text)) <= _INT64_MAX
+    ):
+        raise ValueError("a token fits 64 bits")
+    return token
+
+
+class Command(abc.ABC):
+    """What one line says."""
+
+    __slots__ = ()
+
+    #: The first word of the line.
+    NAME: ClassVar[str]
+
+    @classmethod
+    @abc.abstractmethod
+    def from_line(cls, line: str) -> Command:
+        """Read what follows the name and the space.
+
+        :raises UnparsableLineError: it is not of this command's form.
+        """
+
+    @abc.abstractmethod
+    def to_line(self) -> str:
+        """Write what follows the name and the space.
+
+        :raises LocalProtocolError: a field holds what a line cannot say.
+        """
+
+    def encode(self) -> bytes:
+        """Write the whole line, without its end.
+
+        :raises LocalProtocolError: a field holds what a line cannot say, for
+            instance a line's end.
+        """
+        return encode_text(self.NAME, f"{self.NAME} {self.to_line()}")
+
+    @classmethod
+    def redis_channel_name(cls, prefix: str) -> str:
+        """Name the Redis channel that the command is published on.
+
+        :param prefix: the homeserver's name.
+        """
+        return prefix
+
+    def get_logcontext_id(self) -> str:
+        """Name what handling the command is about, for a host's log context."""
+        return self.NAME
+
+    @classmethod
+    def _refuse(cls, reason: object) -> NoReturn:
+        raise UnparsableLineError(cls.NAME, str(reason)) from None
+
+    @classmethod
+    def _words(cls, line: str, count: int) -> list[str]:
+        """Split into ``count`` words, of which the last takes what is left."""
+        words = line.split(" ", count - 1)
+        if len(words) != count:
+            cls._refuse(f"it has {len(words)} fields, not {count}")
+        if "" in words:
+            cls._refuse("a field is empty")
+        return words
+
+    @classmethod
+    def _word(cls, text: str) -> str:
+        """Take what must be one word: an id or a server's name."""
+        if not text or " " in text:
+            cls._refuse("it is not one word")
+        return text
+
+    @classmethod
+    def _integer(cls, text: str) -> int:
+        try:
+            return parse_token(text)
+        except ValueError as error:
+            cls._refuse(error)
+
+    @classmethod
+    def _json(cls, value: Any) -> str:
+        try:
+            return encode_json(value).decode()
+        except ValueError as error:
+            cls._refuse_to_send(error)
+
+    @classmethod
+    def _refuse_to_send(cls, reason: object) -> NoReturn:
+        raise LocalProtocolError(f"{cls.NAME} cannot be sent: {reason}") from None
+
+
+def decode_fields(
+    command: type[Command], decoder: msgspec.json.Decoder[Any], text: str
+) -> Any:
+    # The fields may be secret: a decoder's message names places, never values.
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise UnparsableLineError(command.NAME, str(error)) from None
+
+
+def encode_text(name: str, text: str) -> bytes:
+    """Encode what is to stand in one line.
+
+    :param name: of the command, for the error.
+    :raises LocalProtocolError: it holds a line's end, or is not Unicode text.
+    """
+    if "\n" in text:
+        raise LocalProtocolError(
+            f"{name} cannot be sent: a field holds the end of a line"
+        )
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise LocalProtocolError(
+            f"{name} cannot be sent: a field is not Unicode text"
+        ) from None
