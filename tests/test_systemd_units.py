@@ -1,0 +1,103 @@
+"""The unit files of ``docs/systemd``, as systemd itself reads them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from configparser import ConfigParser
+from pathlib import Path
+
+from click.testing import CliRunner
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from synapse_replication.app.cli import EXIT_USAGE, cli
+
+UNITS = Path(__file__).parent.parent / "docs" / "systemd"
+PROGRAM = "/opt/synapse-replication/bin/synapse-replication"
+
+#: Ten times the exposure, from 0 to 10, that ``systemd-analyze security`` may find.
+MAX_EXPOSURE = 15
+#: The first version that looks at files alone.
+OLDEST = 250
+
+
+def systemd_analyze() -> str:
+    """Find the program."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        raise SkipTest("there is no systemd-analyze; it comes with systemd")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True)
+    found = re.match(r"systemd (\d+)", version.stdout)
+    if found is None or int(found[1]) < OLDEST:
+        raise SkipTest(f"systemd-analyze is older than {OLDEST}: {version.stdout}")
+    return program
+
+
+class UnitFilesTests(SynchronousTestCase):
+    def installed(self) -> list[str]:
+        """Put the files where what they start is, and a worker of a name."""
+        folder = Path(tempfile.mkdtemp(prefix="units-"))
+        self.addCleanup(shutil.rmtree, folder)
+        paths = []
+        for file in sorted(UNITS.glob("*.service")):
+            text = file.read_text().replace(PROGRAM, sys.executable)
+            path = folder / file.name.replace("@.", "@event_persister1.")
+            path.write_text(text)
+            paths.append(str(path))
+        return paths
+
+    def run_it(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [systemd_analyze(), *arguments], capture_output=True, text=True
+        )
+        text = done.stdout + done.stderr
+        self.assertEqual(done.returncode, 0, text)
+        return text
+
+    def test_verify(self) -> None:
+        """systemd finds nothing to say against them."""
+        paths = self.installed()
+        self.assertEqual(len(paths), 2)
+        self.assertEqual(self.run_it("verify", "--man=no", *paths).strip(), "")
+
+    def test_hardened(self) -> None:
+        """They are let do little beyond what they need."""
+        for path in self.installed():
+            self.run_it(
+                "security", "--offline=yes", f"--threshold={MAX_EXPOSURE}", path
+            )
+
+    def settings(self) -> list[ConfigParser]:
+        parsed = []
+        for file in sorted(UNITS.glob("*.service")):
+            parser = ConfigParser(strict=False, interpolation=None)
+            parser.optionxform = str  # type: ignore[assignment,method-assign]
+            parser.read(file)
+            parsed.append(parser)
+        return parsed
+
+    def test_commands(self) -> None:
+        """What they start are commands that there are, with options that there are."""
+        for parser in self.settings():
+            start = parser["Service"]["ExecStart"].split()
+            self.assertEqual(start[0], PROGRAM)
+            result = CliRunner().invoke(cli, [*start[1:], "--log-json", "--help"])
+            self.assertEqual(result.exit_code, 0, result.output)
+
+    def test_exit_status(self) -> None:
+        """A mistake in the configuration ends a process for good, not in a loop."""
+        for parser in self.settings():
+            self.assertEqual(
+                int(parser["Service"]["RestartPreventExitStatus"]), EXIT_USAGE
+            )
+
+    def test_alike(self) -> None:
+        """Main and workers are hardened alike."""
+        main, worker = self.settings()
+        for parser in (main, worker):
+            for name in ("ExecStart", "ExecReload"):
+                del parser["Service"][name]
+        self.assertEqual(dict(main["Service"]), dict(worker["Service"]))
