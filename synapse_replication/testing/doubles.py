@@ -7,9 +7,7 @@ called. So a test decides every order of events.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,15 +15,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock as TaskClock
 
 from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.errors import LineTooLongError, ProtocolError
+from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import Identity, SyncingUser
-from synapse_replication.handlers.observer import (
-    CatchUp,
-    DiscardReason,
-    PeerNews,
-    ReplicationObserver,
-    Resync,
-)
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -33,6 +24,7 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
+from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands import Command
 
 if TYPE_CHECKING:
@@ -48,7 +40,6 @@ __all__ = [
     "MemoryHost",
     "MemoryNotifier",
     "RecordingCommands",
-    "RecordingObserver",
     "RecordingSink",
     "SourceStream",
     "StreamSet",
@@ -56,158 +47,6 @@ __all__ = [
 
 #: The wall-clock time at which every test begins, ms.
 EPOCH_MS = 1_700_000_000_000
-
-
-class RecordingObserver(ReplicationObserver):
-    """Keeps what it is told.
-
-    :ivar discards: how many rows or positions, by (stream, writer, reason).
-    :ivar failures: what failed where nobody waits, with the error.
-    :ivar processes: the descriptions of the background processes, in order.
-    :ivar open_processes: how many of them are running.
-    :ivar catch_ups: those that began, in order.
-    :ivar pages: (rows, upto_token) of each page of a catch-up.
-    :ivar catch_up_failures: (event, error, attempt, retry_in).
-    :ivar connected: (connection, stream, writer).
-    :ivar resets: (stream, writer, from_token, to_token).
-    :ivar positions: the newest, by (stream, writer).
-    :ivar announced: how far writers are, as far as was heard, by (stream, writer).
-    :ivar queue_lengths: all, by stream.
-    :ivar received: rows, by stream.
-    :ivar sent: rows, by stream.
-    :ivar extra: rows with extra fields, by stream.
-    :ivar sending_failures: (stream, error).
-    :ivar connections: how many there are.
-    :ivar resyncs: how many, by (stream, writer, kind).
-    :ivar backlog_answers: (stream, writer, the error if any).
-    :ivar gaps: (stream, writer, from_token, upto_token).
-    :ivar restarted: the processes that started again.
-    :ivar duplicates: (name, places).
-    :ivar unknown: fields of messages that are not known.
-    :ivar news: what other processes told of themselves.
-    """
-
-    def __init__(self) -> None:
-        self.discards: Counter[tuple[str, str, DiscardReason]] = Counter()
-        self.failures: list[tuple[str, BaseException]] = []
-        self.refused: list[ProtocolError] = []
-        self.processes: list[str] = []
-        self.open_processes = 0
-        self.catch_ups: list[CatchUp] = []
-        self.pages: list[tuple[int, int]] = []
-        self.catch_up_failures: list[tuple[CatchUp, BaseException, int, float]] = []
-        self.connected: list[tuple[str, str, str]] = []
-        self.resets: list[tuple[str, str, int, int]] = []
-        self.positions: dict[tuple[str, str], int] = {}
-        self.announced: dict[tuple[str, str], int] = {}
-        self.news: list[PeerNews] = []
-        self.queue_lengths: dict[str, list[int]] = {}
-        self.received: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
-        self.extra: Counter[str] = Counter()
-        self.sending_failures: list[tuple[str, BaseException]] = []
-        self.connections = 0
-        self.resyncs: Counter[tuple[str, str, Resync]] = Counter()
-        self.backlog_answers: list[tuple[str, str, BaseException | None]] = []
-        self.gaps: list[tuple[str, str, int, int]] = []
-        self.restarted: list[str] = []
-        self.duplicates: list[tuple[str, str]] = []
-        self.unknown = 0
-
-    def line_refused(self, connection: str, error: ProtocolError) -> None:
-        self.refused.append(error)
-
-    def rows_received(self, stream_name: str, count: int) -> None:
-        self.received[stream_name] += count
-
-    def discarded(
-        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
-    ) -> None:
-        self.discards[stream_name, instance_name, reason] += count
-
-    def extra_fields(self, stream_name: str, count: int) -> None:
-        self.extra[stream_name] += count
-
-    def queue_changed(self, stream_name: str, length: int) -> None:
-        self.queue_lengths.setdefault(stream_name, []).append(length)
-
-    def position_announced(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        self.announced[stream_name, instance_name] = token
-
-    def peer_heard(self, news: PeerNews) -> None:
-        self.news.append(news)
-
-    def position_changed(
-        self, stream_name: str, instance_name: str, token: int
-    ) -> None:
-        self.positions[stream_name, instance_name] = token
-
-    def stream_connected(
-        self, connection: str, stream_name: str, instance_name: str
-    ) -> None:
-        self.connected.append((connection, stream_name, instance_name))
-
-    def stream_reset(
-        self, stream_name: str, instance_name: str, from_token: int, to_token: int
-    ) -> None:
-        self.resets.append((stream_name, instance_name, from_token, to_token))
-
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
-        self.catch_ups.append(event)
-        return super().catch_up(event)
-
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
-        self.pages.append((rows, upto_token))
-
-    def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
-    ) -> None:
-        self.catch_up_failures.append((event, error, attempt, retry_in))
-
-    def stream_updates_sent(self, stream_name: str, count: int) -> None:
-        self.sent[stream_name] += count
-
-    def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        self.sending_failures.append((stream_name, error))
-
-    def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        self.resyncs[stream_name, instance_name, kind] += 1
-
-    def backlog_asked(
-        self, stream_name: str, instance_name: str, error: BaseException | None
-    ) -> None:
-        self.backlog_answers.append((stream_name, instance_name, error))
-
-    def gap_found(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
-    ) -> None:
-        self.gaps.append((stream_name, instance_name, from_token, upto_token))
-
-    def epoch_changed(self, instance_name: str) -> None:
-        self.restarted.append(instance_name)
-
-    def duplicate_instance(self, instance_name: str, places: str) -> None:
-        self.duplicates.append((instance_name, places))
-
-    def unknown_fields(self, connection: str, count: int) -> None:
-        self.unknown += count
-
-    def connections_changed(self, count: int) -> None:
-        self.connections = count
-
-    @contextmanager
-    def background_process(self, description: str) -> Iterator[None]:
-        self.processes.append(description)
-        self.open_processes += 1
-        try:
-            yield
-        finally:
-            self.open_processes -= 1
-
-    def failure(self, what: str, error: BaseException) -> None:
-        self.failures.append((what, error))
 
 
 class MemoryConnection:

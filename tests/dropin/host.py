@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.observer import _observers
-from synapse_replication.testing.doubles import RecordingObserver
+from synapse_replication.testing.recording_observer import RecordingObserver
 
 __all__ = ["FakeClock", "FakeHomeserver", "FakeStream", "fake_modules"]
 

@@ -59,6 +59,7 @@ class ExtensionTests(SynchronousTestCase):
             },
         )
         self.hs: Any = HostWithHandler("w")
+        reactor: Any = self.hs.reactor
         self.hs.config.redis = SimpleNamespace(
             redis_enabled=True,
             redis_path=None,
@@ -67,9 +68,9 @@ class ExtensionTests(SynchronousTestCase):
             redis_port=6379,
             redis_password=None,
         )
-        self.hs.reactor.connectTCP = lambda *args, **named: None
-        self.hs.reactor.addSystemEventTrigger = lambda *args: None
-        self.hs.reactor.removeSystemEventTrigger = lambda *args: None
+        reactor.connectTCP = lambda *args, **named: None
+        reactor.addSystemEventTrigger = lambda *args: None
+        reactor.removeSystemEventTrigger = lambda *args: None
 
     def subscription(self, outbound: Any = None) -> Any:
         """Make the factory of the subscription, as the host does."""

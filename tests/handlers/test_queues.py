@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.handlers.queues import DrainedQueue, Pacer, Queued
-from synapse_replication.testing.doubles import RecordingObserver
+from synapse_replication.testing.recording_observer import RecordingObserver
 
 
 class DrainedQueueTests(SynchronousTestCase):

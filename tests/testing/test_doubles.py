@@ -8,20 +8,17 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import (
     CatchUpError,
     LineTooLongError,
-    UnknownCommandError,
 )
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
     SyncingUser,
 )
-from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.doubles import (
     EPOCH_MS,
     MemoryConnection,
     MemoryHost,
-    RecordingObserver,
     SourceStream,
 )
 from synapse_replication.wire.commands import PingCommand, ReplicateCommand
@@ -186,20 +183,3 @@ class RecordingSinkTests(SynchronousTestCase):
         sink.release()
         self.successResultOf(waiting)
         self.assertEqual(sink.tokens("w"), [1])
-
-
-class RecordingObserverTests(SynchronousTestCase):
-    """An observer that remembers."""
-
-    def test_remembers(self) -> None:
-        """What is told is kept, counted where it has a count."""
-        observer = RecordingObserver()
-        for _ in range(2):
-            observer.discarded("s", "w", DiscardReason.OLD_TOKEN, 2)
-        observer.line_refused("c", UnknownCommandError("X"))
-        with observer.background_process("work"):
-            self.assertEqual(observer.open_processes, 1)
-        self.assertEqual(observer.open_processes, 0)
-        self.assertEqual(observer.discards["s", "w", DiscardReason.OLD_TOKEN], 4)
-        self.assertEqual(len(observer.refused), 1)
-        self.assertEqual(observer.processes, ["work"])

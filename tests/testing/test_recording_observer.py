@@ -1,0 +1,26 @@
+"""Tests of the observer that remembers."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import UnknownCommandError
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.testing.recording_observer import RecordingObserver
+
+
+class RecordingObserverTests(SynchronousTestCase):
+    """An observer that remembers."""
+
+    def test_remembers(self) -> None:
+        """What is told is kept, counted where it has a count."""
+        observer = RecordingObserver()
+        for _ in range(2):
+            observer.discarded("s", "w", DiscardReason.OLD_TOKEN, 2)
+        observer.line_refused("c", UnknownCommandError("X"))
+        with observer.background_process("work"):
+            self.assertEqual(observer.open_processes, 1)
+        self.assertEqual(observer.open_processes, 0)
+        self.assertEqual(observer.discards["s", "w", DiscardReason.OLD_TOKEN], 4)
+        self.assertEqual(len(observer.refused), 1)
+        self.assertEqual(observer.processes, ["work"])
