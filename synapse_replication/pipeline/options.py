@@ -33,6 +33,11 @@ DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 
 _Command = Callable[..., Any]
 
+
+class _WrongSettingsError(click.ClickException):
+    exit_code = 2
+
+
 master_option = click.option(
     "--master",
     metavar="URL",
@@ -112,6 +117,4 @@ def _settings(
             return settings_of_config(config_paths)
         return settings_of_dsn(dsn) if dsn else None
     except PipelineError as error:
-        wrong = click.ClickException(str(error))
-        wrong.exit_code = 2
-        raise wrong from error
+        raise _WrongSettingsError(str(error)) from error
