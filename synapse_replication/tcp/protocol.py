@@ -368,8 +368,8 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     def _not_let_in(self, why: str) -> None:
         assert self.transport is not None
-        who = getattr(self.transport.getPeer(), "host", "a client")
-        self._observer.failure(f"letting in {who}", ConnectionError(why))
+        who = getattr(self.transport.getPeer(), "host", "over a Unix socket")
+        self._observer.failure("letting in a client", ConnectionError(f"{who}: {why}"))
 
 
 def _explain(reason: Failure) -> str:

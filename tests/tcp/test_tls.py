@@ -48,8 +48,8 @@ class TlsServerTests(ProtocolTestCase):
         why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
         self.server.connectionLost(Failure(why))
         ((what, error),) = self.failures
-        self.assertEqual(what, "letting in 192.168.1.1")
-        self.assertIn("connected without a certificate", error)
+        self.assertEqual(what, "letting in a client")
+        self.assertIn("192.168.1.1: TLS: peer did not return a certificate: ", error)
         self.assertEqual(self.observer.links, [])
         self.assertEqual(self.closed, [self.server])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -68,5 +68,5 @@ class TlsServerTests(ProtocolTestCase):
         self.assertTrue(self.transport.aborted)
         self.assertEqual(
             self.failures,
-            [("letting in 192.168.1.1", "no TLS handshake within 10 s")],
+            [("letting in a client", "192.168.1.1: no TLS handshake within 10 s")],
         )

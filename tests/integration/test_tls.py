@@ -1,0 +1,235 @@
+"""TLS between real processes, by their configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from twisted.trial.unittest import SkipTest
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
+from synapse_replication.testing.private_process import free_port
+from synapse_replication.testing.servers import (
+    PrivateRedis,
+    RedisTls,
+    find_redis,
+    has_tls,
+)
+from tests.integration.deployment import DeploymentTestCase
+
+
+class TlsTests(DeploymentTestCase):
+    """Certificates of an authority of the test's own, and of another one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.authority = PrivateAuthority(self.folder)
+        self.stranger = PrivateAuthority(self.folder, "other").issue("stranger")
+        self.server = self.authority.issue("server")
+        self.client = self.authority.issue("client")
+
+    def tls(self, own: PrivatePair | None, authority: str = "authority") -> Any:
+        """Give the section of a process."""
+        section = {"ca_file": str(self.folder / f"{authority}.crt")}
+        if own is not None:
+            section["certificate_file"] = str(own.certificate)
+            section["private_key_file"] = str(own.private_key)
+        return section
+
+    def use_tls(self) -> None:
+        """Have main listen over TLS alone, and ask for certificates."""
+        del self.shared["redis"]
+        self.tcp_port, self.http_port = free_port(), free_port()
+        where = {"bind_addresses": ["127.0.0.1"], "tls": True}
+        resources = [{"names": ["replication", "health"]}]
+        self.main["listeners"] = [
+            {"type": "http", "port": self.http_port, "resources": resources} | where,
+            {"type": "replication", "port": self.tcp_port} | where,
+        ]
+        self.shared["instance_map"] = {
+            "main": {"host": "127.0.0.1", "port": self.http_port, "tls": True}
+        }
+        ask = {"client_ca_file": str(self.authority.certificate)}
+        self.main["synapse_replication"]["tls"] = self.tls(self.server) | ask
+
+    def other_process(
+        self, name: str, command: str, own: dict[str, Any], *options: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with a log of its own."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(json.dumps(self.shared | own))
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "synapse_replication", command),
+                    *("-c", str(path), *options),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.running.append(process)
+        return process
+
+    def test_direct_tcp_and_http(self) -> None:
+        """Rows come over TLS, and those that were missed are fetched over TLS."""
+        self.use_tls()
+        own = self.worker["synapse_replication"]
+        own["tls"] = self.tls(self.client)
+        own["direct_tcp"] = {"connect": f"tls:127.0.0.1:{self.tcp_port}"}
+        main = self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        self.wait_until_up("main")
+        self.wait_until_up("worker")
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        worker.kill()
+        worker.wait()
+        self.write_upto(20)
+        self.wait_until_main_wrote(20)
+        worker = self.start("worker", self.worker)
+        # What main holds in memory comes over HTTP, and by no other way.
+        self.wait_for_rows(20)
+        self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
+        self.assertEqual(self.stop(main), 0, self.log_of("main"))
+        self.assertNotIn("letting in", self.log_of("main"))
+
+    def test_endpoint_that_asks_for_certificates(self) -> None:
+        """``ssl:`` with ``caCertsDir`` asks clients, and ``tls:`` shows them one."""
+        self.use_tls()
+        del self.main["listeners"][1]
+        roots = self.folder / "roots"
+        roots.mkdir()
+        (roots / "authority.pem").write_bytes(self.authority.certificate.read_bytes())
+        self.main["synapse_replication"]["direct_tcp"] = {
+            "listen": f"ssl:{self.tcp_port}:privateKey={self.server.private_key}:"
+            f"certKey={self.server.certificate}:caCertsDir={roots}"
+        }
+        self.start("main", self.main)
+        self.wait_until_up("main")
+        endpoint = f"tls:127.0.0.1:{self.tcp_port}:trustRoots={roots}"
+        shown = (
+            f":certificate={self.client.certificate}"
+            f":privateKey={self.client.private_key}"
+        )
+        for name, more in (("good", shown), ("bare", "")):
+            own = {"streams": ["typing"], "direct_tcp": {"connect": endpoint + more}}
+            self.other_process(name, "follow", {"synapse_replication": own})
+        self.wait_until("good gets in", lambda: "Connected" in self.log_of("good"))
+        self.wait_until(
+            "bare is told", lambda: "asks for a certificate" in self.log_of("bare")
+        )
+        self.assertNotIn("Connected", self.log_of("bare"))
+
+    def test_refused(self) -> None:
+        """C21: who may not come in, or is not who was meant, is named with the reason."""
+        self.use_tls()
+        self.start("main", self.main)
+        self.wait_until_up("main")
+        # The certificate is for 127.0.0.1 alone.
+        cases = (
+            ("bare", "127.0.0.1", self.tls(None), "asks for a certificate"),
+            (
+                "stranger",
+                "127.0.0.1",
+                self.tls(self.stranger),
+                "does not trust the authority",
+            ),
+            (
+                "misled",
+                "127.0.0.1",
+                self.tls(self.client, "other"),
+                "of no authority that is trusted here",
+            ),
+            ("lost", "localhost", self.tls(self.client), "is not for localhost"),
+        )
+        for name, host, tls, _ in cases:
+            own: dict[str, Any] = {
+                "streams": ["typing"],
+                "tls": tls,
+                "direct_tcp": {"connect": f"tls:{host}:{self.tcp_port}"},
+            }
+            place = {"host": host, "port": self.http_port, "tls": True}
+            config = {"synapse_replication": own, "instance_map": {"main": place}}
+            self.other_process(name, "follow", config)
+            self.other_process(f"{name}-http", "status", config, "--json")
+        for name, _, _, words in cases:
+            for log in (name, f"{name}-http"):
+                self.wait_until(
+                    f"{words!r} in {log}",
+                    lambda log=log, words=words: words in self.log_of(log),  # type: ignore[misc]
+                )
+                self.assertNotIn("Traceback", self.log_of(log))
+            self.assertNotIn("Connected", self.log_of(name))
+        self.assertIn("letting in a client failed: 127.0.0.1: TLS", self.log_of("main"))
+
+    def test_plain_client(self) -> None:
+        """C21: somebody who does not speak TLS gets no row, and main goes on."""
+        self.use_tls()
+        self.start("main", self.main)
+        self.wait_until_up("main")
+        with socket.create_connection(("127.0.0.1", self.tcp_port), 10) as plain:
+            plain.sendall(b"NAME x\nREPLICATE\n")
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                while data := plain.recv(1000):
+                    answer += data
+        self.assertNotIn(b"SERVER", answer)
+        self.wait_until(
+            "main says so", lambda: "does not speak TLS" in self.log_of("main")
+        )
+
+    def test_redis(self) -> None:
+        """C23: TLS, an ACL user, a password from a file and a database hold for both."""
+        try:
+            available = has_tls(find_redis())
+        except ServerStartError as error:
+            raise SkipTest(str(error)) from error
+        if not available:
+            raise SkipTest(f"{find_redis()} was built without TLS")
+        redis = PrivateRedis(
+            password="hush",
+            acl=["user bob on >secret +@all ~* &*"],
+            tls=RedisTls(
+                self.server.certificate,
+                self.server.private_key,
+                self.authority.certificate,
+            ),
+        )
+        self.addCleanup(redis.stop)
+        redis.start()
+        password = self.folder / "password"
+        password.write_text("secret\n")
+        self.shared["redis"] = {
+            "enabled": True,
+            "host": redis.host,
+            "port": redis.tls_port,
+            "username": "bob",
+            "password_path": str(password),
+            "dbid": 3,
+            "use_tls": True,
+            "ca_file": str(self.authority.certificate),
+            "certificate_file": str(self.client.certificate),
+            "private_key_file": str(self.client.private_key),
+        }
+        self.start("main", self.main)
+        self.start("worker", self.worker)
+        self.wait_until_up("main")
+        self.wait_until_up("worker")
+        started = time.monotonic()
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        self.assertLess(time.monotonic() - started, 20)
+        for kind in ("normal", "pubsub"):
+            found = [
+                (client["user"], client["db"])
+                for client in redis.clients(kind)
+                if not client["laddr"].startswith(str(redis.directory))
+            ]
+            self.assertEqual(found, [("bob", "3")] * 2, kind)
