@@ -6,10 +6,11 @@ docs/pipeline.rst says what each setting is for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from synapse_replication.pipeline.java import check_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["make_session"]
+__all__ = ["job_session", "make_session"]
 
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
 
@@ -61,6 +62,29 @@ def make_session(
     session = builder.getOrCreate()
     session.dataSource.register(SynapseReplicationDataSource)
     return session
+
+
+@contextlib.contextmanager
+def job_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """Make the session of a job, as :func:`make_session`, and stop it at its end.
+
+    A session that was there before is used, and goes on.
+    """
+    check_java()
+    from pyspark.sql import SparkSession
+
+    was_there = SparkSession.getActiveSession() is not None
+    session = make_session(app_name, master=master, settings=settings)
+    try:
+        yield session
+    finally:
+        if not was_there:
+            session.stop()
 
 
 def _settings() -> dict[str, str]:
