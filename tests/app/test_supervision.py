@@ -90,17 +90,17 @@ class SupervisedProcessTests(FilesMixin):
         self.levels: list[str] = []
         self.notify = FakeNotify()
         self.addCleanup(self.notify.close)
-        config = self.read()
+        config = self.read_config()
         self.supervised = SupervisedProcess(
             self.process,
             config,
             Clock(),
-            self.read,
+            self.read_config,
             self.levels.append,
             self.notify,
         )
 
-    def read(self) -> ProcessConfig:
+    def read_config(self) -> ProcessConfig:
         return load_config([self.write("h.yaml", json.dumps(self.settings))])
 
     def run_it(self) -> None:
@@ -211,7 +211,7 @@ class SupervisedProcessTests(FilesMixin):
 
     def test_every_setting(self) -> None:
         """A change of any setting is either applied or named."""
-        config = self.read()
+        config = self.read_config()
         for field in attrs.fields(ProcessConfig):
             if field.name in ("files", "log_level"):
                 continue
@@ -224,7 +224,7 @@ class SupervisedProcessTests(FilesMixin):
     def test_without_a_manager(self) -> None:
         """Without systemd the configuration is read again all the same."""
         supervised = SupervisedProcess(
-            self.process, self.read(), Clock(), self.read, self.levels.append
+            self.process, self.read_config(), Clock(), self.read_config, self.levels.append
         )
         supervised.startService()
         self.process.started.callback(None)
