@@ -134,7 +134,6 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         reply = gets()
         if reply is False:
             return False
-        self._stop_pong_timer()
         lines: list[bytes] = []
         while reply is not False:
             if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
@@ -188,7 +187,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
             self.cut(f"Redis refuses SUBSCRIBE: {reply}")
         elif isinstance(reply, list):
-            pass  # The answer to our PING.
+            # The answer to our PING.
+            self._stop_pong_timer()
         else:
             # To AUTH and SELECT.
             self.replyQueue.put(self.tryConvertData(reply))
@@ -226,9 +226,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         )
 
     def _silent(self) -> None:
+        # Messages may have come all the while: then it is the other direction.
         self._pong_timer = None
         self.cut(
-            f"nothing came within {self.factory.replyTimeout:g} s of a PING",
+            f"no answer came within {self.factory.replyTimeout:g} s of a PING",
             CloseReason.TIMED_OUT,
         )
 

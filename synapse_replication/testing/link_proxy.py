@@ -1,8 +1,8 @@
-"""A proxy before Redis that cuts a link in one direction.
+"""A proxy before Redis, or before a listener, that cuts a link in one direction.
 
 Theory of operation: a process publishes on one connection and subscribes on
-another. Which of them a connection is shows when ``SUBSCRIBE`` passes. While a
-direction is cut its bytes vanish, and the connection stays open: neither end hears
+another. Which of them a connection is shows when ``SUBSCRIBE`` passes; a connection
+over direct TCP is like one that publishes. While a direction is cut its bytes vanish, and the connection stays open: neither end hears
 of it. When it is healed, each connection that lost bytes is closed, as TCP does
 not let bytes vanish in the middle of a stream.
 
@@ -30,8 +30,20 @@ _SUBSCRIBE = b"SUBSCRIBE"
 class Cut(enum.Enum):
     """Which bytes vanish."""
 
-    PUBLISHES = "publishes"  #: what a process sends, except to subscribe
+    PUBLISHES = "publishes"  #: what a process sends where it does not subscribe
+    REPLIES = "replies"  #: what is sent to it there
     SUBSCRIPTION = "subscription"  #: what is sent to a process that subscribed
+    PINGS = "pings"  #: what it sends there
+
+    @property
+    def to_target(self) -> bool:
+        """Whether it is what a process sends."""
+        return self in (Cut.PUBLISHES, Cut.PINGS)
+
+    @property
+    def of_subscriptions(self) -> bool:
+        """Whether it is on connections that subscribed."""
+        return self in (Cut.SUBSCRIPTION, Cut.PINGS)
 
 
 class _Pair:
@@ -141,9 +153,11 @@ class LinkProxy:
 
     def _vanishes(self, pair: _Pair, to_target: bool) -> bool:
         with self._lock:
-            if to_target:
-                lost = self._cut is Cut.PUBLISHES and not pair.subscribes
-            else:
-                lost = self._cut is Cut.SUBSCRIPTION and pair.subscribes
+            cut = self._cut
+            lost = (
+                cut is not None
+                and cut.to_target == to_target
+                and cut.of_subscriptions == pair.subscribes
+            )
             pair.lost_bytes = pair.lost_bytes or lost
             return lost

@@ -56,14 +56,28 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertFalse(any(t.aborted for t in memory.transports))
 
     def test_busy(self) -> None:
-        """Messages tell as well as an answer that a subscription is alive."""
+        """Messages do not hide that what we say does not arrive: only answers count."""
+        memory = MemoryLink()
+        memory.establish()
+        for _ in range(59):
+            memory.reactor.advance(1)
+            memory.say(1, encode(b"message", b"hs", b"PING 1"))
+        self.assertFalse(memory.transports[1].aborted)
+        memory.reactor.advance(1)
+        self.assertTrue(memory.transports[1].aborted)
+
+    def test_paused(self) -> None:
+        """While we do not read, no answer is waited for."""
         memory = MemoryLink()
         memory.establish()
         memory.reactor.advance(30)
-        memory.say(1, encode(b"message", b"hs", b"PING 1"))
-        memory.reactor.advance(29)
-        memory.reactor.advance(1)
+        memory.protocols[1].pause_producing()
+        memory.reactor.advance(60)
         self.assertFalse(memory.transports[1].aborted)
+        memory.protocols[1].resume_producing()
+        memory.say(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+        memory.reactor.advance(30)
+        self.assertEqual(memory.transports[1].take(), [_PING] * 2)
 
 
 class HandshakeTests(SynchronousTestCase):

@@ -14,10 +14,12 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SkipTest, TestCase
 
 from synapse_replication.errors import ServerStartError
+from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.resp import PureReader, ReaderFactory, new_reader
 from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.testing.link_proxy import Cut, LinkProxy
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
@@ -330,6 +332,48 @@ class FaultTests(RealRedisTestCase):
         await peer.happened("lost", "'redis_out'", "TIMED_OUT")
         redis.thaw()
         await peer.up(2)
+
+    async def test_cut_in_one_direction(self) -> None:
+        """C14: each connection, cut in either direction, is replaced; no row is lost."""
+        redis = self.start_redis()
+        proxy = LinkProxy((redis.host, redis.port))
+        self.addCleanup(proxy.close)
+        cut_off = RedisOptions(host="127.0.0.1", port=proxy.port)
+        writer = self.start_peer(cut_off, interval=0.3, handshake_timeout=0.3)
+        writer.handler.answer = lambda: writer.announce(0)
+        reader = self.start_peer(
+            cut_off, instance_name="reader", interval=0.3, handshake_timeout=0.3
+        )
+        reader.handler.waits_for_position = True
+        await writer.up()
+        await reader.happened("received")
+        for cut, name in (
+            (Cut.PUBLISHES, "redis_out"),
+            (Cut.REPLIES, "redis_out"),
+            (Cut.SUBSCRIPTION, "redis"),
+            (Cut.PINGS, "redis"),
+        ):
+            for peer in (writer, reader):
+                peer.events.all.clear()
+            await self.write_on(writer, 3)
+            proxy.cut(cut)
+            # Rows go on: what arrives is not to hide that the other way is cut.
+            while not all(
+                any(event[:2] == ("lost", name) for event in peer.events.all)
+                for peer in (writer, reader)
+            ):
+                await self.write_on(writer, 3)
+            for peer in (writer, reader):
+                (reason, *_) = [
+                    event[2] for event in peer.events.all if event[:2] == ("lost", name)
+                ]
+                self.assertEqual(reason, CloseReason.TIMED_OUT, cut)
+            proxy.heal()
+            for peer in (writer, reader):
+                await peer.happened("made", f"'{name}'")
+            await self.write_on(writer, 3)
+            await self.until(lambda: reader.handler.seen == writer.token)
+            self.assertEqual(reader.handler.gaps, [], cut)
 
     async def test_too_many_clients(self) -> None:
         """C15: turned away by maxclients while AUTH is out, it gets in later."""

@@ -64,6 +64,25 @@ class LinkProxyTests(SynchronousTestCase):
         self.assert_passes(subscriber, channel)
         self.assert_passes(channel, subscriber)
 
+    def test_replies_vanish(self) -> None:
+        """Replies to publishes are lost, and the publishes arrive."""
+        process, server = self.connect()
+        subscriber, channel = self.subscribe()
+        self.proxy.cut(Cut.REPLIES)
+        self.assert_vanishes(server, process)
+        self.assert_passes(process, server)
+        self.assert_passes(subscriber, channel)
+        self.assert_passes(channel, subscriber)
+
+    def test_pings_vanish(self) -> None:
+        """What a subscriber sends is lost, and messages reach it."""
+        publishing = self.connect()
+        process, server = self.subscribe()
+        self.proxy.cut(Cut.PINGS)
+        self.assert_vanishes(process, server)
+        self.assert_passes(server, process)
+        self.assert_passes(*publishing)
+
     def test_subscription_vanishes(self) -> None:
         """What is sent to a subscriber is lost while publishes go on."""
         publishing = self.connect()
