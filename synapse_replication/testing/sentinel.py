@@ -16,23 +16,33 @@ from synapse_replication.testing.private_process import (
 )
 from synapse_replication.testing.servers import (
     PrivateRedis,
+    RedisTls,
     find_redis,
     read_reply,
+    tls_lines,
     write_command,
 )
 
 __all__ = ["PrivateSentinel", "private_replica"]
 
 
-def private_replica(master: PrivateRedis) -> PrivateRedis:
-    """Make a Redis, to be started, that copies another without a password."""
-    return PrivateRedis(
-        settings={
-            "replicaof": f"{master.host} {master.port}",
-            # At once, and to memory: there is nothing to copy.
-            "repl-diskless-load": "on-empty-db",
-        }
-    )
+def private_replica(
+    master: PrivateRedis, *, tls: RedisTls | None = None
+) -> PrivateRedis:
+    """Make a Redis, to be started, that copies another.
+
+    :param tls: for both, which then speak TLS to one another.
+    """
+    settings = {
+        "replicaof": f"{master.host} {master.tls_port if tls else master.port}",
+        # At once, and to memory: there is nothing to copy.
+        "repl-diskless-load": "on-empty-db",
+    }
+    if tls is not None:
+        settings["tls-replication"] = "yes"
+    if master.password is not None:
+        settings["masterauth"] = master.password
+    return PrivateRedis(password=master.password, settings=settings, tls=tls)
 
 
 class PrivateSentinel(PrivateServer):
@@ -42,6 +52,8 @@ class PrivateSentinel(PrivateServer):
     :param name: of the master.
     :param password: asked of its own clients.
     :param down_after: how long a master may be silent, in s.
+    :param tls: listen with TLS on :attr:`tls_port`, too, and watch over TLS.
+    :ivar tls_port: the port that speaks TLS.
     """
 
     kind = "sentinel"
@@ -53,14 +65,17 @@ class PrivateSentinel(PrivateServer):
         *,
         password: str | None = None,
         down_after: float = 0.5,
+        tls: RedisTls | None = None,
     ) -> None:
         super().__init__()
         self.host = "127.0.0.1"
         self.port = 0
+        self.tls_port = 0
         self.password = password
         self._master = master
         self._name = name
         self._down_after = down_after
+        self._tls = tls
         self._binary = Path()
 
     def command(self, *arguments: str | int) -> Any:
@@ -85,17 +100,23 @@ class PrivateSentinel(PrivateServer):
     def _prepare(self) -> None:
         self._binary = find_redis()
         self.port = free_port()
-        name = self._name
+        name, master = self._name, self._master
+        port = master.port if self._tls is None else master.tls_port
         lines = [
             f"bind {self.host}",
             f"port {self.port}",
             f'dir "{self.directory}"',
-            f"sentinel monitor {name} {self._master.host} {self._master.port} 1",
+            f"sentinel monitor {name} {master.host} {port} 1",
             f"sentinel down-after-milliseconds {name} {int(self._down_after * 1000)}",
             f"sentinel failover-timeout {name} 5000",
         ]
         if self.password is not None:
             lines.append(f'requirepass "{self.password}"')
+        if master.password is not None:
+            lines.append(f"sentinel auth-pass {name} {master.password}")
+        if self._tls is not None:
+            self.tls_port = free_port()
+            lines += ["tls-replication yes", *tls_lines(self.tls_port, self._tls)]
         # It writes what it finds out into its own configuration.
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
 

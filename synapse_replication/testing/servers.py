@@ -326,6 +326,17 @@ class RedisTls:
     authority: Path
 
 
+def tls_lines(port: int, tls: RedisTls) -> list[str]:
+    """Write the part of ``redis.conf`` that is about TLS."""
+    return [
+        f"tls-port {port}",
+        f'tls-cert-file "{tls.certificate}"',
+        f'tls-key-file "{tls.private_key}"',
+        f'tls-ca-cert-file "{tls.authority}"',
+        "tls-auth-clients yes",
+    ]
+
+
 class PrivateRedis(PrivateServer):
     """A Redis server, on a loopback port and a Unix socket. It saves nothing.
 
@@ -413,13 +424,7 @@ class PrivateRedis(PrivateServer):
             lines.append(f'requirepass "{self.password}"')
         if self._tls is not None:
             self.tls_port = free_port()
-            lines += [
-                f"tls-port {self.tls_port}",
-                f'tls-cert-file "{self._tls.certificate}"',
-                f'tls-key-file "{self._tls.private_key}"',
-                f'tls-ca-cert-file "{self._tls.authority}"',
-                "tls-auth-clients yes",
-            ]
+            lines += tls_lines(self.tls_port, self._tls)
         lines += [f"{key} {value}" for key, value in self._settings.items()]
         config = self.directory / "redis.conf"
         config.touch(mode=0o600)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -9,13 +12,19 @@ from twisted.internet.error import ConnectionDone, ConnectionRefusedError
 from twisted.internet.task import deferLater
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.redis.link import RedisReplicationLink
-from synapse_replication.redis.options import RedisOptions, SentinelOptions
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sentinel import CHECK_INTERVAL
+from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.sentinel import PrivateSentinel, private_replica
+from synapse_replication.testing.servers import RedisTls, find_redis, has_tls
 from tests.redis.doubles import (
     Events,
     RecordingHandler,
@@ -226,21 +235,58 @@ class FailoverTests(RealRedisTestCase):
 
     async def test_failover(self) -> None:
         """C23: killed master: both connections go to the new one, no gap is hidden."""
-        master = self.start_redis(settings={"repl-diskless-sync-delay": "0"})
-        replica = private_replica(master)
+        await self.fail_over()
+
+    async def test_failover_over_tls(self) -> None:
+        """C23: so they do with TLS, client certificates and passwords all the way."""
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        authority = PrivateAuthority(folder)
+        server, client = authority.issue("server"), authority.issue("client")
+        await self.fail_over(
+            password="hush",
+            server=RedisTls(
+                server.certificate, server.private_key, authority.certificate
+            ),
+            client=RedisTlsOptions(
+                authority.certificate, client.certificate, client.private_key
+            ),
+        )
+
+    async def fail_over(
+        self,
+        *,
+        password: str | None = None,
+        server: RedisTls | None = None,
+        client: RedisTlsOptions | None = None,
+    ) -> None:
+        """Kill the master under load, and see that all is with the replica then."""
+        if server is not None and not has_tls(find_redis()):
+            raise SkipTest(f"{find_redis()} was built without TLS")
+        settings = {"repl-diskless-sync-delay": "0"}
+        if password is not None:
+            # It is a replica itself when it comes back.
+            settings["masterauth"] = password
+        if server is not None:
+            settings["tls-replication"] = "yes"
+        master = self.start_redis(settings=settings, password=password, tls=server)
+        replica = private_replica(master, tls=server)
         self.addCleanup(replica.stop)
         replica.start()
-        sentinel = PrivateSentinel(master, password="knock")
+        sentinel = PrivateSentinel(master, password="knock", tls=server)
         self.addCleanup(sentinel.stop)
         sentinel.start()
         await self.until(sentinel.knows_replica)
+        port = sentinel.tls_port if server else sentinel.port
         options = RedisOptions(
+            password=password,
+            tls=client,
             sentinel=SentinelOptions(
                 "mymaster",
                 # The first one does not exist.
-                (("127.0.0.1", 1), (sentinel.host, sentinel.port)),
+                (("127.0.0.1", 1), (sentinel.host, port)),
                 password="knock",
-            )
+            ),
         )
         writer = self.start_peer(options)
         writer.handler.answer = lambda: writer.announce(0)
@@ -250,6 +296,7 @@ class FailoverTests(RealRedisTestCase):
         await reader.happened("received")
         writer.write(500)
         await reader.events.until(lambda: reader.handler.seen == 500)
+        # Two of the peers, and the Sentinel's.
         self.assertEqual(len(master.clients("pubsub")), 3)
 
         started = self.reactor.seconds()
@@ -258,6 +305,7 @@ class FailoverTests(RealRedisTestCase):
             writer.events.all.count("new_connection") == 2
             and reader.events.all.count("new_connection") == 2
             and writer.events.all.count(("made", "redis_out")) == 2
+            and reader.events.all.count(("made", "redis_out")) == 2
         ):
             writer.write(20)
             await deferLater(self.reactor, 0.05, lambda: None)
@@ -266,5 +314,7 @@ class FailoverTests(RealRedisTestCase):
         await self.until(lambda: reader.handler.seen == writer.token)
         self.assertEqual(reader.handler.gaps, [])
         self.assertGreater(writer.losses, 0)
-        # Two of the peers.
+        # Both connections of both peers are there.
         self.assertGreaterEqual(len(replica.clients("pubsub")), 2)
+        ours = [c for c in replica.clients("normal") if c["cmd"] in ("publish", "ping")]
+        self.assertGreaterEqual(len(ours), 2)
