@@ -32,6 +32,7 @@ from synapse_replication.app.config_models import (
 )
 from synapse_replication.app.config_redis import RedisConfig, read_redis
 from synapse_replication.app.config_tls import TlsConfig, read_tls
+from synapse_replication.app.config_tracing import TracingConfig, read_tracing
 from synapse_replication.app.exposure import open_to_strangers
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
@@ -48,6 +49,7 @@ __all__ = [
     "Purpose",
     "RedisConfig",
     "TlsConfig",
+    "TracingConfig",
     "load_config",
 ]
 
@@ -151,6 +153,7 @@ class ProcessConfig:
     :ivar tls: with other processes.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
     :ivar log_level: what is less than this is not logged.
+    :ivar tracing: where spans are sent; ``None`` for nowhere.
     """
 
     files: Sequence[str]
@@ -172,6 +175,7 @@ class ProcessConfig:
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
     log_level: str = "info"
+    tracing: TracingConfig | None = None
 
     @property
     def is_main(self) -> bool:
@@ -268,6 +272,7 @@ class _Checks:
             if own.extension.enabled
             else None,
             log_level=own.log_level,
+            tracing=read_tracing(own.tracing, self._merged, self._problems),
         )
         if not self._failed_keys() & {OWN_SECTION, "worker_replication_secret"}:
             key = "worker_listeners" if self._is_worker else "listeners"

@@ -47,6 +47,7 @@ __all__ = [
     "SentinelSection",
     "SharedFile",
     "TlsSection",
+    "TracingSection",
     "problems_of",
     "without_failed_parts",
 ]
@@ -288,6 +289,22 @@ class ExtensionSection(_OwnSection):
     backlog_bytes: Annotated[int, Field(ge=0)] = 4 * 1024 * 1024
 
 
+class TracingSection(_OwnSection):
+    """``tracing``: send spans to a collector, by OTLP over HTTP.
+
+    :ivar endpoint: its URL; without a path, ``/v1/traces`` is added.
+    :ivar headers: sent with each request.
+    :ivar sample_ratio: the share of traces that is kept, 0 to 1.
+    """
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")]
+    headers: Annotated[dict[str, SecretStr], BeforeValidator(_empty_if_none)] = Field(
+        default_factory=dict
+    )
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    service_name: Annotated[str, Field(min_length=1)] = "synapse_replication"
+
+
 def _to_stream(value: Any) -> Any:
     """Read an entry of ``streams``: a standard stream's name, or a declaration."""
     if isinstance(value, (TableStream, str)):
@@ -348,6 +365,7 @@ class OwnSection(_OwnSection):
     :ivar allow_unprotected_listeners: listen for replication beyond this machine even
         where nothing keeps strangers out.
     :ivar log_level: what is less than this is not logged.
+    :ivar tracing: where spans are sent; ``None`` for nowhere.
     """
 
     streams: list[StreamEntry] | None = None
@@ -361,6 +379,7 @@ class OwnSection(_OwnSection):
     )
     allow_unprotected_listeners: bool = False
     log_level: Literal["debug", "info", "warn", "error", "critical"] = "info"
+    tracing: TracingSection | None = None
     extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=ExtensionSection
     )
@@ -427,6 +446,8 @@ _MENDS_OF_KEYS: dict[str, str] = {
     "worker_replication_port": "write a port number from 1 to 65535",
     "module": "write the dotted name of a function, for instance "
     "my_package.my_module.make_sink",
+    "endpoint": "write the URL of a collector, for instance http://localhost:4318",
+    "sample_ratio": "write a number from 0 to 1",
     "type": f"write one of {', '.join(LISTENER_TYPES)}",
 }
 
@@ -463,6 +484,7 @@ def _known_keys(path: Path_) -> list[str]:
         "row_sink": FactorySection,
         "modules": FactorySection,
         "sentinel": SentinelSection,
+        "tracing": TracingSection,
         "tls": TlsSection,
     }
     name = next(step for step in reversed(path) if isinstance(step, str))

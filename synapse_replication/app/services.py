@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from opentelemetry import trace
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -36,6 +35,7 @@ from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import load_factories
 from synapse_replication.app.place import this_place
 from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -104,6 +104,7 @@ class ProcessService(Service):
             self._status.snapshot,
             lambda what, error: self._observer.failure(what, error),
         )
+        self._spans = SpanExport(config)
         self._metrics = PrometheusObserver(
             ReplicationMetrics(self._registry), config.server_name, status=self._status
         )
@@ -113,9 +114,7 @@ class ProcessService(Service):
                 self._hooks,
                 self._metrics,
                 LoggingObserver(Logger("synapse_replication")),
-                TracingObserver(
-                    trace.get_tracer("synapse_replication"), config.server_name
-                ),
+                TracingObserver(self._spans.tracer, config.server_name),
             ]
         )
         self.host = StandaloneHost.from_config(config, self._clock, self._observer)
@@ -157,6 +156,7 @@ class ProcessService(Service):
     async def _start(self) -> None:
         config, host = self._config, self.host
         make_sink, make_modules = load_factories(config)
+        self._at_stop("sending spans", lambda: self._spans.stop(self._reactor))
         client = self._make_http_client()
         database = self._open_database()
         sink = make_sink(host) if make_sink is not None else PositionsOnlySink()
@@ -221,6 +221,7 @@ class ProcessService(Service):
             config.replication_secret,
             self._reactor,
             epoch_of=self._epochs.epoch_of,
+            observer=self._observer,
         )
 
     def _open_database(self) -> Database | None:

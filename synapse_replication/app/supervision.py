@@ -59,6 +59,7 @@ def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
         "streams": "synapse_replication.streams",
         "row_sink": "synapse_replication.row_sink",
         "modules": "synapse_replication.modules",
+        "tls": "synapse_replication.tls",
         "tracing": "synapse_replication.tracing",
         "listeners": "listeners" if old.is_main else "worker_listeners",
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
 
 import attrs
@@ -181,6 +181,24 @@ class ReplicationObserver:
     ) -> None:
         """A writer was asked for what it sent last; ``None`` if it had the rows."""
 
+    def asking_for_rows(
+        self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
+    ) -> AbstractContextManager[object]:
+        """A writer is asked for rows over HTTP, until the context ends.
+
+        An observer may add ``headers``, which the writer's :meth:`serving_rows` is told.
+        """
+        return contextlib.nullcontext()
+
+    def serving_rows(
+        self, stream_name: str, headers: Mapping[str, str]
+    ) -> AbstractContextManager[object]:
+        """A reader asked for rows over HTTP; it is answered when the context ends.
+
+        :param headers: of its request, by their names in lower case.
+        """
+        return contextlib.nullcontext()
+
     # -- the extension --------------------------------------------------------------
 
     def gap_found(
@@ -207,6 +225,15 @@ class ReplicationObserver:
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         """Rows of ours could not be fetched or sent; tried again later."""
+
+    def position_write(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> AbstractContextManager[object]:
+        """This process's position is written to the database, until the context ends.
+
+        It may end elsewhere than in the code that began it.
+        """
+        return contextlib.nullcontext()
 
     # -- connections ------------------------------------------------------------------
 

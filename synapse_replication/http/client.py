@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -43,6 +44,7 @@ from zope.interface import implementer
 
 from synapse_replication.certificates import client_context, explain
 from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 
 __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
@@ -162,6 +164,7 @@ class HttpCatchUpClient:
     :param make_txn_id: makes a random text, different each time.
     :param epoch_of: gives the epoch of a process that speaks our extension, or
         ``None``.
+    :param observer: told of each request for rows.
     """
 
     def __init__(
@@ -175,6 +178,7 @@ class HttpCatchUpClient:
         max_answer_length: int = MAX_ANSWER_LENGTH,
         make_txn_id: Callable[[], str] = lambda: secrets.token_urlsafe(12),
         epoch_of: Callable[[str], str | None] = lambda instance_name: None,
+        observer: ReplicationObserver | None = None,
     ) -> None:
         self._http = HTTPClient(agent)
         self._locations = locations
@@ -184,6 +188,7 @@ class HttpCatchUpClient:
         self._max_answer_length = max_answer_length
         self._make_txn_id = make_txn_id
         self._epoch_of = epoch_of
+        self._observer = observer or ReplicationObserver()
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
         """Give the update function of one stream. The writer sets the page's size."""
@@ -248,7 +253,11 @@ class HttpCatchUpClient:
         timeout: float,
     ) -> StreamUpdateResult:
         path = ("get_repl_stream_updates", stream_name, self._make_txn_id())
-        shown, body = await self._ask(stream_name, instance_name, path, query, timeout)
+        headers: dict[str, str] = {}
+        with self._observer.asking_for_rows(stream_name, instance_name, headers):
+            shown, body = await self._ask(
+                stream_name, instance_name, path, query, timeout, headers
+            )
         try:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -264,6 +273,7 @@ class HttpCatchUpClient:
         path: Sequence[str],
         query: Mapping[str, str],
         timeout: float,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[str, bytes]:
         """Ask a process for something below its replication path.
 
@@ -282,7 +292,7 @@ class HttpCatchUpClient:
         shown = url.to_text() if location.path is None else _show(location.path, url)
         for name, value in query.items():
             url = url.set(name, value)
-        answering = Deferred.fromCoroutine(self._request(url))
+        answering = Deferred.fromCoroutine(self._request(url, headers))
         answering.addTimeout(timeout, self._clock)
         try:
             status, body = await answering
@@ -294,8 +304,12 @@ class HttpCatchUpClient:
             raise HttpCatchUpError("GET", shown, status, text, _mend(status))
         return shown, body
 
-    async def _request(self, url: DecodedURL) -> tuple[int, bytes]:
+    async def _request(
+        self, url: DecodedURL, more: Mapping[str, str]
+    ) -> tuple[int, bytes]:
         headers = Headers({"Accept": ["application/json"]})
+        for name, value in more.items():
+            headers.addRawHeader(name, value)
         if self._secret is not None:
             headers.addRawHeader("Authorization", f"Bearer {self._secret}")
         response = await self._http.get(

@@ -102,11 +102,14 @@ class ReplicationResource(Resource):
             return _refuse(request, refused)
         if self._backlog is not None and request.args.get(b"backlog") == [b"1"]:
             name = stream.description.name
-            found = self._backlog.read(name, from_token, upto_token)
-            if found is None:
-                gone = f"the rows of {name} after {from_token} are not in the backlog"
-                return _refuse(request, _RefusedError(410, "M_UNKNOWN", gone))
-            return _encode(found)
+            with self._observer.serving_rows(name, _headers(request)):
+                found = self._backlog.read(name, from_token, upto_token)
+                if found is None:
+                    gone = (
+                        f"the rows of {name} after {from_token} are not in the backlog"
+                    )
+                    return _refuse(request, _RefusedError(410, "M_UNKNOWN", gone))
+                return _encode(found)
         Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
         return NOT_DONE_YET
 
@@ -115,8 +118,12 @@ class ReplicationResource(Resource):
     ) -> None:
         went_away: list[Failure] = []
         request.notifyFinish().addErrback(went_away.append)
+        serving = self._observer.serving_rows(
+            stream.description.name, _headers(request)
+        )
         try:
-            body = _encode(await self._fetch(stream, from_token, upto_token))
+            with serving:
+                body = _encode(await self._fetch(stream, from_token, upto_token))
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._observer.failure("serving rows over HTTP", error)
             # Another failure's text is for our log, not for others.
@@ -189,6 +196,15 @@ class ReplicationResource(Resource):
         return await stream.get_updates_since(
             self._instance_name, from_token, upto_token
         )
+
+
+def _headers(request: Any) -> dict[str, str]:
+    headers = request.requestHeaders.getAllRawHeaders()
+    return {
+        name.decode("latin-1").lower(): values[-1].decode("latin-1")
+        for name, values in headers
+        if name.lower() != b"authorization"
+    }
 
 
 def _integer(request: Any, name: bytes) -> int:

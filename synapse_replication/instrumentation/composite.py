@@ -14,7 +14,15 @@ __all__ = ["CompositeObserver"]
 _METHODS = tuple(name for name in vars(ReplicationObserver) if not name.startswith("_"))
 
 #: Those that give a context manager: they are told of something that lasts.
-SPANNING_METHODS = frozenset({"background_process", "catch_up"})
+SPANNING_METHODS = frozenset(
+    {
+        "asking_for_rows",
+        "background_process",
+        "catch_up",
+        "position_write",
+        "serving_rows",
+    }
+)
 
 
 class CompositeObserver(ReplicationObserver):
@@ -23,8 +31,8 @@ class CompositeObserver(ReplicationObserver):
     What an observer does not override costs nothing: the methods of this object
     are chosen once, when it is made.
 
-    :param observers: in the order in which they are told; the contexts of
-        :meth:`catch_up` and :meth:`background_process` end in the reverse order.
+    :param observers: in the order in which they are told; contexts, such as that of
+        :meth:`catch_up`, end in the reverse order.
     """
 
     def __init__(self, observers: Iterable[ReplicationObserver]) -> None:

@@ -2,19 +2,27 @@
 
 Sending and commands that are handled at once make no span. Each background
 process is a trace of its own: it serves many requests, so it belongs into none
-of theirs. Spec, section 11.
+of theirs; so is each write of a position. A request for rows takes its trace along in
+the header ``traceparent`` (W3C Trace Context), and what the writer does for it is part
+of that trace. Spec, section 11.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import SpanKind, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from synapse_replication.handlers.observer import CatchUp, ReplicationObserver
 
 __all__ = ["TracingObserver"]
+
+_REQUEST = "GET get_repl_stream_updates"
+_propagator = TraceContextTextMapPropagator()
 
 
 class TracingObserver(ReplicationObserver):
@@ -44,5 +52,55 @@ class TracingObserver(ReplicationObserver):
                 "instance_name": event.instance_name,
                 "from_token": event.from_token,
                 "upto_token": event.upto_token,
+            },
+        )
+
+    @contextlib.contextmanager
+    def _asking(
+        self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
+    ) -> Iterator[None]:
+        with self._tracer.start_as_current_span(
+            _REQUEST,
+            kind=SpanKind.CLIENT,
+            attributes={
+                "server_name": self._server_name,
+                "stream_name": stream_name,
+                "instance_name": instance_name,
+            },
+        ):
+            _propagator.inject(headers)
+            yield
+
+    def asking_for_rows(
+        self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
+    ) -> AbstractContextManager[object]:
+        return self._asking(stream_name, instance_name, headers)
+
+    def serving_rows(
+        self, stream_name: str, headers: Mapping[str, str]
+    ) -> AbstractContextManager[object]:
+        return self._tracer.start_as_current_span(
+            _REQUEST,
+            # Not ours of now: what the reader says, or none.
+            context=_propagator.extract(headers, Context()),
+            kind=SpanKind.SERVER,
+            attributes={
+                "server_name": self._server_name,
+                "stream_name": stream_name,
+            },
+        )
+
+    def position_write(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> AbstractContextManager[object]:
+        # Never the current one: its end is in another context than its beginning.
+        return self._tracer.start_span(
+            "replication-position-write",
+            context=Context(),
+            attributes={
+                "server_name": self._server_name,
+                "stream_name": stream_name,
+                "instance_name": instance_name,
+                "token": token,
             },
         )

@@ -39,7 +39,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -375,6 +375,12 @@ class MultiWriterIdGenerator:
             "instance_name": self.instance_name,
             "stream_id": self._sign * local,
         }
+        writing = ExitStack()
+        writing.enter_context(
+            self._observer.position_write(
+                self.stream.stream_name, self.instance_name, local
+            )
+        )
         self._database.transact(
             "keep_position",
             lambda txn: txn.execute(self._upsert, parameters),
@@ -382,18 +388,26 @@ class MultiWriterIdGenerator:
         ).addCallbacks(
             self._is_kept,
             self._is_not_kept,
-            callbackArgs=(local, waiting),
-            errbackArgs=(waiting,),
+            callbackArgs=(local, waiting, writing),
+            errbackArgs=(waiting, writing),
         )
 
-    def _is_kept(self, _: object, local: int, waiting: list[Deferred[None]]) -> None:
+    def _is_kept(
+        self, _: object, local: int, waiting: list[Deferred[None]], writing: ExitStack
+    ) -> None:
+        writing.close()
         self._kept = local
         self._keeping = False
         self._fire(waiting)
 
-    def _is_not_kept(self, failure: Failure, waiting: list[Deferred[None]]) -> None:
+    def _is_not_kept(
+        self, failure: Failure, waiting: list[Deferred[None]], writing: ExitStack
+    ) -> None:
         # What they wrote is committed: it is not their failure.
         assert failure.value is not None
+        writing.__exit__(
+            type(failure.value), failure.value, failure.value.__traceback__
+        )
         self._observer.failure(
             f"keeping the position of {self.stream.stream_name}", failure.value
         )

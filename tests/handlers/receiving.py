@@ -8,6 +8,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiver import ReceiverOptions
 from synapse_replication.streams.catchup import Backoff
 from synapse_replication.testing.doubles import (
@@ -75,8 +76,11 @@ def receiving(
     idempotent: bool = False,
     resettable: bool = False,
     held_in_memory: bool = False,
+    observer: ReplicationObserver | None = None,
 ) -> Receiving:
     """Build a handler that follows ``events`` and has one connection.
+
+    :param observer: hears of it, in place of the host's.
 
     Its wait after the first failure is 1 s, then 2 s, up to 8 s, without jitter.
     """
@@ -92,7 +96,7 @@ def receiving(
     options = receiver or ReceiverOptions()
     options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, lambda: 1.0))
     handler = ReplicationCommandHandler(
-        host, host.observer, options=HandlerOptions(receiver=options)
+        host, observer or host.observer, options=HandlerOptions(receiver=options)
     )
     connection = MemoryConnection()
     handler.new_connection(connection)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import CatchUp
 from synapse_replication.instrumentation.tracing import TracingObserver
+from tests.handlers.receiving import receiving
 
 
 class TracingObserverTests(SynchronousTestCase):
@@ -73,6 +75,73 @@ class TracingObserverTests(SynchronousTestCase):
         request, background = self.exporter.get_finished_spans()
         self.assertIsNone(request.parent)
         self.assertEqual(background.name, "queue-events")
+
+    def test_a_request_takes_its_trace_along(self) -> None:
+        """What a writer does for a request is part of the reader's catch-up's trace."""
+        headers: dict[str, str] = {}
+        with (
+            self.observer.catch_up(CatchUp("events", "w1", 3, 9)),
+            self.observer.asking_for_rows("events", "w1", headers),
+        ):
+            self.assertEqual(list(headers), ["traceparent"])
+            with self.observer.serving_rows("events", headers):
+                pass
+        server, client, catch_up = self.exporter.get_finished_spans()
+        self.assertEqual((server.kind, client.kind), (SpanKind.SERVER, SpanKind.CLIENT))
+        assert server.parent is not None
+        assert client.parent is not None
+        assert client.context is not None
+        assert catch_up.context is not None
+        self.assertEqual(server.parent.span_id, client.context.span_id)
+        self.assertTrue(server.parent.is_remote)
+        self.assertEqual(client.parent.span_id, catch_up.context.span_id)
+
+    def test_a_request_without_a_trace(self) -> None:
+        """A request of a peer that traces nothing, or nonsense, begins a trace."""
+        for headers in ({}, {"traceparent": "nonsense"}):
+            with (
+                self.tracer.start_as_current_span("unrelated"),
+                self.observer.serving_rows("events", headers),
+            ):
+                pass
+        for span in self.exporter.get_finished_spans():
+            self.assertIsNone(span.parent)
+
+    def test_a_position_that_is_written(self) -> None:
+        """A write of a position is a trace of its own, and never the current span."""
+        with self.tracer.start_as_current_span("request"):
+            writing = self.observer.position_write("events", "w1", 7)
+            writing.__enter__()
+            with self.tracer.start_as_current_span("of the request"):
+                pass
+        writing.__exit__(None, None, None)
+        inner, request, position = self.exporter.get_finished_spans()
+        self.assertIsNone(position.parent)
+        assert inner.parent is not None
+        assert request.context is not None
+        self.assertEqual(inner.parent.span_id, request.context.span_id)
+        assert position.attributes is not None
+        self.assertEqual(position.attributes["token"], 7)
+
+    def test_a_position_that_is_not_written(self) -> None:
+        """A write of a position that failed says so."""
+        writing = self.observer.position_write("events", "w1", 7)
+        writing.__enter__()
+        writing.__exit__(OSError, OSError("no"), None)
+        (span,) = self.exporter.get_finished_spans()
+        self.assertFalse(span.status.is_ok)
+
+    def test_many_rows(self) -> None:
+        """C54: 10,000 rows make at most one span for each queue that is drained."""
+        it = receiving(observer=self.observer)
+        it.receive("POSITION events w 0 0")
+        self.exporter.clear()
+        it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 10_001)))
+        while it.host.reactor.getDelayedCalls():
+            it.break_time()
+        self.assertEqual(it.stream.current_token("w"), 10_000)
+        (span,) = self.exporter.get_finished_spans()
+        self.assertEqual(span.name, "replication_stream_events")
 
     def test_a_failure_is_recorded(self) -> None:
         """A span whose work raised says so."""

@@ -210,6 +210,8 @@ class DeploymentTestCase(SynchronousTestCase):
 
             def count() -> int:
                 cursor.execute("SELECT count(DISTINCT stream_id) FROM notes")
-                return int(cursor.fetchone()[0])
+                row = cursor.fetchone()
+                assert row is not None
+                return int(row[0])
 
             self.wait_until(f"main wrote {upto}", lambda: count() >= upto)

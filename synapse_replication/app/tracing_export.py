@@ -1,0 +1,112 @@
+"""Sending spans to a collector by OTLP, if the configuration says so.
+
+Spans wait in a bounded queue and are sent by a thread of OpenTelemetry's: the reactor
+never waits for a collector. What cannot be sent is dropped and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger, LogLevel
+
+from synapse_replication import __version__
+from synapse_replication.app.config import ProcessConfig
+from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
+
+__all__ = ["SpanExport"]
+
+#: How long a request to the collector may take, in s, its repetitions included.
+EXPORT_TIMEOUT = 5
+#: How often what waits is sent, in ms.
+EXPORT_EVERY_MS = 2000
+
+
+class SpanExport:
+    """Makes the tracer of a process.
+
+    :param config: without ``tracing``, the tracer is that of the host's OpenTelemetry,
+        which does nothing unless somebody set it up.
+    :ivar tracer: for all of the process.
+    """
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._provider: TracerProvider | None = None
+        tracing = config.tracing
+        if tracing is None:
+            self.tracer = trace.get_tracer("synapse_replication", __version__)
+            return
+        # Of an extra, and slow to import.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )
+
+        _log_what_fails()
+        self._provider = provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(tracing.sample_ratio)),
+            resource=Resource.create(
+                {
+                    "service.name": tracing.service_name,
+                    "service.version": __version__,
+                    "service.namespace": config.server_name,
+                    "service.instance.id": config.instance_name,
+                }
+            ),
+            # We end it, in order.
+            shutdown_on_exit=False,
+        )
+        exporter = OTLPSpanExporter(
+            endpoint=tracing.endpoint,
+            headers=dict(tracing.headers),
+            timeout=EXPORT_TIMEOUT,
+        )
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_EVERY_MS)
+        )
+        self.tracer = provider.get_tracer("synapse_replication", __version__)
+
+    def stop(self, reactor: Any) -> Deferred[None] | None:
+        """Send what waits; fires when that is done, or failed."""
+        if self._provider is None:
+            return None
+        sent: Deferred[None] = deferToThreadPool(
+            reactor, reactor.getThreadPool(), self._provider.shutdown
+        )
+        return sent
+
+
+class _ToOurLog(logging.Handler):
+    """Takes what OpenTelemetry logs to where all is logged; what repeats, seldom."""
+
+    log = Logger("opentelemetry")
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._limit = RateLimit(REPEAT_AFTER, time.monotonic)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        left_out = self._limit.admit((record.name, record.msg))
+        if left_out is None:
+            return
+        level = LogLevel.error if record.levelno >= logging.ERROR else LogLevel.warn
+        text = "Cannot send spans: {text}"
+        if left_out:
+            text += " (and {left_out} more like it since the last such line)"
+        self.log.emit(level, text, text=record.getMessage(), left_out=left_out)
+
+
+def _log_what_fails() -> None:
+    theirs = logging.getLogger("opentelemetry")
+    if not any(isinstance(handler, _ToOurLog) for handler in theirs.handlers):
+        theirs.addHandler(_ToOurLog())
+        # Else Python writes it to stderr, past our log.
+        theirs.propagate = False
