@@ -1,0 +1,22 @@
+"""How far each writer got."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+__all__ = ["farthest_tokens"]
+
+
+def farthest_tokens(parts: DataFrame) -> DataFrame:
+    """Give the greatest token of each stream, table and writer, of those of its parts.
+
+    :param parts: ``stream``, ``table``, ``instance_name`` (null where the table does
+        not tell), ``token``.
+    :return: the same columns.
+    """
+    found = parts.select("stream", "table", "instance_name", "token")
+    farthest = found.groupBy("stream", "table", "instance_name").agg(
+        sf.max("token").alias("token")
+    )
+    return farthest.select("stream", "table", "instance_name", "token")
