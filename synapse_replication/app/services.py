@@ -163,7 +163,11 @@ class ProcessService(Service):
         if (close := getattr(sink, "close", None)) is not None:
             self._at_stop("closing the sink", close)
         host.set_sink(sink)
-        await StreamSetup(config, host, database, client, self._reactor).run(sink)
+        setup = StreamSetup(config, host, database, client, self._reactor)
+        await setup.run(sink)
+        if self._backlog is not None:
+            for name, token in setup.nothing_before.items():
+                self._backlog.of(name).pass_over(0, token)
         services = [service for make in make_modules if (service := make(host))]
         handler, extension = self._make_handler(client)
         self._watch_positions(handler)

@@ -69,6 +69,8 @@ class StreamSetup:
     :param database: ``None`` if the configuration needs none.
     :param client: asks writers for what they hold in memory.
     :param reactor: to come back from the database's threads.
+    :ivar nothing_before: of streams in the database that this process begins to write:
+        it has no row up to this token.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class StreamSetup:
         self._host = host
         self._database = database
         self._client = client
+        self.nothing_before: dict[str, int] = {}
         self._saved: Positions = {}
         #: Of the streams in the database, by name; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
@@ -104,6 +107,7 @@ class StreamSetup:
             self._host.streams.add(
                 stream, is_written_here=self._writes(stream.description.name)
             )
+            await self._look_before(stream)
             if saved_positions is not None:
                 await self._tell_beginning(stream, sink)
 
@@ -114,6 +118,22 @@ class StreamSetup:
         me = self._config.instance_name
         writers = dict.fromkeys(self._config.writers[name])
         return [writer for writer in writers if writer != me]
+
+    async def _look_before(self, stream: AdvancingStream) -> None:
+        """See whether this process has rows of a stream that it begins to write.
+
+        Readers that hear of a new writer ask for its rows from where they are. If
+        there are none, nobody needs to ask the database for them.
+        """
+        name, me = stream.description.name, self._config.instance_name
+        # Who wrote before is stored, and so is an earlier start that may have.
+        if not self._writes(name) or me in self._stored.get(name, {me: 0}):
+            return
+        token = stream.current_token(me)
+        if token > 0:
+            page = await stream.get_updates_since(me, 0, token)
+            if not page.updates and page.upto_token == token:
+                self.nothing_before[name] = token
 
     async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
         name = stream.description.name

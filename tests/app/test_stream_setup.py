@@ -120,6 +120,7 @@ class StreamSetupTests(TestCase):
         client = HttpCatchUpClient(agent, {}, None, self.clock)
         setup = StreamSetup(config, host, self.database, client, reactor)  # type: ignore[arg-type]
         await setup.run(sink)
+        self.nothing_before = setup.nothing_before
         return host
 
     def positions(self, host: StandaloneHost, *writers: str) -> list[int]:
@@ -190,6 +191,26 @@ class StreamSetupTests(TestCase):
         self.assertEqual(
             self.execute("SELECT stream_id, note FROM notes"), [(10, "hello")]
         )
+
+    async def test_takes_over(self) -> None:
+        """Who begins to write knows that it has no rows before; others claim nothing."""
+        self.store(a=7)
+        self.execute("SELECT setval('notes_seq', 7)")
+        self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {"notes": 7})
+        # Now it is stored that it writes: from here on it may have rows.
+        for name in ("b", "a", "reader"):
+            await self.set_up(SavingSink({}), name)
+            self.assertEqual(self.nothing_before, {}, name)
+
+    async def test_comes_back(self) -> None:
+        """Who wrote long ago, was removed and forgotten, has rows before."""
+        self.store(a=7)
+        self.execute("SELECT setval('notes_seq', 7)")
+        self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {})
 
     async def test_main_makes_the_table_and_others_wait(self) -> None:
         """Processes may start in any order: main makes the table of positions."""

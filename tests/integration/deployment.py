@@ -128,16 +128,22 @@ class DeploymentTestCase(SynchronousTestCase):
         return os.environ
 
     def start(
-        self, command: str, *own: dict[str, Any], options: tuple[str, ...] = ()
+        self,
+        command: str,
+        *own: dict[str, Any],
+        options: tuple[str, ...] = (),
+        name: str = "",
     ) -> subprocess.Popen[bytes]:
+        """Start a process; its files are called after ``name``, or its command."""
+        name = name or command
         arguments = [command, *options]
         for index, config in enumerate((self.shared, *own)):
-            path = self.folder / f"{command}.{index}.yaml"
+            path = self.folder / f"{name}.{index}.yaml"
             path.write_text(json.dumps(config))
             arguments += ["-c", str(path)]
         with (
-            (self.folder / f"{command}.out").open("ab") as out,
-            (self.folder / f"{command}.log").open("ab") as log,
+            (self.folder / f"{name}.out").open("ab") as out,
+            (self.folder / f"{name}.log").open("ab") as log,
         ):
             process = subprocess.Popen(
                 [sys.executable, "-m", "synapse_replication.app.cli", *arguments],

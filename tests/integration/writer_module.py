@@ -15,11 +15,11 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
 
     Token ``n`` has ``n % 3 + 1`` rows.
 
-    :param config: ``file``: it holds a number.
+    :param config: ``file``: it holds a number; ``after``: how many others wrote.
     """
     file = Path(config["file"])
     streams = host.streams.get_streams()
-    written = 0
+    written = config.get("after", 0)
 
     async def write() -> None:
         nonlocal written

@@ -1,0 +1,95 @@
+"""A stream's writer moves to another process; readers go on."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from tests.integration.deployment import (
+    DeploymentTestCase,
+    expected_rows,
+    get_over_socket,
+)
+
+_RESYNC = re.compile(
+    r"^synapse_replication_resyncs_total\{(.*)\} ([0-9.]+)$", re.MULTILINE
+)
+
+
+class PromotionTests(DeploymentTestCase):
+    """``notes`` and ``typing`` move from main to ``writer2``."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.metrics = self.folder / "metrics.sock"
+        self.worker["worker_listeners"] = [
+            {"type": "metrics", "path": str(self.metrics)}
+        ]
+        path = self.folder / "writer2.sock"
+        self.shared["instance_map"]["writer2"] = {"path": str(path)}
+        module = self.main["synapse_replication"]["modules"][0]
+        self.writer2: dict[str, Any] = {
+            "worker_name": "writer2",
+            "worker_listeners": [
+                {
+                    "type": "http",
+                    "path": str(path),
+                    "resources": [{"names": ["replication"]}],
+                }
+            ],
+            "synapse_replication": {
+                "modules": [
+                    {
+                        "module": module["module"],
+                        "config": module["config"] | {"after": 10},
+                    }
+                ]
+            },
+        }
+
+    def promote(self) -> None:
+        """Let the configuration say that writer2 writes both streams."""
+        self.shared = copy.deepcopy(self.shared)
+        self.shared["stream_writers"] = {"typing": "writer2"}
+        self.shared["synapse_replication"]["streams"][1]["writers"] = "writer2"
+        del self.main["synapse_replication"]["modules"]
+
+    def resyncs(self) -> dict[tuple[str, str], int]:
+        """Give what the reader counted, by stream and kind."""
+        found = {}
+        for labels, count in _RESYNC.findall(get_over_socket(self.metrics, "/metrics")):
+            named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            found[named["stream_name"], named["kind"]] = int(float(count))
+        return found
+
+    def test_readers_go_on(self) -> None:
+        """Readers that run get all rows, and ask the database for none of them."""
+        main = self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        before = self.resyncs()
+        self.assertEqual(self.stop(main), 0, self.log_of("main"))
+        self.promote()
+        self.start("main", self.main)
+        self.start("worker", self.writer2, name="writer2")
+        self.write_upto(20)
+        for stream in ("notes", "typing"):
+            self.wait_until(
+                f"20 tokens of {stream}",
+                lambda stream=stream: len(self.journal(stream)) >= 20,  # type: ignore[misc]
+            )
+        self.assertEqual(
+            [row for entry in self.journal("notes") for row in entry["rows"]],
+            expected_rows(20),
+        )
+        for stream in ("notes", "typing"):
+            writers = [entry["writer"] for entry in self.journal(stream)]
+            self.assertEqual(writers, ["master"] * 10 + ["writer2"] * 10, stream)
+        # One for the new writer of notes, from its memory; typing began at 0 and so
+        # did its readers.
+        found = self.resyncs()
+        self.assertEqual(found, before | {("notes", "partial"): 1})
+        self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
