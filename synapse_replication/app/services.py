@@ -123,6 +123,7 @@ class ProcessService(Service):
         self._backlog: Backlog | None = None
         if config.extension is not None:
             self._backlog = Backlog(_backlog_options(config.extension))
+            self._metrics.watch_backlog(self._backlog)
         self.started: Deferred[None] = Deferred()
         #: What to call when the process stops, the last one first.
         self._stops: list[tuple[str, Callable[[], Any]]] = []
@@ -323,6 +324,7 @@ class ProcessService(Service):
                 raise self._config_error(
                     "redis", str(error), "mend the file that it names"
                 ) from error
+            self._watch_buffers(link.buffers)
             self._at_stop("closing the Redis connections", link.stop)
 
     def _watch_positions(self, handler: ReplicationCommandHandler) -> None:

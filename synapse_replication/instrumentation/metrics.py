@@ -233,6 +233,16 @@ BACKLOG_MISSES = _counter(
     "stream_name",
     says="Pages of rows that a writer was asked for and did not have, or did not give.",
 )
+BACKLOG_ROWS = _gauge(
+    "synapse_replication_backlog_rows",
+    "stream_name",
+    says="Rows of this process that it has in memory for readers that missed them.",
+)
+BACKLOG_BYTES = _gauge(
+    "synapse_replication_backlog_bytes",
+    "stream_name",
+    says="Bytes of memory that these take, about.",
+)
 GAPS_FOUND = _counter(
     "synapse_replication_gaps_found",
     "stream_name",

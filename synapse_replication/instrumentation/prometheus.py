@@ -44,6 +44,7 @@ from synapse_replication.instrumentation.metrics import (
 )
 from synapse_replication.instrumentation.status import Condition
 from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.streams.backlog import StreamBacklog
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
 
@@ -67,6 +68,8 @@ _SCRAPED = {definition for definition, _ in _BUFFERS} | {
     metrics.LAG_POSITIONS,
     metrics.LAG_SECONDS,
     metrics.STALLED_SECONDS,
+    metrics.BACKLOG_ROWS,
+    metrics.BACKLOG_BYTES,
 }
 
 _COUNTED_COMMANDS = {
@@ -194,6 +197,7 @@ class PrometheusObserver(ReplicationObserver):
         self._greatest: dict[str, int] = {}
         self._status = status
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
+        self._backlog: Iterable[tuple[str, StreamBacklog]] = ()
         replication_metrics.scrape(server_name, self)
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
@@ -202,6 +206,10 @@ class PrometheusObserver(ReplicationObserver):
         :param source: gives one for each connection that is open now.
         """
         self._buffer_sources.append(source)
+
+    def watch_backlog(self, backlog: Iterable[tuple[str, StreamBacklog]]) -> None:
+        """Have the use of the streams' backlogs read at each scrape."""
+        self._backlog = backlog
 
     def read_gauges(self) -> dict[tuple[Any, ...], float]:
         """Give what is read at each scrape.
@@ -215,6 +223,9 @@ class PrometheusObserver(ReplicationObserver):
                 for definition, attribute in _BUFFERS:
                     key: tuple[Any, ...] = (definition, buffers.connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
+        for stream_name, backlog in self._backlog:
+            gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows
+            gauges[metrics.BACKLOG_BYTES, stream_name] = backlog.size
         if self._status is not None:
             for writer in self._status.snapshot().writers:
                 if writer.condition is Condition.WRITTEN_HERE:

@@ -8,7 +8,11 @@ from typing import Any
 
 from twisted.internet.defer import TimeoutError
 
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.buffers import read_buffers
+from synapse_replication.handlers.observer import (
+    ConnectionBuffers,
+    ReplicationObserver,
+)
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
@@ -112,6 +116,24 @@ class RedisReplicationLink:
                 self._master.connect(factory, CONNECT_TIMEOUT)
             else:
                 self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
+
+    def buffers(self) -> list[ConnectionBuffers]:
+        """Look how much waits in the buffers of each connection that is there."""
+        found = []
+        for factory in (self._outbound, self._inbound):
+            waiting = self.sender.waiting if factory is self._outbound else (0, 0)
+            for link in factory.links:
+                transport = read_buffers(link.transport)
+                found.append(
+                    ConnectionBuffers(
+                        factory.name,
+                        waiting[0],
+                        waiting[1] + transport.send,
+                        transport.kernel_send,
+                        transport.kernel_read,
+                    )
+                )
+        return found
 
     async def stop(self) -> None:
         """Have what was published acknowledged, then close both connections.

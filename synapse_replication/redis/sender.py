@@ -107,6 +107,11 @@ class RedisSender:
         return 0 if self._protocol is None else self._protocol.unacknowledged
 
     @property
+    def waiting(self) -> tuple[int, int]:
+        """How many lines wait for the transport, and their bytes."""
+        return sum(len(lines) for _, _, lines in self._pending), self._pending_bytes
+
+    @property
     def lost(self) -> int:
         """How many publishes were lost since the last announcement."""
         return self._lost

@@ -28,6 +28,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synapse_replication.buffers import read_buffers
 from synapse_replication.certificates import explain
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.extension import ExtensionHandler
@@ -40,7 +41,7 @@ from synapse_replication.handlers.observer import (
     ConnectionBuffers,
     ReplicationObserver,
 )
-from synapse_replication.tcp.transport import ReplicationTransport, read_buffers
+from synapse_replication.tcp.transport import ReplicationTransport
 from synapse_replication.wire.batching import ReceivedItem
 from synapse_replication.wire.commands import (
     Command,

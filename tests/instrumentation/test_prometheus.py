@@ -25,6 +25,7 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
 
 PROTOCOL = "synapse_replication_tcp_protocol_"
 
@@ -127,6 +128,9 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.external_cache_get("c", True, 0.1)
         observer.failure("work", error)
         self.counting.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
+        backlog = Backlog(BacklogOptions())
+        backlog.of("events").pass_over(1, 2)
+        self.counting.watch_backlog(backlog)
         self.clock.advance(60)
 
     def test_labels_made_up_by_peers_are_bounded(self) -> None:
@@ -215,6 +219,17 @@ class PrometheusObserverTests(SynchronousTestCase):
         )
         open_now.clear()
         self.assertIsNone(self.value(pending, name="w1"))
+
+    def test_backlogs_are_read_at_each_scrape(self) -> None:
+        """The gauges of backlogs show how much of each stream is kept now."""
+        backlog = Backlog(BacklogOptions(max_rows=2))
+        self.counting.watch_backlog(backlog)
+        rows = "synapse_replication_backlog_rows"
+        self.assertIsNone(self.value(rows, stream_name="events"))
+        backlog.of("events").add(1, [(2, [b"[1]"]), (3, [b"[2]"]), (4, [b"[3]"])])
+        self.assertEqual(self.value(rows, stream_name="events"), 2)
+        size = self.value("synapse_replication_backlog_bytes", stream_name="events")
+        self.assertEqual(size, backlog.of("events").size)
 
     def test_two_servers_share_a_registry(self) -> None:
         """Two servers in one process count apart, in valid exposition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
 from synapse_replication.redis.resp import PureReader, encode, encode_publishes
 from tests.redis.doubles import MemoryLink, rdata
@@ -252,3 +253,26 @@ class RedisSenderTests(SynchronousTestCase):
         self.turn()
         self.memory.say(0, b":1\r\n")
         self.assertEqual(self.sender.unacknowledged, 0)
+
+    def test_buffers(self) -> None:
+        """What waits for Redis is told of each connection, by its name."""
+        self.memory.establish()
+        self.assertEqual(
+            self.memory.link.buffers(),
+            [
+                ConnectionBuffers("redis_out", 0, 0, 0, 0),
+                ConnectionBuffers("redis", 0, 0, 0, 0),
+            ],
+        )
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        producer.pauseProducing()
+        self.publish_rows(1, 2)
+        self.turn()
+        size = len(rdata(1)) + len(rdata(2))
+        self.assertEqual(
+            self.memory.link.buffers()[0],
+            ConnectionBuffers("redis_out", 2, size, 0, 0),
+        )
+        self.memory.lose(1)
+        self.assertEqual(len(self.memory.link.buffers()), 1)

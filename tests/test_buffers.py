@@ -7,7 +7,7 @@ import socket
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.tcp.transport import TransportBuffers, read_buffers
+from synapse_replication.buffers import TransportBuffers, read_buffers
 
 
 class SocketTransport:

@@ -1,0 +1,169 @@
+"""What running processes export is what the reference says, and is true."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LABEL
+from tests.integration.deployment import DeploymentTestCase, get_over_socket
+
+#: Labels that Prometheus' own kinds of samples have.
+_OF_KIND = {"le"}
+
+#: How many values a label may have in this deployment, at most.
+_MOST_VALUES = 25
+
+
+class ExportsTests(DeploymentTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.places = {name: self.folder / f"{name}.m" for name in ("main", "worker")}
+        self.main["listeners"].append(
+            {"type": "metrics", "path": str(self.places["main"])}
+        )
+        self.worker["worker_listeners"] = [
+            {"type": "metrics", "path": str(self.places["worker"])}
+        ]
+
+    def families(self, name: str) -> dict[str, Any]:
+        """Scrape a process."""
+        text = get_over_socket(self.places[name], "/metrics")
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+    def value(self, process: str, metric: str, /, **labels: str) -> float:
+        """Give the sum of the samples with these labels."""
+        return sum(
+            float(sample.value)
+            for family in self.families(process).values()
+            for sample in family.samples
+            if sample.name == metric and labels.items() <= sample.labels.items()
+        )
+
+    def test_reference(self) -> None:
+        """Each process exports what the reference lists, all of it and nothing else,
+        with the labels that it names, and few values of each."""
+        self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        worker.kill()
+        worker.wait()
+        self.places["worker"].unlink()
+        self.write_upto(30)
+        self.wait_until_main_wrote(30)
+        self.start("worker", self.worker)
+        self.wait_for_rows(30)
+        reference = {metric.name: metric for metric in METRICS}
+        for process in self.places:
+            families = self.families(process)
+            # Of each counter and histogram, the time when it began.
+            created = {name for name in families if name.endswith("_created")}
+            self.assertEqual(families.keys() - created, reference.keys())
+            values: dict[tuple[str, str], set[str]] = {}
+            for name, metric in reference.items():
+                family = families[name]
+                self.assertEqual(family.type, metric.kind.value, name)
+                self.assertEqual(family.documentation, metric.documentation, name)
+                for sample in family.samples:
+                    self.assertEqual(
+                        sample.labels.keys() - _OF_KIND,
+                        {*metric.labels, SERVER_NAME_LABEL},
+                        sample.name,
+                    )
+                    for label, value in sample.labels.items():
+                        values.setdefault((name, label), set()).add(value)
+            for where, found in values.items():
+                self.assertLessEqual(len(found), _MOST_VALUES, (where, found))
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        """See that what happened was counted."""
+        rows = {"stream_name": "notes"}
+        self.assertGreater(
+            self.value("worker", "synapse_replication_catch_up_rows_total", **rows), 0
+        )
+        self.assertEqual(
+            self.value("worker", "synapse_replication_catch_up_seconds_count", **rows),
+            1,
+        )
+        self.assertEqual(
+            self.value(
+                "worker", "synapse_replication_resyncs_total", kind="partial", **rows
+            ),
+            1,
+        )
+        for link in ("redis", "redis_out"):
+            self.assertEqual(
+                self.value(
+                    "main", "synapse_replication_connections_made_total", name=link
+                ),
+                1,
+            )
+            self.assertIn(
+                link,
+                {
+                    sample.labels["name"]
+                    for sample in self.families("main")[
+                        "synapse_replication_tcp_protocol_transport_send_buffer"
+                    ].samples
+                },
+            )
+        # 30 tokens have 60 rows.
+        self.assertEqual(
+            self.value("main", "synapse_replication_backlog_rows", **rows), 60
+        )
+        self.assertGreater(
+            self.value(
+                "main", "synapse_replication_discarded_total", reason="own_echo"
+            ),
+            0,
+        )
+
+    def test_lag_is_the_age_of_the_write(self) -> None:
+        """Lag in s counts from when the writer wrote, as its heartbeats tell, not from
+        when a reader that was away heard of it."""
+        gate = self.folder / "gate"
+        self.worker["synapse_replication"]["row_sink"] = {
+            "module": "tests.integration.blocking_module.make_gated_journal",
+            "config": {"path": str(self.folder / "journal.jsonl"), "gate": str(gate)},
+        }
+        self.start("main", self.main)
+        worker = self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(3)
+        self.wait_for_rows(3)
+        worker.kill()
+        worker.wait()
+        self.places["worker"].unlink()
+        self.write_upto(6)
+        self.wait_until_main_wrote(6)
+        written = time.monotonic()
+        self.wait_until("the writes are old", lambda: time.monotonic() > written + 4)
+        gate.touch()
+        self.start("worker", self.worker)
+        started = time.monotonic()
+
+        def lag() -> float:
+            return self.value(
+                "worker", "synapse_replication_lag_seconds", stream_name="notes"
+            )
+
+        self.wait_until(
+            "lag of more than is known from here",
+            lambda: (
+                self.places["worker"].exists()
+                and lag() > time.monotonic() - started + 3
+            ),
+        )
+        self.assertLessEqual(lag(), time.monotonic() - written + 1)
+        behind = self.value(
+            "worker", "synapse_replication_lag_positions", stream_name="notes"
+        )
+        self.assertEqual(behind, 3)
+        gate.unlink()
+        self.wait_for_rows(6)
+        self.wait_until("no lag", lambda: lag() == 0)
