@@ -10,7 +10,32 @@ import attrs
 
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["RowQuery", "declared_query", "quote"]
+__all__ = ["RangeQuery", "RowQuery", "declared_query", "quote"]
+
+
+@attrs.frozen(kw_only=True)
+class RangeQuery:
+    """The parts of a query for all rows between two ids, of any writers.
+
+    :ivar table: the table with the ids.
+    :ivar alias: what the expressions call it.
+    :ivar joined: what is joined to it for the row, with ``JOIN`` in front.
+    :ivar id_column: the ids, below zero if ``negative``.
+    :ivar writer_column: the writers; ``None`` if the table does not tell.
+    :ivar row: an expression for the row, JSON text.
+    :ivar written_ms: the column with the time of writing, ms since the epoch;
+        ``None`` if the table has none. Older databases are without some of them.
+    :ivar negative: ids count down.
+    """
+
+    table: str
+    alias: str
+    joined: str = ""
+    id_column: str
+    writer_column: str | None
+    row: str
+    written_ms: str | None = None
+    negative: bool = False
 
 
 @attrs.frozen
@@ -19,6 +44,7 @@ class RowQuery:
 
     :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
         ``up_to`` (closed) and ``limit``.
+    :ivar range: the same without a limit, for readers of history.
     :ivar distinct: its table has several rows for one row of the stream.
     :ivar as_json: a record is a token and JSON text, a whole row, or ``NULL`` for
         none; else a token and the places of a row, which the driver has made values
@@ -26,6 +52,7 @@ class RowQuery:
     """
 
     sql: str
+    range: RangeQuery
     distinct: bool = False
     as_json: bool = False
 
@@ -54,6 +81,14 @@ def declared_query(declaration: TableStream) -> RowQuery:
         ORDER BY {order}
         FETCH FIRST %(limit)s ROWS WITH TIES
         """,
+        RangeQuery(
+            table=declaration.table,
+            alias="kept",
+            id_column=declaration.id_column,
+            writer_column=declaration.writer_column,
+            row=f"json_build_array({columns})::text",
+            negative=declaration.negative,
+        ),
         as_json=True,
     )
 

@@ -20,28 +20,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.storage.row_queries import RangeQuery, RowQuery
 
 __all__ = ["STANDARD_QUERIES"]
 
 
+_OF_WRITER = "instance_name = %(instance_name)s"
+
+# account_data's tables have an instance_name that nothing fills in: with several
+# writers, the rows of all of them are given for each.
+_OF_ANYBODY = "%(instance_name)s IS NOT NULL"
+
+
 def _query(
     columns: str,
-    tables: str,
+    table: str,
     id_column: str = "stream_id",
-    writer: str = "instance_name = %(instance_name)s",
+    writer: str = _OF_WRITER,
     *,
     distinct: bool = False,
+    written_ms: str | None = None,
 ) -> RowQuery:
     return RowQuery(
         f"""
         SELECT {id_column}, {columns}
-        FROM {tables}
+        FROM {table}
         WHERE {writer}
           AND {id_column} > %(after)s AND {id_column} <= %(up_to)s
         ORDER BY {id_column}
         FETCH FIRST %(limit)s ROWS WITH TIES
         """,
+        RangeQuery(
+            table=table,
+            alias="kept",
+            id_column=id_column,
+            writer_column="instance_name" if writer is _OF_WRITER else None,
+            row=f"json_build_array({columns})::text",
+            written_ms=written_ms,
+        ),
         distinct,
     )
 
@@ -51,6 +67,14 @@ _EVENT = (
     f"'ev', json_build_array({_BACKFILLED}, m.membership, "
     "x.event_id IS NOT NULL, e.outlier)"
 )
+
+
+_ABOUT_EVENT = """
+        LEFT JOIN state_events AS s ON s.event_id = e.event_id
+        LEFT JOIN redactions AS r ON r.event_id = e.event_id
+        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
+        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
+        LEFT JOIN rejections AS x ON x.event_id = e.event_id"""
 
 
 def _event_query(
@@ -69,6 +93,7 @@ def _event_query(
     else:
         token, order = id_column, id_column
         bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    alias = "e" if table == "events" else "page"
     return RowQuery(
         f"""
         SELECT page.token,
@@ -82,20 +107,25 @@ def _event_query(
             FETCH FIRST %(limit)s ROWS WITH TIES
         ) AS page
         LEFT JOIN events AS e ON e.event_id = page.event_id
-        LEFT JOIN state_events AS s ON s.event_id = e.event_id
-        LEFT JOIN redactions AS r ON r.event_id = e.event_id
-        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
-        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
-        LEFT JOIN rejections AS x ON x.event_id = e.event_id
+        {_ABOUT_EVENT}
         ORDER BY page.token
         """,
+        RangeQuery(
+            table=table,
+            alias=alias,
+            joined=_ABOUT_EVENT
+            if table == "events"
+            else f"JOIN events AS e ON e.event_id = page.event_id {_ABOUT_EVENT}",
+            id_column=id_column,
+            writer_column="instance_name",
+            row=f"json_build_array({columns})::text",
+            # When an outlier became none is not kept.
+            written_ms="received_ts" if table == "events" else None,
+            negative=negative,
+        ),
         as_json=True,
     )
 
-
-# account_data's tables have an instance_name that nothing fills in: with several
-# writers, the rows of all of them are given for each.
-_OF_ANYBODY = "%(instance_name)s IS NOT NULL"
 
 #: From the name of a stream on the wire to the queries for its rows. Within a
 #: token, the rows of an earlier query come first.
@@ -140,6 +170,7 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
             _query(
                 "cache_func, keys, invalidation_ts",
                 "cache_invalidation_stream_by_instance",
+                written_ms="invalidation_ts",
             ),
         ),
         "device_lists": (
@@ -149,15 +180,24 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
                 "user_id, FALSE, FALSE",
                 "device_lists_changes_in_room",
                 distinct=True,
+                written_ms="inserted_ts",
             ),
             _query("from_user_id, TRUE, FALSE", "user_signature_stream"),
             _query(
-                "user_id, FALSE, TRUE", "device_lists_outbound_pokes", distinct=True
+                "user_id, FALSE, TRUE",
+                "device_lists_outbound_pokes",
+                distinct=True,
+                written_ms="ts",
             ),
         ),
         "to_device": (
             _query("user_id", "device_inbox", distinct=True),
-            _query("destination", "device_federation_outbox", distinct=True),
+            _query(
+                "destination",
+                "device_federation_outbox",
+                distinct=True,
+                written_ms="queued_ts",
+            ),
         ),
         "account_data": (
             _query(
@@ -177,7 +217,11 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
             ),
         ),
         "profile_updates": (
-            _query("user_id, action, affected_fields", "profile_updates"),
+            _query(
+                "user_id, action, affected_fields",
+                "profile_updates",
+                written_ms="inserted_ts",
+            ),
         ),
         "sticky_events": (_query("room_id, event_id", "sticky_events"),),
         "thread_subscriptions": (

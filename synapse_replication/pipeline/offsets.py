@@ -1,0 +1,225 @@
+"""How far each stream has been read: vector clocks, and their arithmetic.
+
+An offset names every writer that was known when it was made, also one that stands
+behind the others; whoever is not named stands at the minimum. So a writer that is
+slow, or has not written yet, is waited for by name, and nothing of it is passed
+over. Pure: no database, no Spark. Spec, section 1; docs/pipeline.rst, "Offsets".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.streams.tokens import MultiWriterStreamToken
+
+__all__ = ["Span", "StreamOffset", "offsets_from_json", "offsets_to_json", "spans"]
+
+_MAX_ID = 2**63 - 1
+
+
+def _freeze(writers: Mapping[str, int]) -> Mapping[str, int]:
+    return MappingProxyType(dict(sorted(writers.items())))
+
+
+@attrs.frozen
+class StreamOffset:
+    """Up to where each writer of a stream has been read.
+
+    Other than a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`,
+    it also keeps writers that are at the minimum or behind it.
+
+    :ivar minimum: where everybody is who is not in ``writers``; also rows of tables
+        that do not tell their writer.
+    :ivar writers: where known writers are.
+    """
+
+    minimum: int = 0
+    writers: Mapping[str, int] = attrs.field(
+        factory=dict, converter=_freeze, hash=False
+    )
+
+    def __reduce__(self) -> tuple[type, tuple[int, dict[str, int]]]:
+        return type(self), (self.minimum, dict(self.writers))
+
+    @classmethod
+    def of_token(cls, token: MultiWriterStreamToken) -> StreamOffset:
+        """Take a token."""
+        return cls(token.stream, token.instance_map)
+
+    @property
+    def furthest(self) -> int:
+        """The greatest position of any writer."""
+        return max(self.minimum, *self.writers.values(), 0)
+
+    def position(self, writer: str) -> int:
+        """Where a writer is."""
+        return self.writers.get(writer, self.minimum)
+
+    def advance(self, other: StreamOffset) -> StreamOffset:
+        """Give the least offset that covers what either covers."""
+        return StreamOffset(
+            max(self.minimum, other.minimum),
+            {
+                writer: max(self.position(writer), other.position(writer))
+                for writer in {*self.writers, *other.writers}
+            },
+        )
+
+    def retreat(self, other: StreamOffset) -> StreamOffset:
+        """Give the greatest offset that covers what both cover."""
+        return StreamOffset(
+            min(self.minimum, other.minimum),
+            {
+                writer: min(self.position(writer), other.position(writer))
+                for writer in {*self.writers, *other.writers}
+            },
+        )
+
+    def towards(self, target: StreamOffset, read_upto: int) -> StreamOffset:
+        """Give the offset after some of the rows between this and ``target``.
+
+        :param target: at or after this.
+        :param read_upto: all rows between the two whose id is at or below it were
+            read, of every writer.
+        """
+        bounded = StreamOffset(
+            min(target.minimum, read_upto),
+            {w: min(p, read_upto) for w, p in target.writers.items()},
+        )
+        return self.advance(bounded)
+
+    def covers(self, writer: str, token: int) -> bool:
+        """Tell whether a row is covered."""
+        return token <= self.position(writer)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the JSON value, with sorted keys."""
+        return {"minimum": self.minimum, "writers": dict(self.writers)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> StreamOffset:
+        """Read a JSON value; a number is a minimum alone.
+
+        :raises PipelineError: it is none.
+        """
+        if _is_id(value):
+            return cls(value)
+        if (
+            isinstance(value, dict)
+            and value.keys() <= {"minimum", "writers"}
+            and _is_id(value.get("minimum", 0))
+            and isinstance(value.get("writers", {}), dict)
+            and all(map(_is_id, value.get("writers", {}).values()))
+        ):
+            return cls(value.get("minimum", 0), value.get("writers", {}))
+        raise PipelineError(
+            f"{excerpt(json.dumps(value))} is no position of a stream; write a number, "
+            'or {"minimum": 5, "writers": {"master": 7}}, all of 0 or more'
+        )
+
+
+def _is_id(value: Any) -> bool:
+    return (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID
+    )
+
+
+def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
+    """Give the JSON value of the offsets of streams.
+
+    Spark compares offsets as text: keys are sorted.
+    """
+    return {name: offsets[name].to_json() for name in sorted(offsets)}
+
+
+def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
+    """Read what :func:`offsets_to_json` gave.
+
+    :raises PipelineError: it is none; the text says what to write.
+    """
+    if not isinstance(value, dict):
+        raise PipelineError(
+            f"{excerpt(json.dumps(value))} is no offset; write a JSON object from "
+            "stream to position"
+        )
+    offsets = {}
+    for name, position in value.items():
+        try:
+            offsets[name] = StreamOffset.from_json(position)
+        except PipelineError as error:
+            raise PipelineError(f"stream {excerpt(name)}: {error}") from error
+    return offsets
+
+
+@attrs.frozen
+class Span:
+    """Rows of some writers between two ids.
+
+    :ivar low: open.
+    :ivar high: closed.
+    :ivar writers: whose rows.
+    :ivar others: the rows of everybody who is not in ``known``, too.
+    :ivar nameless: rows that do not tell their writer, too.
+    :ivar known: all writers that are told apart.
+    """
+
+    low: int
+    high: int
+    writers: tuple[str, ...]
+    others: bool
+    nameless: bool
+    known: tuple[str, ...]
+
+    def only(self, writers: Collection[str], *, nameless: bool) -> Span:
+        """Leave out all writers but these.
+
+        :param nameless: rows that do not tell their writer are theirs.
+        """
+        return attrs.evolve(
+            self,
+            writers=tuple(w for w in self.writers if w in writers),
+            others=False,
+            nameless=self.nameless and nameless,
+        )
+
+
+def spans(start: StreamOffset, end: StreamOffset) -> list[Span]:
+    """Cut what lies between two offsets where the set of writers changes.
+
+    Together the spans hold each row that ``end`` covers and ``start`` does not,
+    once. They are in ascending order.
+    """
+    known = tuple(sorted({*start.writers, *end.writers}))
+    ranges = {w: (start.position(w), end.position(w)) for w in known}
+    cuts = sorted(
+        {
+            start.minimum,
+            end.minimum,
+            *(cut for low_high in ranges.values() for cut in low_high),
+        }
+    )
+    found: list[Span] = []
+    for low, high in itertools.pairwise(cuts):
+        writers = tuple(
+            w for w in known if ranges[w][0] <= low and high <= ranges[w][1]
+        )
+        others = start.minimum <= low and high <= end.minimum
+        if not writers and not others:
+            continue
+        previous = found[-1] if found else None
+        if (
+            previous is not None
+            and previous.high == low
+            and (previous.writers, previous.others) == (writers, others)
+        ):
+            found[-1] = attrs.evolve(previous, high=high)
+        else:
+            found.append(Span(low, high, writers, others, others, known))
+    return found
