@@ -10,15 +10,15 @@ not. So the rule is that after publishes were lost (not acknowledged when the
 connection ended, or not accepted since), the *first* thing on the next
 connection is what ``on_lost`` sends: our positions, from which readers see what
 they miss and fetch it. Therefore rows and positions are not kept while there is
-no connection; that announcement covers them. Other commands are kept, up to a
-bound.
+no connection; that announcement covers them. Other commands, which nothing else
+brings, are kept up to a bound, and those that were not acknowledged are published
+again, in order: each says how something is now, so that twice does no harm, and all
+about one thing come from one process.
 
-Rejected: sending again what was not acknowledged. It may have arrived, and
-would be out of order behind what other processes sent since. REPLICATE is the
-exception: asked twice, it does no harm; never asked, a process that came up on a
-half-open connection would not hear of those who have nothing to say.
+Rejected: publishing rows again that were not acknowledged. They may have arrived, and
+would be out of order behind what other processes sent since.
 
-Spec, section 4; cases C2, C14 and the first of "the four that matter most".
+Spec, section 4; cases C2, C12, C14 and the first of "the four that matter most".
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from zope.interface import implementer
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
-from synapse_replication.wire.commands import ReplicateCommand
 
 __all__ = ["RedisSender", "RedisSenderProtocol", "SenderFactory"]
 
@@ -44,6 +43,7 @@ _RECOVERABLE = frozenset({"RDATA", "POSITION"})
 #: The name under which messages of the extension are counted. What there is to say
 #: when the connection is back is said then, so they are not kept either.
 EXTENSION = "EXTENSION"
+_NOT_KEPT = _RECOVERABLE | {EXTENSION}
 #: How much may wait for Redis to read, in bytes of lines, before it is given up.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 #: How many commands other than rows and positions wait for a connection.
@@ -90,10 +90,10 @@ class RedisSender:
         self._paused = False
         self._kept: deque[tuple[str, bytes, bytes]] = deque()
         self._lost = 0
-        # How many publishes were written on this connection; and the newest
-        # REPLICATE of them, with how many there were then.
+        # How many publishes were written on this connection; and those of them that
+        # would be published again, with how many there were after each.
         self._written = 0
-        self._asked: tuple[int, _Pending] | None = None
+        self._unanswered: deque[tuple[int, _Pending]] = deque()
         self._waiters: list[Deferred[None]] = []
         self.receivers: int | None = None
 
@@ -146,9 +146,15 @@ class RedisSender:
         counts: dict[str, int] = {}
         for command_name, channel, lines in pending:
             data += encode_publishes(channel, lines)
-            if command_name == ReplicateCommand.NAME:
-                self._asked = self._written + len(data), (command_name, channel, lines)
+            if command_name not in _NOT_KEPT:
+                self._unanswered.append(
+                    (self._written + len(data), (command_name, channel, lines))
+                )
             counts[command_name] = counts.get(command_name, 0) + len(lines)
+        acknowledged = self._written - protocol.unacknowledged
+        waiting = self._unanswered
+        while waiting and (waiting[0][0] <= acknowledged or len(waiting) > MAX_KEPT):
+            waiting.popleft()
         self._written += len(data)
         protocol.write_publishes(data)
         for command_name, count in counts.items():
@@ -169,6 +175,10 @@ class RedisSender:
         self._kept.extend((command_name, channel, line) for line in lines[:room])
         if len(lines) > room:
             self._lost += len(lines) - room
+            self._observer.failure(
+                f"keeping {command_name} until it can be published",
+                BufferError(f"{MAX_KEPT} commands wait already; it was dropped"),
+            )
 
     def drained(self) -> Deferred[None]:
         """Fire when all that was published was acknowledged, or is lost."""
@@ -218,9 +228,10 @@ class RedisSender:
             self._flush_call = None
         self._lost += unacknowledged
         acknowledged, self._written = self._written - unacknowledged, 0
-        asked, self._asked = self._asked, None
-        if asked is not None and asked[0] > acknowledged:
-            self._keep(*asked[1])
+        unanswered, self._unanswered = self._unanswered, deque()
+        for end, (command_name, channel, lines) in unanswered:
+            if end > acknowledged:
+                self._keep(command_name, channel, lines[-(end - acknowledged) :])
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         for command_name, channel, lines in pending:
             self._keep(command_name, channel, lines)

@@ -147,34 +147,55 @@ class RedisSenderTests(SynchronousTestCase):
         self.turn()
         self.assertEqual(self.written, [encode(b"PING")])
 
-    def test_asked_again(self) -> None:
-        """C1: a REPLICATE that was not acknowledged is asked again, others not."""
-        self.memory.establish()
-        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
-        self.sender.publish("PING", "hs", [b"PING 1"])
-        self.turn()
+    def lose_and_connect(self) -> bytes:
+        """Give what is published on the next connection."""
         self.memory.lose(0)
         transport = self.memory.connect(0)
         self.memory.say(0, b"+PONG\r\n")
         self.turn()
-        self.assertEqual(
-            transport.take()[-1],
-            b"".join(encode_publishes(b"hs", [_POSITION, b"REPLICATE"])),
-        )
+        return b"".join(transport.take()[1:])
 
-    def test_not_asked_again(self) -> None:
-        """A REPLICATE that was acknowledged is not asked again."""
+    def test_published_again(self) -> None:
+        """C12: commands that nothing else brings are published until acknowledged."""
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
-        self.sender.publish("PING", "hs", [b"PING 1"])
+        self.publish_rows(1)
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1", b"USER_SYNC 2"])
+        self.turn()
+        self.sender.publish("EXTENSION", "hs/replication_ext", [b"{}"])
+        self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
+        self.turn()
+        # REPLICATE, the row and the first of the users.
+        self.memory.say(0, b":2\r\n" * 3)
+        again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
+        again += encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
+        self.assertEqual(self.lose_and_connect(), b"".join(again))
+        # Nor were they acknowledged now.
+        self.assertEqual(self.lose_and_connect(), b"".join(again))
+        self.memory.say(0, b":2\r\n" * 3)
+        self.assertEqual(self.lose_and_connect(), b"")
+
+    def test_not_published_again(self) -> None:
+        """C1: what was acknowledged is not, however much was not."""
+        self.memory.establish()
+        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
+        self.publish_rows(1)
         self.turn()
         self.memory.say(0, b":2\r\n")
-        self.memory.lose(0)
-        transport = self.memory.connect(0)
-        self.memory.say(0, b"+PONG\r\n")
-        self.turn()
         self.assertEqual(
-            transport.take()[-1], b"".join(encode_publishes(b"hs", [_POSITION]))
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", [_POSITION]))
+        )
+
+    def test_unanswered_is_bounded(self) -> None:
+        """While nothing is acknowledged, a bounded number of commands is remembered."""
+        self.patch(sender_module, "MAX_KEPT", 3)
+        self.memory.establish()
+        for number in range(6):
+            self.sender.publish("PING", "hs", [b"PING %d" % number])
+            self.turn()
+        again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
         )
 
     def test_announcing_fails(self) -> None:
@@ -202,6 +223,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)
         self.assertEqual(self.sender.lost, 7)
+        self.assertIn("keeping REMOTE_SERVER_UP", str(self.memory.events.all))
         self.memory.transports[0].take()
         self.memory.say(0, b"+PONG\r\n")
         self.turn()
