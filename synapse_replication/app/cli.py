@@ -35,6 +35,7 @@ _ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "positions": ("synapse_replication.app.positions_cli", "positions"),
         "status": ("synapse_replication.app.status_cli", "status_command"),
         "exec": ("synapse_replication.dropin.launcher", "exec_command"),
+        "record": ("synapse_replication.app.recorder", "record_command"),
         "replay": ("synapse_replication.app.replay", "replay"),
         "pipeline": ("synapse_replication.app.pipeline_cli", "pipeline"),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from twisted.application.service import Service
@@ -34,7 +34,14 @@ from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.batching import ReceivedItem
 
-__all__ = ["DirectTcpOnlooker", "Follower", "Output", "RedisOnlooker", "make_follower"]
+__all__ = [
+    "DirectTcpOnlooker",
+    "Follower",
+    "Output",
+    "RedisOnlooker",
+    "make_follower",
+    "make_links",
+]
 
 #: What is called for each line: ``(channel, line)``.
 Tap = Callable[[str, bytes], None]
@@ -264,7 +271,6 @@ def make_follower(
     :raises ConfigError: the way to the deployment cannot be used.
     """
     out = out or sys.stdout
-    clock = ReactorClock(reactor)
     gone = False
 
     def end(error: OSError | None) -> None:
@@ -288,20 +294,32 @@ def make_follower(
         if not gone:
             out.flush()
 
+    start, stop = make_links(config, reactor, "follow", follow.see, observer)
+    follower = Follower(start, stop, at_end)
+    return follower
+
+
+def make_links(
+    config: ProcessConfig,
+    reactor: Any,
+    name: str,
+    tap: Tap,
+    observer: ReplicationObserver,
+) -> tuple[Callable[[], object], Callable[[], Awaitable[object]]]:
+    """Wire the links of who looks on: what starts them, and what stops them.
+
+    :param name: who it is, for the server of direct TCP.
+    :raises ConfigError: the way to the deployment cannot be used.
+    """
     if config.redis is not None:
         link = RedisOnlooker(
-            reactor,
-            redis_options(config.redis),
-            config.server_name,
-            follow.see,
-            observer,
+            reactor, redis_options(config.redis), config.server_name, tap, observer
         )
-        follower = Follower(link.start, link.stop, at_end)
-        return follower
+        return link.start, link.stop
     onlookers = [
         (
             DirectTcpOnlooker(
-                "follow", config.server_name, clock, follow.see, observer
+                name, config.server_name, ReactorClock(reactor), tap, observer
             ),
             client_endpoint(reactor, description, config.files, config.tls),
         )
@@ -316,5 +334,4 @@ def make_follower(
         for onlooker, _ in onlookers:
             await onlooker.stop()
 
-    follower = Follower(start, stop, at_end)
-    return follower
+    return start, stop
