@@ -174,6 +174,7 @@ class _Connection:
 
     name = "recording"
     relays = False
+    is_behind = False
 
     def send_command(self, command: Command) -> None:
         """Do nothing."""

@@ -56,6 +56,7 @@ class ForeignConnection:
     """
 
     relays = False
+    is_behind = False
 
     def __init__(self, original: Any) -> None:
         self.name = type(original).__name__

@@ -127,6 +127,9 @@ class _ForeignSender:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
+    is_paused = False
+    unacknowledged = 0
+
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines; what becomes of them is the connection's affair."""
         for line in lines:

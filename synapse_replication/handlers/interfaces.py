@@ -297,6 +297,14 @@ class ReplicationConnection(Protocol):
         """
         ...
 
+    @property
+    def is_behind(self) -> bool:
+        """Much of what was sent has not been taken: long pages of rows had better wait.
+
+        Never because of a single peer, which must not hold up the others.
+        """
+        ...
+
     def pause_producing(self) -> None:
         """Read no more for now: a queue of ours is full."""
         ...

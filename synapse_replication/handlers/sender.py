@@ -98,6 +98,10 @@ class CommandSender:
         """Tell whether there is anybody to send to."""
         return bool(self._links)
 
+    def is_behind(self) -> bool:
+        """Tell whether what is sent now would only wait behind what was sent."""
+        return any(connection.is_behind for connection in self._links)
+
     def get_streams_to_replicate(self) -> Sequence[Stream]:
         """Give the streams that this process writes."""
         return self._host.streams.get_streams_to_replicate()

@@ -3,7 +3,8 @@
 Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
 makes it run again. The loop goes round the streams that this process writes, one
 page of rows each, until none has more: a stream with many rows waiting delays
-nobody by more than its page.
+nobody by more than its page. While a link has not taken what was sent, such a stream
+waits, so that what the others say does not stand behind all of its rows.
 
 What is announced comes from one reading of the stream's own token, taken *before*
 the rows are fetched: every row of ours at or below it is committed and in the
@@ -35,6 +36,8 @@ from synapse_replication.streams.stream import JsonValue, Stream
 __all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
 
 _DESCRIPTION = "replication_streamer"
+#: s until a link that is behind is looked at again.
+_BEHIND_PAUSE = 0.002
 
 
 class RandomSource(Protocol):
@@ -135,9 +138,12 @@ class ReplicationStreamer:
                 while self._poked or unfinished:
                     streams = list(self._streams) if self._poked else unfinished
                     self._poked = False
-                    unfinished = await self._send_round(streams)
+                    held_up = unfinished if self._handler.is_behind() else []
+                    unfinished = held_up + await self._send_round(
+                        [stream for stream in streams if stream not in held_up]
+                    )
                     if unfinished:
-                        await self._host.clock.sleep(0)
+                        await self._host.clock.sleep(_BEHIND_PAUSE if held_up else 0)
         finally:
             self._running = False
 

@@ -112,6 +112,11 @@ class RedisSender:
         return sum(len(lines) for _, _, lines in self._pending), self._pending_bytes
 
     @property
+    def is_paused(self) -> bool:
+        """Whether the transport's buffer is full, so that what is published waits."""
+        return self._paused
+
+    @property
     def lost(self) -> int:
         """How many publishes were lost since the last announcement."""
         return self._lost

@@ -48,6 +48,8 @@ __all__ = [
 MAX_LINE_LENGTH = 1024 * 1024
 #: Commands that are published on a channel of their own, and its suffix.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
+#: So many publishes that Redis has not answered are a few ms of its work, at most.
+_MUCH_UNANSWERED = 5_000
 
 
 class ConnectionHandler(Protocol):
@@ -239,6 +241,12 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             timer.cancel()
 
     # -- ReplicationConnection ------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Redis has not taken what was published: more would only wait there."""
+        sender = self.factory.sender
+        return sender.is_paused or sender.unacknowledged >= _MUCH_UNANSWERED
 
     def send_command(self, command: Command) -> None:
         """Publish one command.

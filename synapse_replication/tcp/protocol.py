@@ -95,6 +95,8 @@ class BaseReplicationStreamProtocol(Protocol):
 
     role: ClassVar[Role]
     relays: bool
+    #: One peer that reads slowly holds up nobody; in the end it is closed.
+    is_behind = False
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class MemoryConnection:
     :ivar sent: the lines, as text, in order.
     :ivar writes: how many lines each call to ``send_lines`` had.
     :ivar closed_with: the texts given to ``close_with_error``.
+    :ivar is_behind: long pages are to wait.
     :ivar is_paused: whether it was asked to read no more.
     :ivar broken: if set, what every sending raises.
     """
@@ -75,6 +76,7 @@ class MemoryConnection:
         self.writes: list[int] = []
         self.closed_with: list[str] = []
         self.is_paused = False
+        self.is_behind = False
         self.broken: Exception | None = None
 
     def send_command(self, command: Command) -> None:

@@ -208,6 +208,30 @@ class ReplicationStreamerTests(SynchronousTestCase):
             self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
         )
 
+    def test_a_link_that_is_behind(self) -> None:
+        """
+        While a link has not taken what was sent, a stream with many rows waits, and
+        the others go on; then it goes on too.
+        """
+        self.build(StreamerOptions(max_rows=2))
+        self.events.page_rows = 3
+        for token in range(1, 8):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.assertEqual(len(self.connection.take()), 2)
+        self.connection.is_behind = True
+        self.host.reactor.pump([0.01] * 5)
+        self.assertEqual(self.connection.take(), [])
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.host.reactor.advance(0.01)
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
+        self.connection.is_behind = False
+        self.host.reactor.pump([0.01] * 3)
+        self.assertEqual(
+            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+        )
+
     def test_a_source_that_fails(self) -> None:
         """Rows that could not be fetched are sent a second later, once."""
         self.events.is_held = True

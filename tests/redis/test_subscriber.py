@@ -62,6 +62,22 @@ class RedisSubscriberTests(SynchronousTestCase):
             memory.transports[0].take(), [encode(b"PUBLISH", b"hs", b"REPLICATE ")]
         )
 
+    def test_behind(self) -> None:
+        """It is behind while thousands of publishes are unanswered, or none is taken."""
+        memory = MemoryLink()
+        memory.establish()
+        subscriber = memory.protocols[1]
+        self.assertFalse(subscriber.is_behind)
+        subscriber.send_lines("RDATA", [rdata(n) for n in range(6_000)])
+        memory.reactor.advance(0)
+        self.assertTrue(subscriber.is_behind)
+        memory.say(0, b":1\r\n" * 2_000)
+        self.assertFalse(subscriber.is_behind)
+        memory.link.sender.pause()
+        self.assertTrue(subscriber.is_behind)
+        memory.link.sender.resume()
+        self.assertFalse(subscriber.is_behind)
+
     def test_chunks(self) -> None:
         """Messages that arrive together are handed on together, by both readers."""
         for reader_factory in (new_reader, PureReader):
