@@ -30,6 +30,9 @@ __all__ = ["FaultDeployment", "Needs", "SmallDiskPostgres", "count_catch_ups"]
 #: Of the disk that is filled, in MB; a new database takes about 50.
 DISK_SIZE = 160
 
+#: Whose link to the proxied process goes through the proxy, over direct TCP.
+PROXIED_WRITER = "event_writer1"
+
 _CATCH_UPS = re.compile(
     r"^synapse_replication_catch_up_seconds_count(?:{[^}]*})? ([0-9.e+]+)$",
     re.MULTILINE,
@@ -40,11 +43,14 @@ _CATCH_UPS = re.compile(
 class Needs:
     """What a scenario wants of its deployment.
 
-    :ivar proxied: the process whose link to Redis may be cut; none if empty.
+    :ivar proxied: the process whose link may be cut, to Redis or, over direct TCP, to
+        the first writer of events; none if empty.
+    :ivar direct_tcp: there is no Redis: processes connect to one another.
     :ivar small_disk: PostgreSQL has a disk of its own that can be filled.
     """
 
     proxied: str = ""
+    direct_tcp: bool = False
     small_disk: bool = False
 
 
@@ -105,7 +111,7 @@ class SmallDiskPostgres(PrivatePostgres):
 class FaultDeployment(Deployment):
     """A deployment under a steady load.
 
-    :param plan: its recording and rate count.
+    :param plan: its recording, rate and use of Redis count.
     :param needs: of the scenario.
     :param skip: how many writes of the script are left out.
     """
@@ -171,9 +177,9 @@ class FaultDeployment(Deployment):
     def _own_config(self, name: str) -> dict[str, Any]:
         config = super()._own_config(name)
         for listener in config.get("worker_listeners") or config["listeners"]:
-            listener["resources"][0]["names"].append("metrics")
-        if name == self._needs.proxied:
-            assert self.redis is not None
+            if "resources" in listener:
+                listener["resources"][0]["names"].append("metrics")
+        if name == self._needs.proxied and self.redis is not None:
             self.proxy = LinkProxy((self.redis.host, self.redis.port))
             config["redis"] = {
                 "enabled": True,
@@ -181,6 +187,17 @@ class FaultDeployment(Deployment):
                 "port": self.proxy.port,
             }
         return config
+
+    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
+        section = dict(super()._direct_tcp(name))
+        if name == self._needs.proxied:
+            port = self._tcp_ports[PROXIED_WRITER]
+            self.proxy = LinkProxy(("127.0.0.1", port))
+            section["connect"] = [
+                address.replace(f":{port}", f":{self.proxy.port}")
+                for address in section["connect"]
+            ]
+        return section
 
     def _writer_module(self, name: str) -> Mapping[str, Any]:
         return {

@@ -145,7 +145,8 @@ def run_scenario(
     if reason := scenario.why_left_out():
         return Result(scenario.name, left_out=reason)
     chance = random.Random(f"{settings.seed} {scenario.name}")
-    plan = Plan(settings.recording, 0, settings.rate, use_redis=True)
+    use_redis = not scenario.needs.direct_tcp
+    plan = Plan(settings.recording, 0, settings.rate, use_redis=use_redis)
     deployment = FaultDeployment(plan, scenario.needs, chance.randrange(MOST_SKIPPED))
     try:
         result = _Course(deployment, scenario, chance).run()

@@ -29,8 +29,13 @@ CUT = (6.0, 9.0)
 #: A long time, in s: a link that says nothing is found dead within 60.
 LONG = (62.0, 66.0)
 
+#: The same over direct TCP, in s: there it is found dead within 25.
+TCP_LONG = (27.0, 30.0)
+
 WRITER_PROXIED = Needs(proxied="event_writer1")
 READER_PROXIED = Needs(proxied="reader1")
+TCP = Needs(direct_tcp=True)
+TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
 
 Fault = Callable[[FaultDeployment, random.Random], None]
 
@@ -68,12 +73,12 @@ def _kill(name: str) -> Fault:
     return cause
 
 
-def _freeze(name: str) -> Fault:
+def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
     def cause(deployment: FaultDeployment, chance: random.Random) -> None:
         process = deployment.processes[name]
         process.freeze()
         try:
-            _stay_away(chance, CUT)
+            _stay_away(chance, between)
         finally:
             process.thaw()
 
@@ -148,8 +153,19 @@ SCENARIOS = {
         Scenario("postgres-killed", _kill_postgres),
         Scenario("publishes-cut", _cut(Cut.PUBLISHES, CUT), WRITER_PROXIED),
         Scenario("publishes-cut-long", _cut(Cut.PUBLISHES, LONG), WRITER_PROXIED),
+        Scenario("replies-cut", _cut(Cut.REPLIES, CUT), WRITER_PROXIED),
         Scenario("subscription-cut", _cut(Cut.SUBSCRIPTION, CUT), READER_PROXIED),
         Scenario("subscription-cut-long", _cut(Cut.SUBSCRIPTION, LONG), READER_PROXIED),
+        Scenario("pings-cut-long", _cut(Cut.PINGS, LONG), READER_PROXIED),
+        Scenario("tcp-main-killed", _kill(MAIN_INSTANCE), TCP),
+        Scenario("tcp-writer-killed", _kill("event_writer1"), TCP),
+        Scenario("tcp-reader-killed", _kill("reader1"), TCP),
+        Scenario("tcp-writer-frozen", _freeze("event_writer1", TCP_LONG), TCP),
+        Scenario("tcp-reader-frozen", _freeze("reader1"), TCP),
+        Scenario("tcp-reader-frozen-long", _freeze("reader1", TCP_LONG), TCP),
+        Scenario("tcp-rows-cut", _cut(Cut.REPLIES, CUT), TCP_PROXIED),
+        Scenario("tcp-rows-cut-long", _cut(Cut.REPLIES, TCP_LONG), TCP_PROXIED),
+        Scenario("tcp-pings-cut-long", _cut(Cut.PUBLISHES, TCP_LONG), TCP_PROXIED),
         Scenario("disk-full", _fill_disk, Needs(small_disk=True), _why_no_disk),
     )
 }

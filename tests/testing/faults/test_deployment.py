@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import attrs
 import psycopg2
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
@@ -57,6 +58,31 @@ class FaultDeploymentTests(SynchronousTestCase):
         self.assertEqual([name for name in own if "redis" in own[name]], ["reader1"])
         module = own["event_writer1"]["synapse_replication"]["modules"][0]
         self.assertEqual(module["config"]["skip"], 7)
+
+    def test_one_link_over_direct_tcp_goes_through_the_proxy(self) -> None:
+        """Only one process is told of another port, and only for one writer."""
+        deployment = FaultDeployment(
+            attrs.evolve(PLAN, use_redis=False),
+            Needs(proxied="reader1", direct_tcp=True),
+            0,
+        )
+        self.addCleanup(deployment.close)
+        deployment.start_servers()
+        assert deployment.proxy is not None
+        own = {
+            name: json.loads((deployment.directory / f"{name}.yaml").read_text())
+            for name in deployment.processes
+        }
+        connects = {
+            name: own[name]["synapse_replication"]["direct_tcp"]["connect"]
+            for name in ("reader1", "reader2")
+        }
+        (moved,) = set(connects["reader1"]) - set(connects["reader2"])
+        self.assertEqual(moved, f"tcp:127.0.0.1:{deployment.proxy.port}")
+        (writer1,) = set(connects["reader2"]) - set(connects["reader1"])
+        listen = own["event_writer1"]["synapse_replication"]["direct_tcp"]["listen"]
+        self.assertTrue(listen.startswith(writer1.replace("127.0.0.1:", "")))
+        self.assertNotIn("redis", own["reader1"])
 
 
 class SmallDiskPostgresTests(SynchronousTestCase):

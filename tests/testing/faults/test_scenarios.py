@@ -57,9 +57,20 @@ class ScenariosTests(SynchronousTestCase):
             "redis-frozen-long": ["freeze", "thaw"],
             "publishes-cut-long": [f"cut {Cut.PUBLISHES}", "heal"],
             "publishes-cut": [f"cut {Cut.PUBLISHES}", "heal"],
+            "replies-cut": [f"cut {Cut.REPLIES}", "heal"],
             "subscription-cut": [f"cut {Cut.SUBSCRIPTION}", "heal"],
+            "pings-cut-long": [f"cut {Cut.PINGS}", "heal"],
+            "tcp-writer-killed": ["kill event_writer1", "start_again event_writer1"],
+            "tcp-reader-frozen-long": ["reader1", "freeze", "thaw"],
+            "tcp-rows-cut": [f"cut {Cut.REPLIES}", "heal"],
+            "tcp-pings-cut-long": [f"cut {Cut.PUBLISHES}", "heal"],
         }.items():
             self.assertEqual(self.calls(name), calls, name)
+
+    def test_direct_tcp(self) -> None:
+        """What is called after direct TCP uses it, and nothing else does."""
+        for name, scenario in SCENARIOS.items():
+            self.assertEqual(scenario.needs.direct_tcp, name.startswith("tcp-"), name)
 
     def test_who_may_mount(self) -> None:
         """An ordinary user is told why there is no full disk."""
