@@ -7,6 +7,7 @@ docs/pipeline.rst says what each setting is for.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -50,6 +51,8 @@ def make_session(
         ) from error
     from synapse_replication.pipeline.source import SynapseReplicationDataSource
 
+    # It prints what is raised besides, as one line with all of Java's stack.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     # Executors on this machine run the Python that we run.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)

@@ -1,0 +1,161 @@
+"""``synapse-replication pipeline export``: rows of the archive as files of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.archive_layout import read_archive
+from synapse_replication.pipeline.options import json_option, master_option
+from synapse_replication.pipeline.session import job_session
+from synapse_replication.pipeline.transforms.export import as_json_lines
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["FORMATS", "export_command", "export_rows"]
+
+#: What can be written, and what the names of the files end with.
+FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
+
+
+@click.command("export")
+@click.option("--archive", required=True, metavar="DIR", help="The archive.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="The folder to make for the files. It must not exist.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(FORMATS)),
+    default="parquet",
+    show_default=True,
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only rows for which this is true: an expression over the columns, such as "
+    "\"stream = 'events' AND day >= '2026-01-31'\".",
+)
+@master_option
+@json_option
+def export_command(
+    archive: str,
+    out: str,
+    format_: str,
+    where: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Write rows of an archive to files that other programs read.
+
+    Columns are those of the archive. In jsonl, row is an array; in csv and parquet it
+    is its text.
+    """
+    with job_session("synapse-replication export", master=master) as session:
+        rows = export_rows(session, archive, out, format_, where)
+    if as_json:
+        click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
+    else:
+        click.echo(f"{rows} rows written to {out}")
+
+
+def export_rows(
+    session: SparkSession, archive: str, out: str, format_: str, where: str | None
+) -> int:
+    """Write rows of an archive, and tell how many.
+
+    The folder appears when it is complete.
+
+    :raises PipelineError: the folder exists; the expression makes no sense; it is no
+        archive.
+    """
+    folder = Path(out).absolute()
+    if folder.exists():
+        raise PipelineError(f"{folder} exists: give the name of a new folder")
+    if not folder.parent.is_dir():
+        raise PipelineError(f"{folder.parent} is no folder: make it first")
+    rows = read_archive(session, archive)
+    if where is not None:
+        rows = _filter(rows, where)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        count = _write(rows, temporary, format_)
+        _tidy(temporary, FORMATS[format_])
+        # Fails if somebody made the folder and put something in.
+        temporary.rename(folder)
+    except OSError as error:
+        raise PipelineError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return count
+
+
+def _filter(rows: DataFrame, where: str) -> DataFrame:
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        filtered = rows.where(where)
+    except (AnalysisException, ParseException) as error:
+        raise PipelineError(
+            f"--where {excerpt(where)}: {_first_line(error)} The columns are "
+            f"{', '.join(rows.columns)}"
+        ) from None
+    return filtered
+
+
+def _write(rows: DataFrame, folder: Path, format_: str) -> int:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sf
+
+    counted = Observation()
+    rows = rows.observe(counted, sf.count(sf.lit(1)).alias("rows"))
+    try:
+        _write_as(rows, f"file://{folder}", format_)
+    except PySparkException as error:
+        raise PipelineError(f"the export failed: {_first_line(error)}") from error
+    written: int = counted.get["rows"]
+    return written
+
+
+def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
+    if format_ == "parquet":
+        rows.write.option("compression", "zstd").parquet(uri)
+    elif format_ == "jsonl":
+        as_json_lines(rows).write.text(uri)
+    else:
+        # Quotation marks are doubled, as everywhere but in Spark's own CSV.
+        rows.write.csv(
+            uri,
+            header=True,
+            quote='"',
+            escape='"',
+            timestampFormat="yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _tidy(folder: Path, suffix: str) -> None:
+    """Leave the files alone, under names that can be read."""
+    files: Sequence[Path] = sorted(folder.glob(f"part-*{suffix}"))
+    if not files:
+        files = sorted(folder.glob("part-*"))
+    for index, path in enumerate(files):
+        path.rename(folder / f"rows-{index:05d}{suffix}")
+    for rest in folder.iterdir():
+        if not rest.name.startswith("rows-"):
+            rest.unlink()
