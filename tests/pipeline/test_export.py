@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from pathlib import Path
 
@@ -18,13 +19,20 @@ from tests.pipeline.archives import make_batch, make_rows
 from tests.pipeline.spark import shared_session
 
 
+@functools.cache
+def shared_archive() -> Path:
+    """Make one that all these tests only read."""
+    folder = Path("archive-to-export").absolute()
+    with drive_archive(folder, create=True) as driver:
+        driver.writers["rows"].write(make_rows(1, 8), make_batch(0))
+    return folder
+
+
 class ExportTests(SynchronousTestCase):
     """An archive of eight rows, two streams and two days."""
 
     def setUp(self) -> None:
-        self.folder = Path(self.mktemp()).absolute()
-        with drive_archive(self.folder, create=True) as driver:
-            driver.writers["rows"].write(make_rows(1, 8), make_batch(0))
+        self.folder = shared_archive()
         self.out = Path(self.mktemp()).absolute()
 
     def export(self, format_: str, where: str | None = None) -> int:
