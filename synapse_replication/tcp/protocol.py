@@ -250,6 +250,11 @@ class BaseReplicationStreamProtocol(Protocol):
 
     # -- for metrics ----------------------------------------------------------------
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of commands wait because the transport is paused."""
+        return self._connection.pending_bytes
+
     def buffers(self) -> ConnectionBuffers:
         """Look how much waits in the connection's buffers."""
         transport = read_buffers(self.transport)
