@@ -54,6 +54,14 @@ class ConfigurationExamplesTests(SynchronousTestCase):
             config.writers["events"], ("event_persister1", "event_persister2")
         )
 
+    def test_tls(self) -> None:
+        """The example of TLS lacks nothing but the files that it names."""
+        files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tls.yaml")]
+        with self.assertRaises(ConfigError) as caught:
+            load_config(files, Purpose.WORKER)
+        (problem,) = caught.exception.problems
+        self.assertIn("No such file or directory: '/etc/synapse/", problem.problem)
+
     def test_worker(self) -> None:
         """The example of a worker's file goes with it."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "worker.yaml")]
