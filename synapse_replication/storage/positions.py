@@ -23,12 +23,12 @@ import attrs
 
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import queries
-from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.storage.sequences import (
+from synapse_replication.storage.id_streams import (
     IdStream,
     farthest_id,
     read_sequence,
 )
+from synapse_replication.storage.schema.deltas import DELTAS
 
 __all__ = [
     "Problem",
@@ -134,7 +134,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
             continue
         # The tables first: what is in them then, the sequence has given out.
         farthest = {
-            column.table: farthest_id(txn, stream, column)
+            column.table: farthest_id(txn, stream, column) or 0
             for column in stream.tables
             if _exists(txn, queries.identifier(column.table))
         }

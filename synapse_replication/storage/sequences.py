@@ -8,15 +8,20 @@ Spec, section 7.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
-import attrs
 from twisted.logger import Logger
 
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import (
+    IdStream,
+    Lookup,
+    best_lookup,
+    farthest_id,
+    read_sequence,
+)
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 from synapse_replication.streams.table import IdColumn
 
@@ -38,75 +43,8 @@ _log = Logger()
 #: PostgreSQL logs sequences 32 ids ahead, so a standby is behind by no more.
 MAX_SKIPPED_IDS = 1000
 
-#: A table without a fitting index is read if it is no larger than this; else it is
-#: passed over.
-MAX_SCANNED_BYTES = 32 * 2**20
-
 #: Rows beyond the smallest stored position that are looked at, at the start.
 MAX_ROWS_AT_START = 10_000
-
-
-def _to_tables(tables: Iterable[IdColumn]) -> tuple[IdColumn, ...]:
-    return tuple(tables)
-
-
-def _to_writers(writers: Iterable[str]) -> tuple[str, ...]:
-    return tuple(writers)
-
-
-@attrs.frozen(kw_only=True)
-class IdStream:
-    """A stream as its ids see it.
-
-    :ivar stream_name: its name in ``stream_positions``.
-    :ivar sequence: the sequence of its ids, with its schema if it needs one.
-    :ivar tables: where its ids are kept.
-    :ivar writers: the declared writers; none if anybody may write, and then no
-        positions are kept.
-    :ivar negative: ids are below zero in the tables, and outside.
-    """
-
-    stream_name: str
-    sequence: str
-    tables: tuple[IdColumn, ...] = attrs.field(converter=_to_tables)
-    writers: tuple[str, ...] = attrs.field(converter=_to_writers)
-    negative: bool = False
-
-    @property
-    def sign(self) -> int:
-        """Give what to multiply with, from inside to outside and back."""
-        return -1 if self.negative else 1
-
-
-class Lookup(enum.Enum):
-    """How the ids of a table can be looked up."""
-
-    BY_ID = "an index that begins with the id"
-    BY_WRITER = "an index that begins with writer and id"
-    SCAN = "no index, but it is small"
-    NONE = "no index"
-
-
-def best_lookup(txn: Any, column: IdColumn) -> Lookup:
-    """Look up, in the catalogue, which index a table has for its ids."""
-    txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
-    indexes = [list(columns) for columns, _ in txn.fetchall()]
-    if any(columns[:1] == [column.id_column] for columns in indexes):
-        return Lookup.BY_ID
-    if column.writer_column is not None and any(
-        columns[:2] == [column.writer_column, column.id_column] for columns in indexes
-    ):
-        return Lookup.BY_WRITER
-    txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
-    (size,) = txn.fetchone()
-    return Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN
-
-
-def read_sequence(txn: Any, sequence: str) -> int:
-    """Give the last id that a sequence has given out, one below its first if none."""
-    txn.execute(queries.sequence_state(sequence))
-    last_value, is_called = txn.fetchone()
-    return int(last_value) if is_called else int(last_value) - 1
 
 
 def fetch_ids(
@@ -154,26 +92,16 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
     }
 
 
-def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
-    """Give the greatest id in a table; 0 if there is none, or no way to find it."""
-    lookup = best_lookup(txn, column)
-    if lookup is Lookup.NONE:
-        _log.warn(
-            "table {table} is not looked at: it is big and no index begins with "
-            "{column}",
-            table=column.table,
-            column=column.id_column,
-        )
-        return 0
-    if lookup is Lookup.BY_WRITER and stream.writers:
-        txn.execute(
-            queries.greatest_id_by_writer(column, stream.negative),
-            {"writers": list(stream.writers)},
-        )
-    else:
-        txn.execute(queries.greatest_id(column, stream.negative))
-    (id_,) = txn.fetchone()
-    return max(stream.sign * (id_ or 0), 0)
+def _known_farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
+    id_ = farthest_id(txn, stream, column)
+    if id_ is not None:
+        return id_
+    _log.warn(
+        "table {table} is not looked at: it is big and no index begins with {column}",
+        table=column.table,
+        column=column.id_column,
+    )
+    return 0
 
 
 def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[int]:
@@ -214,7 +142,9 @@ def load_positions(
     :raises SequenceBehindError: the sequence is behind a table, or far behind the
         stored positions.
     """
-    farthest = {column: farthest_id(txn, stream, column) for column in stream.tables}
+    farthest = {
+        column: _known_farthest_id(txn, stream, column) for column in stream.tables
+    }
     greatest = max(farthest.values(), default=0)
     kept = read_stored_positions(txn, stream) if stream.writers else {}
     stored = {w: p for w, p in kept.items() if w in stream.writers}

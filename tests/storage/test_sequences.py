@@ -9,9 +9,9 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import SequenceBehindError
+from synapse_replication.storage.id_streams import MAX_SCANNED_BYTES
 from synapse_replication.storage.sequences import (
     MAX_ROWS_AT_START,
-    MAX_SCANNED_BYTES,
     MAX_SKIPPED_IDS,
     IdStream,
     Lookup,

@@ -1,0 +1,112 @@
+"""The streams of a database, and what is known of their ids without scanning.
+
+Functions take a cursor, and block. Ids are distances from zero, whatever the stream's
+sign. Nothing here knows a reactor or a log.
+
+Spec, section 7.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from synapse_replication.storage import queries
+from synapse_replication.streams.table import IdColumn
+
+__all__ = [
+    "MAX_SCANNED_BYTES",
+    "IdStream",
+    "Lookup",
+    "best_lookup",
+    "farthest_id",
+    "read_sequence",
+]
+
+#: A table without a fitting index is read if it is no larger than this; else it is
+#: passed over.
+MAX_SCANNED_BYTES = 32 * 2**20
+
+
+def _to_tables(tables: Iterable[IdColumn]) -> tuple[IdColumn, ...]:
+    return tuple(tables)
+
+
+def _to_writers(writers: Iterable[str]) -> tuple[str, ...]:
+    return tuple(writers)
+
+
+@attrs.frozen(kw_only=True)
+class IdStream:
+    """A stream as its ids see it.
+
+    :ivar stream_name: its name in ``stream_positions``.
+    :ivar sequence: the sequence of its ids, with its schema if it needs one.
+    :ivar tables: where its ids are kept.
+    :ivar writers: the declared writers; none if anybody may write, and then no
+        positions are kept.
+    :ivar negative: ids are below zero in the tables, and outside.
+    """
+
+    stream_name: str
+    sequence: str
+    tables: tuple[IdColumn, ...] = attrs.field(converter=_to_tables)
+    writers: tuple[str, ...] = attrs.field(converter=_to_writers)
+    negative: bool = False
+
+    @property
+    def sign(self) -> int:
+        """Give what to multiply with, from inside to outside and back."""
+        return -1 if self.negative else 1
+
+
+class Lookup(enum.Enum):
+    """How the ids of a table can be looked up."""
+
+    BY_ID = "an index that begins with the id"
+    BY_WRITER = "an index that begins with writer and id"
+    SCAN = "no index, but it is small"
+    NONE = "no index"
+
+
+def best_lookup(txn: Any, column: IdColumn) -> Lookup:
+    """Look up, in the catalogue, which index a table has for its ids."""
+    txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
+    indexes = [list(columns) for columns, _ in txn.fetchall()]
+    if any(columns[:1] == [column.id_column] for columns in indexes):
+        return Lookup.BY_ID
+    if column.writer_column is not None and any(
+        columns[:2] == [column.writer_column, column.id_column] for columns in indexes
+    ):
+        return Lookup.BY_WRITER
+    txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
+    (size,) = txn.fetchone()
+    return Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN
+
+
+def read_sequence(txn: Any, sequence: str) -> int:
+    """Give the last id that a sequence has given out, one below its first if none."""
+    txn.execute(queries.sequence_state(sequence))
+    last_value, is_called = txn.fetchone()
+    return int(last_value) if is_called else int(last_value) - 1
+
+
+def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
+    """Give the greatest id in a table: 0 if it has none, ``None`` if it is big and no
+    index leads to it.
+    """
+    lookup = best_lookup(txn, column)
+    if lookup is Lookup.NONE:
+        return None
+    if lookup is Lookup.BY_WRITER and stream.writers:
+        txn.execute(
+            queries.greatest_id_by_writer(column, stream.negative),
+            {"writers": list(stream.writers)},
+        )
+    else:
+        txn.execute(queries.greatest_id(column, stream.negative))
+    (id_,) = txn.fetchone()
+    return max(stream.sign * (id_ or 0), 0)
