@@ -16,6 +16,7 @@ Spec, section 4; cases C14, C15, C16, C21.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -199,11 +200,15 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     :param ping_interval: s between pings on each connection.
     :param handshake_timeout: s from a connection's being made to its use.
     :param reader_factory: what reads the replies.
+    :param jitter: gives a number from 0 to 1, by which a delay is shortened, to half
+        at most: processes that were cut off together do not come back together.
     """
 
     maxDelay = 5.0  # noqa: N815
     initialDelay = 0.1  # noqa: N815
     delay = initialDelay
+    #: Twisted's own, which knows no bound.
+    jitter = 0.0
     protocol = RedisProtocol
 
     def __init__(
@@ -225,6 +230,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         ping_interval: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._stopped = False
         self.disconnectCalled = False
@@ -251,6 +257,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self.handshake_timeout = handshake_timeout
         self.reader_factory = reader_factory
         self._why = ""
+        self._jitter = jitter
         self._ping_interval = ping_interval
         self._pings = LoopingCall(self._ping_pool)
         self._pings.clock = clock
@@ -345,5 +352,9 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             closed, self._closed = self._closed, None
             closed.callback(None)
         if self.continueTrying:
+            longest = self.delay
+            self.delay = wait = longest * (1 - self._jitter() / 2)
+            # It waits for that, and makes the next delay of it.
             self.retry(connector)
-            self.observer.connection_failed(self.name, self._why, self.delay)
+            self.delay = min(longest * self.factor, self.maxDelay)
+            self.observer.connection_failed(self.name, self._why, wait)
