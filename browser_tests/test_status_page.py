@@ -155,7 +155,7 @@ class StatusPageTests(TestCase):
             self.see(browser, "12,034 of 98,211")
             self.keep(browser, f"{name}-catching-up")
             self.tell(self.stop_writer)
-            self.see(browser, "1 of 2 writers stalled")
+            self.see(browser, "1 of 2 streams stalled")
             self.see(browser, "stream_writer1 said goodbye")
             self.keep(browser, f"{name}-stalled")
             self.assertTrue(browser.execute_script("return window.notLoadedAgain"))

@@ -7,7 +7,9 @@ loaded from elsewhere, which the page's Content-Security-Policy enforces.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import attrs
@@ -48,6 +50,18 @@ _TONES = {
 }
 
 
+#: What is to be seen first on the page.
+_ORDER = (
+    Condition.STALLED,
+    Condition.WAITING,
+    Condition.CATCHING_UP,
+    Condition.LIVE,
+    Condition.WRITTEN_HERE,
+)
+#: So that a verdict is not told by its colour alone.
+_SIGNS = {"good": "\u2714", "busy": "\u25cf", "bad": "\u2716"}
+
+
 @attrs.frozen
 class Verdict:
     """What there is to say first.
@@ -58,6 +72,11 @@ class Verdict:
     tone: str
     text: str
 
+    @property
+    def sign(self) -> str:
+        """The tone, for those who see no colours."""
+        return _SIGNS[self.tone]
+
 
 @attrs.frozen
 class StallGroup:
@@ -65,9 +84,11 @@ class StallGroup:
 
     :ivar names: of the first of them, for people.
     :ivar stalled_for: s, of the longest.
+    :ivar reason: under which the runbook has it.
     """
 
     names: str
+    reason: str
     stalled_for: float
     detail: str
     remedy: str
@@ -79,15 +100,28 @@ def judge(status: ProcessStatus) -> Verdict:
         return Verdict("bad", "Two processes have one name")
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
     if stalled := len(status.stalled):
-        return Verdict("bad", f"{stalled} of {len(followed)} writers stalled")
+        return Verdict("bad", f"{stalled} of {_streams(followed)} stalled")
     if status.is_cut_off:
         return Verdict("bad", "No link is up")
-    behind = sum(w.condition is not Condition.LIVE for w in followed)
+    if waiting := sum(w.condition is Condition.WAITING for w in followed):
+        text = f"Waiting for {waiting} of {_streams(followed)}"
+        # Others may be of processes that went for good.
+        downs = [link for link in status.links if not link.up]
+        if downs:
+            newest = min(downs, key=lambda link: link.since)
+            text += f": {newest.name} is down for {duration(newest.since)}"
+        return Verdict("busy", text)
+    behind = sum(w.condition is Condition.CATCHING_UP for w in followed)
     if behind:
-        return Verdict("busy", f"{behind} of {len(followed)} writers not live yet")
+        return Verdict("busy", f"{behind} of {_streams(followed)} catching up")
     if status.not_ready:
         return Verdict("busy", f"Not ready: {status.not_ready[0]}")
     return Verdict("good", "All rows arrive")
+
+
+def _streams(followed: Sequence[WriterStatus]) -> str:
+    """Count: a stream of two writers is two."""
+    return f"{len(followed)} stream{'s' * (len(followed) != 1)}"
 
 
 def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
@@ -99,6 +133,7 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
     return [
         StallGroup(
             _names(group),
+            reason.value,
             max(writer.stalled_for for writer in group),
             detail,
             REMEDIES[reason],
@@ -132,12 +167,17 @@ def sparkline(history: Sequence[int]) -> str:
     )
 
 
+def _clock_time(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).strftime("%H:%M:%S UTC")
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("synapse_replication.app"),
         autoescape=True,
         undefined=StrictUndefined,
     )
+    environment.filters["clock"] = _clock_time
     environment.filters["duration"] = duration
     environment.filters["sparkline"] = sparkline
     environment.filters["progress"] = describe_progress
@@ -176,10 +216,18 @@ class ReadyResource(_StatusResource):
 
 
 class StatusPageResource(_StatusResource):
-    """Answers with the page, or with ``?part=body`` with what of it changes."""
+    """Answers with the page, or with ``?part=body`` with what of it changes.
 
-    def __init__(self, snapshot: Callable[[], ProcessStatus]) -> None:
+    :param wall_clock: gives s since the epoch.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], ProcessStatus],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         super().__init__(snapshot)
+        self._wall_clock = wall_clock
         environment = _environment()
         self._page = environment.get_template("status.html")
         self._body = environment.get_template("status_body.html")
@@ -202,6 +250,11 @@ class StatusPageResource(_StatusResource):
         template = self._body if request.args.get(b"part") == [b"body"] else self._page
         return template.render(
             status=status,
+            now=self._wall_clock(),
+            writers=sorted(
+                status.writers, key=lambda writer: _ORDER.index(writer.condition)
+            ),
+            members=sorted(status.members, key=lambda member: not member.is_gone),
             verdict=judge(status),
             stalled=group_stalls(status.writers),
             nonce=nonce,

@@ -68,12 +68,14 @@ _Value = TypeVar("_Value")
 class StatusLimits:
     """When something is called wrong, in s.
 
+    :ivar late_after: rows on their way for less are no lag worth a word.
     :ivar stalled_after: how long it must last.
     :ivar silent_after: without a heartbeat, a process is gone.
     :ivar duplicate_for: after its last sign, a duplicate name is forgotten.
     :ivar history: samples of the lag that are kept.
     """
 
+    late_after: float = 2.0
     stalled_after: float = 10.0
     silent_after: float = 15.0
     duplicate_for: float = 60.0
@@ -372,7 +374,8 @@ class StatusObserver(ReplicationObserver):
         writer = self._writers[key]
         oldest = writer.oldest()
         lag = writer.lag()
-        if writer.catch_up is not None or (lag and writer.connection is not None):
+        is_late = oldest is not None and now - oldest >= self._limits.late_after
+        if writer.catch_up is not None or (is_late and writer.connection is not None):
             condition = Condition.CATCHING_UP
         elif writer.connection is None:
             condition = Condition.WAITING

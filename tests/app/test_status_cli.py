@@ -68,7 +68,7 @@ class RenderTests(SynchronousTestCase):
         self.status.position_announced("events", "w1", 2000)
         self.clock.advance(150)
         text = self.draw()
-        self.assertIn("me: 1 of 1 writers stalled", text)
+        self.assertIn("me: 1 of 1 stream stalled", text)
         self.assertIn("events/w1: stalled for 2 min. rows are known of", text)
         self.assertIn("-> The sink of this process waits", text)
         self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")

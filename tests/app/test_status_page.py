@@ -48,7 +48,8 @@ class PageMixin(SynchronousTestCase):
         return response, self.successResultOf(response.text())
 
     def page(self, query: str = "") -> str:
-        response, text = self.get(StatusPageResource(self.observer.snapshot), query)
+        resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
+        response, text = self.get(resource, query)
         self.assertEqual(response.code, 200)
         return text
 
@@ -102,7 +103,7 @@ class StatusPageTests(PageMixin):
         self.observer.catch_up(event)
         self.observer.catch_up_page(event, 100, 1334)
         text = self.page()
-        self.assertIn("1 of 3 writers not live yet", text)
+        self.assertIn("1 of 3 streams catching up", text)
         self.assertRegex(text, r"catching up,\s+100 of 1,000")
 
     def test_stalled(self) -> None:
@@ -112,10 +113,34 @@ class StatusPageTests(PageMixin):
         self.observer.connection_failed("redis", "refused", 5.0)
         self.clock.advance(180)
         text = self.page()
-        self.assertIn("3 of 3 writers stalled", text)
+        self.assertIn("3 of 3 streams stalled", text)
         self.assertEqual(text.count('<div class="alarm stall">'), 1)
-        self.assertIn("stalled for 3 min. redis: refused", text)
-        self.assertIn("Look whether Redis", text)
+        self.assertIn("stalled since 00:00:00 UTC (3 min)", text)
+        self.assertIn("<strong>Why:</strong> redis: refused", text)
+        self.assertIn("<strong>Do:</strong> Look whether Redis", text)
+        self.assertIn("<code>no_link</code>", text)
+
+    def test_the_worst_first(self) -> None:
+        """What is wrong stands before what is well, in the table too."""
+        self.go_live(("events", "w1"), ("events", "w2"))
+        self.observer.catch_up(CatchUp("events", "w2", 1234, 2234))
+        names = re.findall(r"data-writer=\"([^\"]+)\"", self.page())
+        self.assertEqual(names, ["typing/&lt;w3&gt;", "events/w2", "events/w1"])
+
+    def test_time(self) -> None:
+        """The page says of when it is, so that one sees that it moves."""
+        resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
+        self.assertIn("as of 00:00:00 UTC", self.get(resource)[1])
+        self.clock.advance(61)
+        self.assertIn("as of 00:01:01 UTC", self.get(resource)[1])
+
+    def test_title(self) -> None:
+        """A tab in the background shows the verdict, and follows it."""
+        self.all_live()
+        text = self.page()
+        title = "\u2714 All rows arrive: me"
+        self.assertIn(f"<title>{title}</title>", text)
+        self.assertIn(f'data-title="{title}"', self.page("?part=body"))
 
     def test_duplicate(self) -> None:
         """Two processes of one name are flagged, with where they run."""
@@ -165,7 +190,23 @@ class JudgementTests(PageMixin):
         self.observer.duplicate_instance("w1", "")
         verdicts.append(judge(self.observer.snapshot()))
         self.assertEqual([v.tone for v in verdicts], ["busy", "good", "bad", "bad"])
-        self.assertEqual(verdicts[2].text, "1 of 3 writers stalled")
+        self.assertEqual(verdicts[2].text, "1 of 3 streams stalled")
+
+    def test_a_blip(self) -> None:
+        """A link that is lost for a moment is told as the reason for what waits; one
+        that nobody waits for is not."""
+        self.all_live()
+        self.observer.connection_made("old")
+        self.observer.connection_lost("old", CloseReason.CLEAN, "gone")
+        self.clock.advance(30)
+        self.assertEqual(judge(self.observer.snapshot()).text, "All rows arrive")
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.clock.advance(3)
+        verdict = judge(self.observer.snapshot())
+        self.assertEqual(
+            (verdict.tone, verdict.text),
+            ("busy", "Waiting for 3 of 3 streams: redis is down for 3 s"),
+        )
 
     def test_no_link_and_nobody_to_follow(self) -> None:
         """A process that only writes is not well without a link."""

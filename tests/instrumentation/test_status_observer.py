@@ -83,6 +83,16 @@ class StatusObserverTests(SynchronousTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.assertIsNone(self.writer().started_from)
 
+    def test_rows_on_their_way(self) -> None:
+        """Rows that were announced a moment ago are no catch-up; older ones are."""
+        self.go_live()
+        self.observer.position_announced("events", "w1", 9999)
+        self.clock.advance(1.9)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.assertGreater(self.writer().lag, 0)
+        self.clock.advance(0.2)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
     def test_catch_up_in_parts(self) -> None:
         """A catch-up that gives way to others is still one: it keeps its beginning."""
         self.go_live()

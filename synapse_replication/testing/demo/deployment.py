@@ -64,6 +64,12 @@ class Deployment:
         self.processes: dict[str, ReplicationProcess] = {}
         self._dsn = ""
         self._tcp_ports: dict[str, int] = {}
+        self._page_port = 0
+
+    @property
+    def status_page(self) -> str:
+        """The URL of a page that shows live what the last reader gets."""
+        return f"http://127.0.0.1:{self._page_port}/status"
 
     # -- starting and stopping ------------------------------------------------------
 
@@ -76,6 +82,7 @@ class Deployment:
         self._make_tables()
         if not self.plan.use_redis:
             self._tcp_ports = {name: free_port() for name in WRITERS}
+        self._page_port = free_port()
         self._write_files()
 
     def start_processes(self) -> None:
@@ -213,13 +220,21 @@ class Deployment:
         return config
 
     def _own_config(self, name: str) -> dict[str, Any]:
-        listeners = [
+        listeners: list[dict[str, Any]] = [
             {
                 "type": "http",
                 "path": str(self._socket(name)),
                 "resources": [{"names": ["replication", "health"]}],
             }
         ]
+        if name == READERS[-1]:
+            listeners.append(
+                {
+                    "type": "metrics",
+                    "port": self._page_port,
+                    "bind_addresses": ["127.0.0.1"],
+                }
+            )
         own: dict[str, Any] = {"streams": _declarations()}
         if name in WRITERS:
             own["modules"] = [self._writer_module(name)]

@@ -167,6 +167,8 @@ def run_demo(
     deployment.start_processes()
     wait_until_ready(deployment.processes.values())
 
+    screen.say(f"Look on, from {READERS[-1]}: {deployment.status_page}")
+
     screen.say(f"Writing {total} rows of a recording of real traffic")
     course = _Course(deployment, screen, total)
     course.write_everything(_faults(deployment, screen) if with_faults else [])

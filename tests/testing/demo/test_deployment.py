@@ -44,6 +44,15 @@ class DeploymentTests(SynchronousTestCase):
             configs["reader1"].writers["events"], ("event_writer1", "event_writer2")
         )
 
+    def test_status_page(self) -> None:
+        """The last reader serves the page that is said to be there, here alone."""
+        deployment = self.start(use_redis=True)
+        listener = self.configs(deployment)[READERS[-1]].listeners[-1]
+        self.assertEqual(listener.addresses, ("127.0.0.1",))
+        self.assertEqual(
+            deployment.status_page, f"http://127.0.0.1:{listener.port}/status"
+        )
+
     def test_direct_tcp(self) -> None:
         """Without Redis, each process connects to each other that writes."""
         deployment = self.start(use_redis=False)

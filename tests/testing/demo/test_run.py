@@ -35,6 +35,7 @@ class FileDeployment:
     """A deployment whose processes have done all their work at once."""
 
     redis = None
+    status_page = "http://page.test/status"
 
     def __init__(self, directory: Path, written: Any, received: Any) -> None:
         directory.mkdir()
