@@ -285,7 +285,7 @@ class ReplicationCommandHandler(CommandSender):
                 continue
             if is_new_epoch:
                 receiver.put_new_epoch(link, instance_name, token)
-            receiver.put_told(link, instance_name, token)
+            receiver.put_told(link, instance_name, token, is_first=is_new_epoch)
 
     # -- commands, by name ---------------------------------------------------------------
 

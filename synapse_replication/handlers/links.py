@@ -117,10 +117,15 @@ class LostRow:
 
 @attrs.frozen
 class Told:
-    """The writer told on the extension that it had sent all up to ``token``."""
+    """The writer told on the extension that it had sent all up to ``token``.
+
+    :ivar is_first: it has just started, and only says where it begins: what lies
+        before is no gap, but to be fetched if it was not seen.
+    """
 
     instance_name: str
     token: int
+    is_first: bool = False
 
 
 @attrs.frozen

@@ -167,8 +167,12 @@ class StreamReceiver:
             return
         self._queue.put((link, position), 1, _ROW_OVERHEAD)
 
-    def put_told(self, link: Link, instance_name: str, token: int) -> None:
+    def put_told(
+        self, link: Link, instance_name: str, token: int, *, is_first: bool = False
+    ) -> None:
         """Take note of how far a writer says that it told us.
+
+        :param is_first: it has just started.
 
         It waits for its turn behind the rows and positions that came before it on
         the same channel; being behind it then means that something did not come.
@@ -179,7 +183,8 @@ class StreamReceiver:
             or not state.is_live
             or token > self._stream.current_token(instance_name)
         ):
-            self._queue.put((link, Told(instance_name, token)), 1, _ROW_OVERHEAD)
+            told = Told(instance_name, token, is_first)
+            self._queue.put((link, told), 1, _ROW_OVERHEAD)
 
     def put_new_epoch(self, link: Link, instance_name: str, token: int) -> None:
         """Take note that a writer started again. What it held in memory is gone."""
@@ -468,7 +473,8 @@ class StreamReceiver:
         elif state.catch_up is not None:
             state.catch_up.target = max(state.catch_up.target, token)
         elif token > current:
-            self._observer.gap_found(name, instance_name, current, token)
+            if not item.is_first:
+                self._observer.gap_found(name, instance_name, current, token)
             run = state.catch_up = CatchUpRun(current, token)
             await self._catch_ups.go_on(link, instance_name, state, run)
 

@@ -276,6 +276,25 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
         self.assertEqual(self.reader.observer.resets, [])
 
+    def test_where_a_new_epoch_begins_is_no_gap(self) -> None:
+        """
+        A writer that starts again further on, as others wrote meanwhile, is fetched
+        from; nothing of it was lost, and nobody is told so.
+        """
+        self.write(1)
+        for is_new_epoch, gaps in ((True, []), (False, [("events", "w", 5, 9)])):
+            token = 5 if is_new_epoch else 9
+            assert self.reader.connection is not None
+            self.reader.handler.writer_told(
+                self.reader.connection,
+                "w",
+                {"events": token},
+                is_new_epoch=is_new_epoch,
+            )
+            self.assertEqual(self.reader.events.requests[-1][-1], token)
+            self.assertEqual(self.reader.events.current_token("w"), token)
+            self.assertEqual(self.reader.observer.gaps, gaps)
+
     def test_second_process_of_our_name(self) -> None:
         """C63: both processes of one name report it, by name, when the second comes."""
         second = SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
