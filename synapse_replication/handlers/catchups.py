@@ -17,6 +17,7 @@ Spec, section 5; cases C3, C5, C6, C46, C53, C59.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
@@ -35,7 +36,7 @@ from synapse_replication.handlers.observer import (
     Resync,
 )
 from synapse_replication.handlers.queues import Pacer
-from synapse_replication.streams.catchup import Backoff, check_page
+from synapse_replication.streams.catchup import Backoff, Page, check_page
 from synapse_replication.streams.stream import JsonValue, Stream
 
 __all__ = ["CatchUps"]
@@ -179,9 +180,8 @@ class CatchUps:
             )
             run.is_full = run.is_full or not self._description.held_in_memory
         run.has_fetched = True
-        page = check_page(result, run.cursor, run.target)
-        for token, values in page.batches:
-            rows = self._typed(instance_name, values)
+        page = check_page(result, run.cursor, run.target, take_encoded=True)
+        for token, rows in self._typed_batches(instance_name, page):
             waiting = (
                 self._sink.on_rdata(self._name, instance_name, token, rows)
                 if rows
@@ -198,16 +198,46 @@ class CatchUps:
         if self._pacer.is_due(page.rows):
             await self._pacer.take_break()
 
-    def _typed(self, instance_name: str, values: Iterable[JsonValue]) -> list[Any]:
+    def _typed_batches(
+        self, instance_name: str, page: Page
+    ) -> Iterable[tuple[int, list[Any]]]:
+        """Make typed rows of fetched ones, all at once if they came as text."""
+        if page.is_encoded:
+            texts = [text for _, texts in page.batches for text in texts]
+            try:
+                decoded = self._description.codec.decode(texts)
+            except RowDecodeError:
+                # Which of them it is shows one by one.
+                pass
+            else:
+                if decoded.with_extra_fields:
+                    self._observer.extra_fields(self._name, decoded.with_extra_fields)
+                rows = iter(decoded.rows)
+                return [
+                    (token, list(islice(rows, len(texts))))
+                    for token, texts in page.batches
+                ]
+        return (
+            (token, self._typed(instance_name, values, page.is_encoded))
+            for token, values in page.batches
+        )
+
+    def _typed(
+        self, instance_name: str, values: Iterable[JsonValue], are_encoded: bool
+    ) -> list[Any]:
         """Make typed rows of fetched values.
 
         One that is no row even here, of a peer of another version, is passed
         over and reported: waiting for it would stop the stream for good.
         """
-        rows = []
+        codec = self._description.codec
+        rows: list[Any] = []
         for value in values:
             try:
-                rows.append(self._description.codec.from_json(value))
+                if are_encoded:
+                    rows += codec.decode([value]).rows
+                else:
+                    rows.append(codec.from_json(value))
             except RowDecodeError as error:
                 self._observer.discarded(
                     self._name, instance_name, DiscardReason.UNDECODABLE, 1

@@ -224,7 +224,7 @@ def _integer(request: Any, name: bytes) -> int:
 def _encode(result: StreamUpdateResult) -> bytes:
     return encode_json(
         {
-            "updates": result.updates,
+            "updates": list(result.updates),
             "upto_token": result.upto_token,
             "limited": result.limited,
         }

@@ -39,11 +39,13 @@ def _query(
     writer: str = _OF_WRITER,
     *,
     distinct: bool = False,
+    as_json: bool = False,
     written_ms: str | None = None,
 ) -> RowQuery:
+    row = f"json_build_array({columns})::text"
     return RowQuery(
         f"""
-        SELECT {id_column}, {columns}
+        SELECT {id_column}, {row if as_json else columns}
         FROM {table}
         WHERE {writer}
           AND {id_column} > %(after)s AND {id_column} <= %(up_to)s
@@ -55,10 +57,11 @@ def _query(
             alias="kept",
             id_column=id_column,
             writer_column="instance_name" if writer is _OF_WRITER else None,
-            row=f"json_build_array({columns})::text",
+            row=row,
             written_ms=written_ms,
         ),
         distinct,
+        as_json,
     )
 
 
@@ -69,12 +72,29 @@ _EVENT = (
 )
 
 
+_OF_EVENT = "event_id, room_id, type, outlier"
 _ABOUT_EVENT = """
         LEFT JOIN state_events AS s ON s.event_id = e.event_id
         LEFT JOIN redactions AS r ON r.event_id = e.event_id
         LEFT JOIN event_relations AS l ON l.event_id = e.event_id
         LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
         LEFT JOIN rejections AS x ON x.event_id = e.event_id"""
+
+# A page is small: each of its events is looked up. As a plain join, a database with
+# some 100,000 rows would rather read all of a table for each page.
+_ABOUT_EVENT_OF_PAGE = "".join(
+    f"""
+        LEFT JOIN LATERAL (
+            SELECT {column} FROM {table} WHERE event_id = e.event_id LIMIT 1
+        ) AS {alias} ON TRUE"""
+    for alias, table, column in (
+        ("s", "state_events", "state_key"),
+        ("r", "redactions", "redacts"),
+        ("l", "event_relations", "relates_to_id"),
+        ("m", "room_memberships", "membership"),
+        ("x", "rejections", "event_id"),
+    )
+)
 
 
 def _event_query(
@@ -93,29 +113,33 @@ def _event_query(
     else:
         token, order = id_column, id_column
         bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
-    alias = "e" if table == "events" else "page"
+    if table == "events":
+        alias, event_columns, event, event_of_page = "e", _OF_EVENT, "", ""
+    else:
+        alias, event_columns = "page", "event_id"
+        event = "JOIN events AS e ON e.event_id = page.event_id"
+        event_of_page = f"""
+        LEFT JOIN LATERAL (
+            SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
+        ) AS e ON TRUE"""
     return RowQuery(
         f"""
-        SELECT page.token,
+        SELECT {alias}.token,
             CASE WHEN e.event_id IS NOT NULL
             THEN json_build_array({columns})::text END
         FROM (
-            SELECT {token} AS token, event_id
+            SELECT {token} AS token, {event_columns}
             FROM {table}
             WHERE instance_name = %(instance_name)s AND {bounds}
             ORDER BY {order}
             FETCH FIRST %(limit)s ROWS WITH TIES
-        ) AS page
-        LEFT JOIN events AS e ON e.event_id = page.event_id
-        {_ABOUT_EVENT}
-        ORDER BY page.token
+        ) AS {alias}{event_of_page}{_ABOUT_EVENT_OF_PAGE}
+        ORDER BY {alias}.token
         """,
         RangeQuery(
             table=table,
             alias=alias,
-            joined=_ABOUT_EVENT
-            if table == "events"
-            else f"JOIN events AS e ON e.event_id = page.event_id {_ABOUT_EVENT}",
+            joined=f"{event}{_ABOUT_EVENT}",
             id_column=id_column,
             writer_column="instance_name",
             row=f"json_build_array({columns})::text",
@@ -137,6 +161,7 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
             _query(
                 "'state', json_build_array(room_id, type, state_key, event_id)",
                 "current_state_delta_stream",
+                as_json=True,
             ),
         ),
         "backfill": (

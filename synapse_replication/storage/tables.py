@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import itemgetter
 from typing import Any, Protocol
 
 import attrs
@@ -32,7 +33,11 @@ from synapse_replication.storage.row_queries import RowQuery, declared_query, qu
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.registry import StandardStream
 from synapse_replication.streams.rows import decode_json, encode_json
-from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    StreamDescription,
+    StreamUpdateResult,
+)
 from synapse_replication.streams.table import TableStream
 
 __all__ = [
@@ -47,7 +52,7 @@ __all__ = [
 ]
 
 #: Rows in a page of catch-up, unless told otherwise.
-PAGE_ROWS = 1000
+PAGE_ROWS = 2000
 
 
 class WriterIds(Protocol):
@@ -244,8 +249,11 @@ def read_page(
         split otherwise.
     """
     upto = upto_token
-    by_token: dict[int, list[Any]] = {}
+    found: list[tuple[int, Any]] = []
     seen: set[tuple[Any, ...]] = set()
+    queries = tuple(queries)
+    # Then the rows stay the text that they are.
+    all_json = all(query.as_json for query in queries)
     for query in queries:
         txn.execute(
             query.sql,
@@ -257,27 +265,29 @@ def read_page(
                 "limit": limit,
             },
         )
-        found = txn.fetchall()
-        if len(found) >= limit:
-            upto = found[-1][0]
+        records = txn.fetchall()
+        if len(records) >= limit:
+            upto = records[-1][0]
         if query.distinct:
-            found = sorted(set(found) - seen)
-            seen.update(found)
-        for record in found:
-            if not query.as_json:
-                row = list(record[1:])
-            elif record[1] is not None:
-                row = decode_json(record[1])
-            else:
-                continue
-            by_token.setdefault(record[0], []).append(row)
+            records = sorted(set(records) - seen)
+            seen.update(records)
+        if not query.as_json:
+            found += [(record[0], list(record[1:])) for record in records]
+        elif all_json:
+            found += records
+        else:
+            found += [
+                (token, None if text is None else decode_json(text))
+                for token, text in records
+            ]
+    # Of one token, those of an earlier query stay first.
+    found.sort(key=itemgetter(0))
     updates = [
-        (token, row)
-        for token in sorted(by_token)
-        if token <= upto
-        for row in by_token[token]
+        update for update in found if update[0] <= upto and update[1] is not None
     ]
-    return StreamUpdateResult(updates, upto, upto < upto_token)
+    return StreamUpdateResult(
+        EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
+    )
 
 
 def standard_stream(

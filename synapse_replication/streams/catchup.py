@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
 import attrs
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    JsonValue,
+    StreamUpdateResult,
+)
 
 __all__ = [
     "Backoff",
@@ -102,19 +105,28 @@ class Page:
     :ivar batches: a token and its rows, tokens ascending.
     :ivar rows: how many rows that is.
     :ivar upto_token: all rows up to and including this token are here.
+    :ivar is_encoded: the rows are JSON text, not values.
     """
 
     batches: list[tuple[int, list[JsonValue]]]
     rows: int
     upto_token: int
+    is_encoded: bool = False
 
 
-def check_page(result: StreamUpdateResult, from_token: int, upto_token: int) -> Page:
+def check_page(
+    result: StreamUpdateResult,
+    from_token: int,
+    upto_token: int,
+    *,
+    take_encoded: bool = False,
+) -> Page:
     """Take from a source's answer what was asked for: ``(from_token, upto_token]``.
 
     A source may answer more than that; what is beyond is left out, since rows
     before it may still be on their way.
 
+    :param take_encoded: leave rows that the source has as text as they are.
     :raises CatchUpError: the answer does not bring us on.
     """
     reached = min(result.upto_token, upto_token)
@@ -123,13 +135,22 @@ def check_page(result: StreamUpdateResult, from_token: int, upto_token: int) -> 
             f"the source answered up to {result.upto_token} when asked for the rows "
             f"in ({from_token}, {upto_token}]: it does not have them yet"
         )
-    wanted = [update for update in result.updates if from_token < update[0] <= reached]
+    updates = result.updates
+    is_encoded = False
+    if take_encoded and isinstance(updates, EncodedUpdates):
+        updates = updates.encoded
+        is_encoded = True
+    wanted = [update for update in updates if from_token < update[0] <= reached]
     wanted.sort(key=itemgetter(0))
-    batches = [
-        (token, [row for _, row in updates])
-        for token, updates in groupby(wanted, itemgetter(0))
-    ]
-    return Page(batches, len(wanted), reached)
+    batches: list[tuple[int, list[JsonValue]]] = []
+    last_token: int | None = None
+    for token, row in wanted:
+        if token == last_token:
+            batches[-1][1].append(row)
+        else:
+            batches.append((token, [row]))
+            last_token = token
+    return Page(batches, len(wanted), reached, is_encoded)
 
 
 @attrs.frozen

@@ -203,13 +203,15 @@ class RowCodec(Generic[RowT]):
         self.fields_of = _fields_getter(names)
         self._most = len(types)
         self._least = sum(field.default is attrs.NOTHING for field in fields)
-        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(self.types).decode
+        self._decode: Callable[[bytes | str], Any] = msgspec.json.Decoder(
+            self.types
+        ).decode
         self._by_length = {
             n: tuple.__class_getitem__(types[:n])
             for n in range(self._least, self._most + 1)
         }
 
-    def decode(self, texts: Sequence[bytes]) -> DecodedRows[RowT]:
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
         """Decode rows that came together.
 
         :raises RowDecodeError: one of them is no row of this stream; none is
@@ -228,7 +230,7 @@ class RowCodec(Generic[RowT]):
             return self._decode_carefully(texts)
         return DecodedRows(rows)
 
-    def _decode_carefully(self, texts: Sequence[bytes]) -> DecodedRows[RowT]:
+    def _decode_carefully(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
         rows = []
         extra = 0
         for index, text in enumerate(texts):
@@ -295,7 +297,7 @@ class RawRowCodec(RowCodec[Any]):
     def __init__(self, stream_name: str) -> None:
         self.stream_name = stream_name
 
-    def decode(self, texts: Sequence[bytes]) -> DecodedRows[Any]:
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that came together.
 
         :raises RowDecodeError: one of them is not JSON.

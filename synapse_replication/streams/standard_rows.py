@@ -336,7 +336,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         usual = tuple.__class_getitem__((Literal["ev"], self._codecs["ev"].types))
         self._decode_event = msgspec.json.Decoder(usual).decode
 
-    def decode(self, texts: Sequence[bytes]) -> DecodedRows[EventsStreamRow]:
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[EventsStreamRow]:
         """Decode rows that came together.
 
         :raises RowDecodeError: one of them is no row of this stream; none is

@@ -9,14 +9,15 @@ position of many writers at once is a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, overload
 
 import attrs
 
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import RowCodec, decode_json
 
 __all__ = [
+    "EncodedUpdates",
     "JsonValue",
     "Stream",
     "StreamDescription",
@@ -29,14 +30,57 @@ JsonValue: TypeAlias = Any
 ``dict`` with ``str`` keys."""
 
 
+class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
+    """Updates that their source has as JSON text.
+
+    They look like ``(token, row)`` pairs, and each row is decoded when it is asked
+    for. Who wants typed rows decodes the texts themselves, in one step.
+
+    :param encoded: ``(token, text)`` pairs.
+    """
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, encoded: Sequence[tuple[int, str | bytes]]) -> None:
+        self.encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __iter__(self) -> Iterator[tuple[int, JsonValue]]:
+        return ((token, decode_json(text)) for token, text in self.encoded)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, JsonValue]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> EncodedUpdates: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, JsonValue] | EncodedUpdates:
+        if isinstance(index, slice):
+            return EncodedUpdates(self.encoded[index])
+        token, text = self.encoded[index]
+        return token, decode_json(text)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Sequence):
+            return list(self) == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"EncodedUpdates({list(self)!r})"
+
+
 @attrs.frozen
 class StreamUpdateResult:
     """The rows of one writer between two of its tokens.
 
     :ivar updates: ``(token, row)`` pairs in ascending order of token (of its
         distance from zero for no stream: tokens on the wire always grow). Rows
-        are JSON values, as on the wire. Rows of one token are never split over
-        two results.
+        are JSON values, as on the wire; see :class:`EncodedUpdates`. Rows of one
+        token are never split over two results.
     :ivar upto_token: everything up to and including this token is in
         ``updates``. Equal to the upper bound asked for, unless ``limited``.
     :ivar limited: there is more between ``upto_token`` and the bound asked for.

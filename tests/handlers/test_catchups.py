@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.observer import CatchUp, DiscardReason
-from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from tests.handlers.receiving import receiving
 
 
@@ -39,6 +39,27 @@ class PageTests(SynchronousTestCase):
         it.stream.answer_with(StreamUpdateResult([(4, ["a"]), (6, ["c"])], 6, False))
         self.assertEqual(it.texts(), [("w", 4, ["a"])])
         self.assertEqual(it.stream.current_token("w"), 5)
+
+    def test_rows_that_come_as_text(self) -> None:
+        """C6: rows that the source has as text are handed on by token, typed."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        updates = EncodedUpdates([(4, '["a"]'), (4, '["b"]'), (5, '["c", 1]')])
+        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(it.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
+
+    def test_text_that_nobody_can_read(self) -> None:
+        """C10: one text that is no row costs only that row."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        updates = EncodedUpdates([(4, '["a"]'), (4, "[7]"), (5, "["), (5, '["b"]')])
+        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 5, ["b"])])
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+        )
 
     def test_rows_that_arrive_meanwhile(self) -> None:
         """C3: rows that arrive while the source is asked wait, and come once."""

@@ -121,3 +121,19 @@ class StandardQueriesTests(SynchronousTestCase):
                     scanned.add(name)
 
         self.assertEqual(scanned, {"account_data"})
+
+    def test_tables_are_not_read_whole_for_a_page(self) -> None:
+        """C58: in a database with more rows, a page's events are looked up one by one."""
+        self.txn.execute(
+            "INSERT INTO events SELECT n, '$m' || n, '!r', 'm', FALSE, 'w' "
+            "FROM generate_series(1000, 21000) AS n; "
+            "INSERT INTO state_events SELECT '$m' || n, '' "
+            "FROM generate_series(1000, 21000) AS n; "
+            "ANALYZE events; ANALYZE state_events"
+        )
+        parameters = {"instance_name": "w", "after": 1, "up_to": 21000, "limit": 2000}
+        for name in ("events", "backfill"):
+            for query in STANDARD_QUERIES[name]:
+                self.txn.execute("EXPLAIN " + query.sql, parameters)
+                plan = "\n".join(line for (line,) in self.txn.fetchall())
+                self.assertNotRegex(plan, "Seq Scan on (events|state_events)|Hash")

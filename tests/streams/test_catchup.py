@@ -17,7 +17,7 @@ from synapse_replication.streams.catchup import (
     check_page,
     plan_catch_up,
 )
-from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
 tokens = st.integers(min_value=0, max_value=50)
 
@@ -104,6 +104,20 @@ class CheckPageTests(SynchronousTestCase):
         self.assertEqual(
             check_page(result, 2, 9).batches, [(3, ["a"]), (5, ["c", "d"])]
         )
+
+    def test_takes_rows_as_they_are(self) -> None:
+        """C6: rows that the source has as text stay text for who can read them."""
+        updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
+        result = StreamUpdateResult(updates, 5, True)
+        self.assertEqual(
+            check_page(result, 2, 9, take_encoded=True),
+            Page([(3, ['["a"]']), (5, ['["c"]', '["d"]'])], 3, 5, True),
+        )
+        self.assertEqual(
+            check_page(result, 2, 9), Page([(3, [["a"]]), (5, [["c"], ["d"]])], 3, 5)
+        )
+        plain = StreamUpdateResult([(3, "a")], 5, True)
+        self.assertFalse(check_page(plain, 2, 9, take_encoded=True).is_encoded)
 
     def test_an_answer_that_does_not_bring_us_on(self) -> None:
         """An answer that ends where we stand is an error that says so."""

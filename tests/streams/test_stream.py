@@ -6,6 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams.rows import RawRowCodec
 from synapse_replication.streams.stream import (
+    EncodedUpdates,
     Stream,
     StreamDescription,
     StreamUpdateResult,
@@ -36,6 +37,16 @@ class StreamTests(SynchronousTestCase):
         self.assertEqual(result, StreamUpdateResult([(1, ["a"])], 1, False))
         with self.assertRaises(AttributeError):
             result.upto_token = 2  # type: ignore[misc]
+
+    def test_text_looks_like_rows(self) -> None:
+        """Rows that are text still are read as rows by who does not know of it."""
+        updates = EncodedUpdates([(1, '["a"]'), (2, b"{}")])
+        self.assertEqual(list(updates), [(1, ["a"]), (2, {})])
+        self.assertEqual((len(updates), updates[-1]), (2, (2, {})))
+        self.assertEqual(updates, [(1, ["a"]), (2, {})])
+        self.assertEqual(updates[1:], [(2, {})])
+        self.assertNotEqual(updates, [(1, ["a"])])
+        self.assertIn("['a']", repr(updates))
 
     def test_a_double_is_a_stream(self) -> None:
         """What the double offers is what the protocol asks for."""

@@ -16,6 +16,7 @@ from synapse_replication.storage.id_generators import (
 from synapse_replication.storage.sequences import IdStream
 from synapse_replication.storage.tables import standard_stream
 from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.stream import EncodedUpdates
 from synapse_replication.streams.table import IdColumn
 from synapse_replication.testing.bench.side import main, run
 from synapse_replication.testing.bench.tables import make_generator_tables
@@ -75,12 +76,14 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
             await _load(database, reactor, READER),
             instance_name=READER,
         )
-        from_json = stream.description.codec.from_json
+        codec = stream.description.codec
         token = count = 0
         started = time.perf_counter()
         while token < rows:
             page = await stream.get_updates_since(WRITER, token, rows)
-            count += len([from_json(row) for _, row in page.updates])
+            assert isinstance(page.updates, EncodedUpdates)
+            texts = [text for _, text in page.updates.encoded]
+            count += len(codec.decode(texts).rows)
             token = page.upto_token
         seconds = time.perf_counter() - started
         assert count == rows

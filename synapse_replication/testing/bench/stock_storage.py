@@ -6,6 +6,7 @@ See ``stock_host.py``.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,6 +15,11 @@ from psycopg2.extensions import parse_dsn
 from side import Counting, main, run
 from stock_host import CountingDataHandler, homeserver
 from synapse.config.database import DatabaseConnectionConfig
+from synapse.logging.context import (
+    LoggingContext,
+    make_deferred_yieldable,
+    run_in_background,
+)
 from synapse.replication.tcp.streams import EventsStream
 from synapse.storage.database import DatabasePool, make_conn
 from synapse.storage.databases.main.events_worker import EventsWorkerStore
@@ -21,9 +27,21 @@ from synapse.storage.engines import create_engine
 from synapse.storage.util.id_generators import MultiWriterIdGenerator
 from tables import make_generator_tables
 from traffic import READER, SERVER_NAME, STREAM, WRITER
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import gatherResults
 
 __all__ = ["MEASURES"]
+
+
+def _run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, float]:
+    """Run work as requests are run: outside of a log context, it would log each use
+    of the database."""
+
+    async def in_context(reactor: Any) -> Any:
+        with LoggingContext(name="bench", server_name=SERVER_NAME):
+            return await work(reactor)
+
+    result: dict[str, float] = run(in_context)
+    return result
 
 
 class Storage:
@@ -71,13 +89,14 @@ def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
                     pass
 
         started = time.perf_counter()
-        await gatherResults(
-            [Deferred.fromCoroutine(call(blocks // callers)) for _ in range(callers)]
+        await make_deferred_yieldable(
+            gatherResults(
+                [run_in_background(call, blocks // callers) for _ in range(callers)]
+            )
         )
         return {"seconds": time.perf_counter() - started}
 
-    result: dict[str, float] = run(allocate)
-    return result
+    return _run(allocate)
 
 
 def catch_up(dsn: str, rows: int) -> dict[str, float]:
@@ -103,8 +122,7 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
         assert count == rows
         return {"seconds": time.perf_counter() - started}
 
-    result: dict[str, float] = run(fetch)
-    return result
+    return _run(fetch)
 
 
 def start_up(dsn: str, rows: int) -> dict[str, float]:
@@ -117,8 +135,7 @@ def start_up(dsn: str, rows: int) -> dict[str, float]:
         assert generator.get_current_token() == rows
         return {"milliseconds": 1000 * seconds}
 
-    result: dict[str, float] = run(start)
-    return result
+    return _run(start)
 
 
 MEASURES: dict[str, Any] = {

@@ -24,6 +24,7 @@ _GENERATOR_TABLES = """
         outlier BOOLEAN, instance_name TEXT
     );
     CREATE SEQUENCE events_stream_seq;
+    CREATE TABLE background_updates (update_name TEXT);
 """
 
 #: What else is asked for the rows of ``events``; all of it stays empty.
