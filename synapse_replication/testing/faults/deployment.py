@@ -46,11 +46,13 @@ class Needs:
     :ivar proxied: the process whose link may be cut, to Redis or, over direct TCP, to
         the first writer of events; none if empty.
     :ivar direct_tcp: there is no Redis: processes connect to one another.
+    :ivar extension: processes speak the extension, else the classic wire alone.
     :ivar small_disk: PostgreSQL has a disk of its own that can be filled.
     """
 
     proxied: str = ""
     direct_tcp: bool = False
+    extension: bool = True
     small_disk: bool = False
 
 
@@ -179,6 +181,8 @@ class FaultDeployment(Deployment):
         for listener in config.get("worker_listeners") or config["listeners"]:
             if "resources" in listener:
                 listener["resources"][0]["names"].append("metrics")
+        if not self._needs.extension:
+            config["synapse_replication"]["extension"] = {"enabled": False}
         if name == self._needs.proxied and self.redis is not None:
             self.proxy = LinkProxy((self.redis.host, self.redis.port))
             config["redis"] = {

@@ -34,6 +34,8 @@ TCP_LONG = (27.0, 30.0)
 
 WRITER_PROXIED = Needs(proxied="event_writer1")
 READER_PROXIED = Needs(proxied="reader1")
+CLASSIC = Needs(extension=False)
+CLASSIC_WRITER_PROXIED = Needs(proxied="event_writer1", extension=False)
 TCP = Needs(direct_tcp=True)
 TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
 
@@ -157,6 +159,10 @@ SCENARIOS = {
         Scenario("subscription-cut", _cut(Cut.SUBSCRIPTION, CUT), READER_PROXIED),
         Scenario("subscription-cut-long", _cut(Cut.SUBSCRIPTION, LONG), READER_PROXIED),
         Scenario("pings-cut-long", _cut(Cut.PINGS, LONG), READER_PROXIED),
+        Scenario("classic-redis-killed", _kill_redis, CLASSIC),
+        Scenario(
+            "classic-publishes-cut", _cut(Cut.PUBLISHES, CUT), CLASSIC_WRITER_PROXIED
+        ),
         Scenario("tcp-main-killed", _kill(MAIN_INSTANCE), TCP),
         Scenario("tcp-writer-killed", _kill("event_writer1"), TCP),
         Scenario("tcp-reader-killed", _kill("reader1"), TCP),

@@ -59,6 +59,16 @@ class FaultDeploymentTests(SynchronousTestCase):
         module = own["event_writer1"]["synapse_replication"]["modules"][0]
         self.assertEqual(module["config"]["skip"], 7)
 
+    def test_classic_wire(self) -> None:
+        """If the extension is not wanted, no process speaks it."""
+        deployment = FaultDeployment(PLAN, Needs(extension=False), 0)
+        self.addCleanup(deployment.close)
+        deployment.start_servers()
+        for name in deployment.processes:
+            own = json.loads((deployment.directory / f"{name}.yaml").read_text())
+            section = own["synapse_replication"]["extension"]
+            self.assertEqual(section, {"enabled": False}, name)
+
     def test_one_link_over_direct_tcp_goes_through_the_proxy(self) -> None:
         """Only one process is told of another port, and only for one writer."""
         deployment = FaultDeployment(

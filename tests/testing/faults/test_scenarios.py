@@ -70,7 +70,9 @@ class ScenariosTests(SynchronousTestCase):
     def test_direct_tcp(self) -> None:
         """What is called after direct TCP uses it, and nothing else does."""
         for name, scenario in SCENARIOS.items():
-            self.assertEqual(scenario.needs.direct_tcp, name.startswith("tcp-"), name)
+            needs = scenario.needs
+            self.assertEqual(needs.direct_tcp, name.startswith("tcp-"), name)
+            self.assertEqual(needs.extension, not name.startswith("classic-"), name)
 
     def test_who_may_mount(self) -> None:
         """An ordinary user is told why there is no full disk."""
