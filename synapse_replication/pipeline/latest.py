@@ -156,12 +156,14 @@ class Surveyor:
         for good is left for later. Otherwise a stream without any positions is
         complete up to its last row, and declared writers without one are not waited
         for.
+    :ivar clock: tells the time, s.
+    :ivar sleep: waits, s.
     """
 
     declared: Mapping[str, Sequence[str]]
     continuous: bool
-    _clock: Callable[[], float] = time.monotonic
-    _sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
     def survey(
         self, txn: cursor, stream: CatalogStream, present: Present, start: StreamOffset
@@ -219,16 +221,16 @@ class Surveyor:
         if last is None:
             return 0
         waiting = self._holders(txn, stream)
-        deadline = self._clock() + LOCK_PATIENCE
+        deadline = self.clock() + LOCK_PATIENCE
         while waiting:
-            if self._clock() > deadline:
+            if self.clock() > deadline:
                 raise PipelineError(
                     f"stream {stream.name}: a transaction that may write it has been "
                     f"open for {LOCK_PATIENCE:.0f} s, so what is complete is not known; "
                     "end it (pg_locks and pg_stat_activity tell which holds sequence "
                     f"{stream.sequence}), or leave the stream out of streams"
                 )
-            self._sleep(_LOCK_INTERVAL)
+            self.sleep(_LOCK_INTERVAL)
             waiting &= self._holders(txn, stream)
         return last
 

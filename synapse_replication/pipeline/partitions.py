@@ -44,6 +44,14 @@ class Part:
         """How many ids may be in it."""
         return self.span.high - self.span.low
 
+    @property
+    def walks_indexes(self) -> bool:
+        """Whether all tables have an index that leads to its rows.
+
+        Where there is none, a scan of the table is better than any detour.
+        """
+        return self.present.tables <= self.present.by_id | self.present.by_writer
+
 
 def narrow(txn: cursor, part: Part) -> Part | None:
     """Cut off ids without rows at both ends; ``None`` if there is no row at all."""
@@ -82,8 +90,7 @@ def split(parts: Iterable[Part], count: int | None) -> list[Part]:
     target = max(-(-total // max(count, 1)), 1)
     pieces: list[Part] = []
     for part in parts:
-        unindexed = part.present.tables - part.present.by_id - part.present.by_writer
-        pieces += [part] if unindexed else _cut(part, target)
+        pieces += _cut(part, target) if part.walks_indexes else [part]
     return pieces
 
 
@@ -190,7 +197,7 @@ class _Tokens:
             return 0
         return self._one(
             f"SELECT count(*) FROM (SELECT FROM ({self._sql}) AS found "
-            f"LIMIT {self._limit + 1}) AS some"
+            f"LIMIT {self._limit + 1}) AS first_of_them"
         )
 
     def at(self, place: int) -> int:

@@ -19,6 +19,7 @@ from synapse_replication.pipeline.latest import (
 )
 from synapse_replication.pipeline.offsets import StreamOffset, spans
 from synapse_replication.pipeline.partitions import Part, narrow, pack, split
+from synapse_replication.pipeline.pushdown import EVERYTHING, Wanted
 from synapse_replication.pipeline.ranges import Present
 from synapse_replication.pipeline.source_options import (
     EARLIEST,
@@ -59,9 +60,10 @@ class Planner:
         self._options = options
         self._surveyor = Surveyor(options.declared_writers, continuous=continuous)
 
-    def batch(self) -> list[tuple[Part, ...]]:
+    def batch(self, wanted: Wanted = EVERYTHING) -> list[tuple[Part, ...]]:
         """Cut all that the options ask for into tasks.
 
+        :param wanted: what more is known of the rows to read.
         :raises PipelineError: the database cannot be reached, or has not what is
             asked for.
         """
@@ -69,8 +71,10 @@ class Planner:
         with reading(options.conninfo, PLAN_TIMEOUT) as txn:
             selections = self.select(txn)
             start = self.resolve(txn, selections, "startingToken")
+            if wanted.streams is not None:
+                selections = [s for s in selections if s.stream.name in wanted.streams]
             end = self.resolve(txn, selections, "endingToken")
-            return self.cut(txn, selections, start, end)
+            return self.cut(txn, selections, start, end, wanted)
 
     # -- streams -----------------------------------------------------------------------
 
@@ -121,10 +125,10 @@ class Planner:
         names = [s.stream.name for s in selections]
         found = parse_token(option, text, names, _instance_names(txn))
         for name in found:
-            if name not in names:
+            if name not in (options.streams or options.catalog):
                 raise PipelineError(
                     f"option {option}: stream {name} is not read; known are "
-                    f"{', '.join(names)}"
+                    f"{', '.join(options.streams or options.catalog)}"
                 )
         for selection in selections:
             name = selection.stream.name
@@ -177,29 +181,35 @@ class Planner:
         selections: list[Selection],
         start: Mapping[str, StreamOffset],
         end: Mapping[str, StreamOffset],
+        wanted: Wanted = EVERYTHING,
     ) -> list[tuple[Part, ...]]:
         """Cut what is between two offsets into tasks."""
         options = self._options
+        if options.writers is not None:
+            wanted = wanted.only_writers(options.writers)
         found = []
         for selection in selections:
             stream, present = selection.stream, selection.present
-            low, high = start[stream.name], end[stream.name]
-            extra = find_writers(txn, stream, present).union(options.writers or ())
-            low, high = (
+            names = find_writers(txn, stream, present).union(wanted.writers or ())
+            at, upto = (
                 attrs.evolve(
-                    at, writers={w: at.position(w) for w in {*at.writers, *extra}}
+                    offset,
+                    writers={
+                        w: offset.position(w) for w in names.union(offset.writers)
+                    },
                 )
-                for at in (low, high)
+                for offset in (start[stream.name], end[stream.name])
             )
-            for span in spans(low, high):
-                if options.writers is not None:
-                    nameless = selection.sole_writer in options.writers
-                    span = span.only(options.writers, nameless=nameless)
-                part = Part(stream, present, span, selection.sole_writer)
+            for span in spans(at, upto):
+                of_span = wanted.of_span(span, selection.sole_writer)
+                if of_span is None:
+                    continue
+                part = Part(stream, present, of_span, selection.sole_writer)
                 narrowed = narrow(txn, part)
                 if narrowed is not None:
                     found.append(narrowed)
-        return pack(split(found, options.num_partitions), options.num_partitions)
+        count = options.num_partitions
+        return pack(split(found, count), count)
 
 
 def _instance_names(txn: cursor) -> Callable[[int], str]:

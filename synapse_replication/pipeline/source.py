@@ -11,23 +11,29 @@ connection. Nothing here knows a reactor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.database import READ_TIMEOUT, reading
-from synapse_replication.pipeline.partitions import Part
 from synapse_replication.pipeline.planning import Planner
-from synapse_replication.pipeline.ranges import range_sql
+from synapse_replication.pipeline.pushdown import EVERYTHING, push_filters
+from synapse_replication.pipeline.reading import RowsPartition, read_parts
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.source_options import SourceOptions
+from synapse_replication.pipeline.streaming import RowsStreamReader
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["RowsPartition", "SynapseReplicationDataSource", "read_part"]
+__all__ = ["RowsReader", "SynapseReplicationDataSource"]
 
 
 class SynapseReplicationDataSource(DataSource):
@@ -46,19 +52,9 @@ class SynapseReplicationDataSource(DataSource):
         """Make the reader of one moment."""
         return RowsReader(SourceOptions.parse(self.options))
 
-
-class RowsPartition(InputPartition):
-    """What one task reads.
-
-    :ivar parts: one after the other.
-    """
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        super().__init__(None)
-        self.parts = tuple(parts)
-
-    def __repr__(self) -> str:
-        return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Make the reader that goes on."""
+        return RowsStreamReader(SourceOptions.parse(self.options))
 
 
 class RowsReader(DataSourceReader):
@@ -69,28 +65,19 @@ class RowsReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._wanted = EVERYTHING
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take over conditions on stream, writer and token."""
+        self._wanted, left = push_filters(self._wanted, filters)
+        yield from left
 
     def partitions(self) -> Sequence[InputPartition]:
         """Decide what is read, and cut it into tasks."""
         planner = Planner(self._options, continuous=False)
-        return [RowsPartition(parts) for parts in planner.batch()]
+        return [RowsPartition(parts) for parts in planner.batch(self._wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
         assert isinstance(partition, RowsPartition)
-        for part in partition.parts:
-            yield from read_part(self._options.conninfo, part)
-
-
-def read_part(conninfo: Mapping[str, Any], part: Part) -> Iterator[pyarrow.RecordBatch]:
-    """Read a part, in blocks.
-
-    :raises PipelineError: the database cannot be reached or refuses.
-    """
-    from synapse_replication.pipeline.copying import copy_batches
-
-    # Where no index leads to the rows, a scan is better than a detour.
-    unindexed = part.present.tables - part.present.by_id - part.present.by_writer
-    sql = range_sql(part.stream, part.span, part.present, part.sole_writer)
-    with reading(conninfo, READ_TIMEOUT, walk_indexes=not unindexed) as txn:
-        yield from copy_batches(txn, sql, part.stream.name)
+        return read_parts(self._options.conninfo, partition.parts)
