@@ -56,6 +56,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.stalls import StallLog
 from synapse_replication.instrumentation.status import ProcessStatus, encode_status
 from synapse_replication.instrumentation.status_observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
@@ -336,9 +337,12 @@ class ProcessService(Service):
             }
         )
 
+        stalls = StallLog(Logger("synapse_replication"))
+
         def sample() -> None:
             self._sampling = self._clock.call_later(SAMPLE_EVERY, sample)
             self._status.sample()
+            stalls.look(self._status.snapshot())
 
         sample()
         self._hooks.start()

@@ -26,7 +26,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.app.cli import config_option, get_reactor, load_or_exit
 from synapse_replication.app.config import ProcessConfig, Purpose
-from synapse_replication.app.status_page import duration, group_stalls, judge
+from synapse_replication.app.status_page import duration, judge
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.instrumentation.status import (
@@ -34,6 +34,7 @@ from synapse_replication.instrumentation.status import (
     ProcessStatus,
     decode_status,
     describe_progress,
+    group_stalls,
 )
 
 __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]

@@ -17,29 +17,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from twisted.web.resource import Resource
 
 from synapse_replication.instrumentation.status import (
-    REMEDIES,
     Condition,
     ProcessStatus,
-    StallReason,
     WriterStatus,
     describe_progress,
     encode_status,
+    group_stalls,
 )
 
 __all__ = [
     "ReadyResource",
-    "StallGroup",
     "StatusJsonResource",
     "StatusPageResource",
     "Verdict",
     "duration",
-    "group_stalls",
     "judge",
     "sparkline",
 ]
-
-#: Names of one group that are shown.
-_MAX_NAMES_SHOWN = 4
 
 _TONES = {
     Condition.LIVE: "good",
@@ -78,22 +72,6 @@ class Verdict:
         return _SIGNS[self.tone]
 
 
-@attrs.frozen
-class StallGroup:
-    """Writers that are stalled for one reason.
-
-    :ivar names: of the first of them, for people.
-    :ivar stalled_for: s, of the longest.
-    :ivar reason: under which the runbook has it.
-    """
-
-    names: str
-    reason: str
-    stalled_for: float
-    detail: str
-    remedy: str
-
-
 def judge(status: ProcessStatus) -> Verdict:
     """Say in one line how a process's replication stands."""
     if status.duplicates:
@@ -122,31 +100,6 @@ def judge(status: ProcessStatus) -> Verdict:
 def _streams(followed: Sequence[WriterStatus]) -> str:
     """Count: a stream of two writers is two."""
     return f"{len(followed)} stream{'s' * (len(followed) != 1)}"
-
-
-def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
-    """Put together what has one reason: one Redis that is down is one trouble."""
-    groups: dict[tuple[StallReason, str], list[WriterStatus]] = {}
-    for writer in writers:
-        if writer.reason is not None:
-            groups.setdefault((writer.reason, writer.detail), []).append(writer)
-    return [
-        StallGroup(
-            _names(group),
-            reason.value,
-            max(writer.stalled_for for writer in group),
-            detail,
-            REMEDIES[reason],
-        )
-        for (reason, detail), group in groups.items()
-    ]
-
-
-def _names(group: Sequence[WriterStatus]) -> str:
-    names = [f"{writer.stream_name}/{writer.instance_name}" for writer in group]
-    text = ", ".join(names[:_MAX_NAMES_SHOWN])
-    more = len(names) - _MAX_NAMES_SHOWN
-    return f"{text} and {more} more" if more > 0 else text
 
 
 def duration(seconds: float) -> str:

@@ -292,12 +292,16 @@ class HttpCatchUpClient:
         shown = url.to_text() if location.path is None else _show(location.path, url)
         for name, value in query.items():
             url = url.set(name, value)
+        started = self._clock.seconds()
         answering = Deferred.fromCoroutine(self._request(url, headers))
         answering.addTimeout(timeout, self._clock)
         try:
             status, body = await answering
         except Exception as error:
             text = self._scrub(_explain(error))
+            if self._clock.seconds() - started >= timeout:
+                # What cancelling raises depends on how far the request got.
+                text = f"nothing came within {timeout:g} s"
             raise HttpCatchUpError("GET", shown, None, text) from error
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))

@@ -23,6 +23,7 @@ __all__ = [
     "LinkStatus",
     "MemberStatus",
     "ProcessStatus",
+    "StallGroup",
     "StallReason",
     "WriterStatus",
     "decode_status",
@@ -30,6 +31,8 @@ __all__ = [
     "describe_progress",
     "describe_writer",
     "encode_status",
+    "group_stalls",
+    "name_writers",
 ]
 
 
@@ -52,6 +55,9 @@ class StallReason(enum.Enum):
     CATCH_UP_FAILS = "catch_up_fails"
     NO_PROGRESS = "no_progress"  #: rows are there, and are not handled
 
+
+#: Names of one group that are shown.
+_MAX_NAMES_SHOWN = 4
 
 #: What an operator does about each.
 REMEDIES: Mapping[StallReason, str] = MappingProxyType(
@@ -180,6 +186,24 @@ class ProcessStatus:
         )
 
 
+@attrs.frozen
+class StallGroup:
+    """Writers that are stalled for one reason.
+
+    :ivar writers: all of them.
+    :ivar names: of the first of them, for people.
+    :ivar stalled_for: s, of the longest.
+    :ivar reason: under which the runbook has it.
+    """
+
+    writers: tuple[WriterStatus, ...]
+    names: str
+    reason: str
+    stalled_for: float
+    detail: str
+    remedy: str
+
+
 #: s without any link, after which a process is cut off: a short blip is none.
 CUT_OFF_AFTER = 10.0
 
@@ -251,6 +275,33 @@ def _and_more(writers: Sequence[WriterStatus]) -> str:
 
 def _count(things: Sized, word: str) -> str:
     return f"{len(things)} {word}{'s' * (len(things) != 1)}"
+
+
+def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
+    """Put together what has one reason: one Redis that is down is one trouble."""
+    groups: dict[tuple[StallReason, str], list[WriterStatus]] = {}
+    for writer in writers:
+        if writer.reason is not None:
+            groups.setdefault((writer.reason, writer.detail), []).append(writer)
+    return [
+        StallGroup(
+            tuple(group),
+            name_writers(group),
+            reason.value,
+            max(writer.stalled_for for writer in group),
+            detail,
+            REMEDIES[reason],
+        )
+        for (reason, detail), group in groups.items()
+    ]
+
+
+def name_writers(group: Sequence[WriterStatus]) -> str:
+    """Name the first of some writers, and count the others."""
+    names = [f"{writer.stream_name}/{writer.instance_name}" for writer in group]
+    text = ", ".join(names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def encode_status(status: ProcessStatus) -> bytes:

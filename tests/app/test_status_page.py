@@ -15,12 +15,15 @@ from synapse_replication.app.status_page import (
     StatusJsonResource,
     StatusPageResource,
     duration,
-    group_stalls,
     judge,
     sparkline,
 )
 from synapse_replication.handlers.observer import CatchUp, CloseReason, PeerNews
-from synapse_replication.instrumentation.status import REMEDIES, StallReason
+from synapse_replication.instrumentation.status import (
+    REMEDIES,
+    StallReason,
+    group_stalls,
+)
 from synapse_replication.instrumentation.status_observer import StatusObserver
 
 

@@ -251,7 +251,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.clock.advance(29)
         self.assertNoResult(asking)
         self.clock.advance(2)
-        self.failureResultOf(asking, HttpCatchUpError)
+        error = self.failureResultOf(asking, HttpCatchUpError).value
+        self.assertIn("did not answer: nothing came within 30 s", str(error))
 
     def test_too_long(self) -> None:
         """An answer without end is cut off."""
