@@ -22,6 +22,7 @@
     |   +-- SequenceBehindError
     +-- PipelineError                 a job on Spark cannot go on; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
+    +-- HostError                     the host failed with a command that has secrets
     +-- HooksOverflowError            events came faster than hooks could be told
     +-- StatusError                   a process does not say how it stands
     +-- SupervisorError               the service manager's environment makes no sense
@@ -34,7 +35,9 @@ in the text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 __all__ = [
     "CatchUpError",
@@ -43,6 +46,7 @@ __all__ = [
     "ExtensionMessageError",
     "ForbiddenCommandError",
     "HooksOverflowError",
+    "HostError",
     "HttpCatchUpError",
     "LineTooLongError",
     "LocalProtocolError",
@@ -76,6 +80,25 @@ def excerpt(text: str | bytes) -> str:
     if len(text) > EXCERPT_LENGTH:
         text = text[:EXCERPT_LENGTH] + "..."
     return ascii(text)[1:-1]
+
+
+#: From here on a text may be a line with an access token: those that carry them.
+_SECRETIVE: Final = re.compile(
+    r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
+)
+#: What may be shown of a line of which nothing is known: a word like a command's name.
+_NAME: Final = re.compile(r"[A-Z][A-Z_]{0,39}")
+
+
+def without_lines(text: str) -> str:
+    """Cut the part of a peer's text that may repeat a line with a secret in it."""
+    return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)
+
+
+def _shown_name(word: str) -> str:
+    if _NAME.fullmatch(word):
+        return word
+    return f"of {len(word)} characters that is no name of one"
 
 
 class ReplicationError(Exception):
@@ -121,7 +144,7 @@ class UnparsableLineError(RemoteProtocolError):
     """
 
     def __init__(self, command_name: str, reason: str) -> None:
-        super().__init__(f"cannot parse {excerpt(command_name)} line: {reason}")
+        super().__init__(f"cannot parse {_shown_name(command_name)} line: {reason}")
         self.command_name = command_name
         self.reason = reason
 
@@ -130,7 +153,7 @@ class UnknownCommandError(RemoteProtocolError):
     """A line's first word is no command that we know."""
 
     def __init__(self, command_name: str) -> None:
-        super().__init__(f"unknown command {excerpt(command_name)}")
+        super().__init__(f"unknown command {_shown_name(command_name)}")
         self.command_name = command_name
 
 
@@ -259,6 +282,17 @@ class HttpCatchUpError(CatchUpError):
         self.url = url
         self.status = status
         self.body = body
+
+
+class HostError(ReplicationError):
+    """The host failed to handle a command; its own words, without what is secret.
+
+    :ivar kind: what the host raised, by its name.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
 
 
 class HooksOverflowError(ReplicationError):

@@ -83,7 +83,15 @@ class MessageTests(SynchronousTestCase):
         too_long = LineTooLongError("RDATA", 20000, 16384)
         self.assertEqual((too_long.length, too_long.limit), (20000, 16384))
         self.assertIn("RDATA line of 20000 bytes", str(too_long))
-        self.assertIn("unknown command a\\nb", str(UnknownCommandError("a\nb")))
+        self.assertEqual(
+            str(UnknownCommandError("WHAT_ELSE")), "unknown command WHAT_ELSE"
+        )
+        for word in ("a\nb", "syt_dG9rZW4", '["syt_dG9rZW4"', "A" * 41, ""):
+            text = str(UnknownCommandError(word))
+            self.assertEqual(
+                text,
+                f"unknown command of {len(word)} characters that is no name of one",
+            )
         self.assertEqual(
             str(UnparsableLineError("POSITION", "no token")),
             "cannot parse POSITION line: no token",

@@ -34,6 +34,7 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.links import Link
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
+from synapse_replication.handlers.secrets import without_secrets
 from synapse_replication.handlers.sender import CommandSender
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
@@ -245,20 +246,22 @@ class ReplicationCommandHandler(CommandSender):
         try:
             waiting = handle(connection, command)
         except Exception as error:  # noqa: BLE001 -- the observer is told
-            self._observer.failure(f"handling {name}", error)
+            self._observer.failure(f"handling {name}", without_secrets(error, command))
             return
         if waiting is not None:
             description = f"replication_{name}"
             self._host.run_as_background_process(
-                description, lambda: self._wait(description, waiting)
+                description, lambda: self._wait(description, command, waiting)
             )
 
-    async def _wait(self, description: str, waiting: Awaitable[None]) -> None:
+    async def _wait(
+        self, description: str, command: Command, waiting: Awaitable[None]
+    ) -> None:
         with self._observer.background_process(description):
             try:
                 await waiting
             except Exception as error:  # noqa: BLE001 -- the observer is told
-                self._observer.failure(description, error)
+                self._observer.failure(description, without_secrets(error, command))
 
     # -- what comes on the extension's channel --------------------------------------------
 

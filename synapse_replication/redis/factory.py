@@ -323,6 +323,12 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     def connectionError(self, why: str) -> None:
         """Note why AUTH or SELECT failed. The waiting Deferred goes on waiting."""
+        self._note(why)
+
+    def _note(self, why: str) -> None:
+        # A server that does not know AUTH repeats what stood behind it.
+        if self.password:
+            why = why.replace(self.password, "***")
         self._why = self._why or why
 
     def link_established(self) -> None:
@@ -331,7 +337,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
         """Take note that a connection ended."""
-        self._why = self._why or why
+        self._note(why)
         if established:
             stopped = not self.continueTrying
             self.observer.connection_lost(

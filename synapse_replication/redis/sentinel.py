@@ -363,6 +363,10 @@ class _Asking(Protocol):
             self._close()
 
     def _end(self, why: str) -> None:
+        password = self._question.options.password
+        if password:
+            # A server that does not know AUTH repeats what stood behind it.
+            why = why.replace(password, "***")
         self._question.failed(why)
         self._close()
 

@@ -52,6 +52,7 @@ from synapse_replication.errors import (
     RemoteProtocolError,
     UnknownCommandError,
     excerpt,
+    without_lines,
 )
 from synapse_replication.wire.batching import (
     RdataRun,
@@ -99,6 +100,8 @@ WRITE_SIZE: Final = 65536
 _MAX_NAME_LENGTH: Final = 64
 #: The longest text of an ERROR that we send, in characters.
 _MAX_ERROR_LENGTH: Final = 1000
+#: How much is shown of the first word of something that is no SERVER, in bytes.
+_FIRST_WORD: Final = 12
 #: Rounding must not make a due time that is never reached, in s.
 _SHORTEST_DELAY: Final = 0.001
 #: How a TLS record of a handshake or of an alert begins.
@@ -303,8 +306,10 @@ class LineConnection:
     ) -> None:
         first = next(filter(None, lines), None)
         if first is not None and not first.startswith(b"SERVER "):
+            # Enough to know HTTP or SSH by, and too little for a secret.
+            shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
             text = (
-                f"the first line is not SERVER but '{excerpt(first)}': is this the "
+                f"the first line begins not with SERVER but '{shown}': is this the "
                 "port of a replication listener?"
             )
             self._refuse(received, RemoteProtocolError(text), now)
@@ -332,7 +337,9 @@ class LineConnection:
                 )
                 self._refuse(received, RemoteProtocolError(text), now)
         elif isinstance(command, ErrorCommand):
-            self._close(CloseReason.PEER_ERROR, excerpt(command.data), now)
+            # Stock peers repeat the line that they could not read.
+            text = excerpt(without_lines(command.data))
+            self._close(CloseReason.PEER_ERROR, text, now)
         else:
             received.items.append(command)
 

@@ -271,7 +271,7 @@ class FirstLineTests(SynchronousTestCase):
         """What speaks another protocol is named by its first line (C21)."""
         got = self.connection.receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n", 0.0)
         self.assertEqual(len(got.refused), 1)
-        self.assertIn("HTTP/1.1 400 Bad Request", self.connection.close_text)
+        self.assertIn("'HTTP/1.1'", self.connection.close_text)
         self.assertFalse(self.connection.is_open)
 
     def test_tls(self) -> None:

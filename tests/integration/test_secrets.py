@@ -1,0 +1,436 @@
+"""No access token, replication secret or Redis password in a log, error or metric.
+
+Everything that watches a process is attached, at every level: the log as text and as
+JSON, tracebacks, Python's own log, metrics, the status page's data, spans. Then what is
+secret is sent through, well-formed and not, and looked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+from twisted.internet import reactor  # noqa: TID251 -- a real Redis
+from twisted.internet.defer import fail
+from twisted.internet.task import deferLater
+from twisted.logger import (
+    LogEvent,
+    Logger,
+    eventAsText,
+    globalLogPublisher,
+)
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from synapse_replication.app.config import load_config
+from synapse_replication.errors import (
+    ConfigError,
+    HttpCatchUpError,
+    RemoteProtocolError,
+)
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    ConnectionBuffers,
+    DiscardReason,
+    PeerNews,
+    ReplicationObserver,
+    Resync,
+)
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.json_logs import to_json
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.status import encode_status
+from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.tcp.protocol import (
+    BaseReplicationStreamProtocol,
+    ClientReplicationStreamProtocol,
+    ServerReplicationStreamProtocol,
+)
+from synapse_replication.testing.doubles import MemoryHost, SourceStream
+from synapse_replication.testing.servers import PrivateRedis
+from synapse_replication.wire.batching import RefusedLine, read_lines
+from synapse_replication.wire.commands import UserIpCommand, parse_command_from_line
+from tests.handlers.receiving import Row
+from tests.tcp.doubles import PausingTransport
+
+TOKEN = "syt_YWxpY2U_qWeRtYuIoPaSdFgHjKlZ_0aBcDe"
+SECRET = "replication-secret-1b2c3d4e5f"
+PASSWORD = "redis-password-9z8y7x6w5v"
+ALL = (TOKEN, SECRET, PASSWORD)
+
+_GOOD = f'USER_IP @alice:hs ["{TOKEN}","192.0.2.1","Element","DEV",1700000000000]'
+#: Lines with an access token in them, from well-formed to hopeless.
+LINES: tuple[bytes, ...] = tuple(
+    line if isinstance(line, bytes) else line.encode()
+    for line in (
+        _GOOD,
+        _GOOD[:-1],
+        _GOOD + " more",
+        _GOOD.replace('"192', "192"),
+        _GOOD.replace(" @alice:hs", ""),
+        _GOOD.replace("USER_IP", "USER_IPS"),
+        _GOOD.replace("USER_IP ", "USER_IP\t"),
+        _GOOD.replace("1700000000000", "NaN"),
+        _GOOD.replace("1700000000000", "1" * 400),
+        _GOOD.replace("1700000000000", f'"{TOKEN}"'),
+        _GOOD.replace("Element", "\\ud800"),
+        _GOOD.replace("Element", "x" * 20_000),
+        _GOOD.replace("Element", "\x00\x1b[31m"),
+        _GOOD.encode().replace(b"Element", b"\xff\xfe"),
+        f"USER_IP {TOKEN}",
+        f'USER_IP "{TOKEN}',
+        f"USER_IP @alice:hs [[[[[[{TOKEN}",
+        f'USER_IP @alice:hs {{"access_token":"{TOKEN}"}}',
+        f"{TOKEN}",
+        f'["{TOKEN}","192.0.2.1"',
+        f"{TOKEN} @alice:hs",
+        f'INVALIDATE_CACHE get_user_by_access_token ["{TOKEN}"]',
+        f'INVALIDATE_CACHE get_user_by_access_token ["{TOKEN}"',
+        f'RDATA caches w 5 ["get_user_by_access_token",["{TOKEN}"],1700000000000]',
+        f'RDATA caches w 6 ["get_user_by_access_token",["{TOKEN}"],"{TOKEN}"]',
+        f'RDATA caches w 7 ["{TOKEN}"',
+        f'RDATA caches w {TOKEN} ["f",["k"],1]',
+        f"POSITION caches w {TOKEN} 5",
+        f"USER_SYNC {TOKEN}",
+        f"FEDERATION_ACK {TOKEN}",
+        f'LOCK_RELEASED ["{TOKEN}"',
+        f"PING {TOKEN}",
+    )
+)
+
+
+class FailingCommands:
+    """A host whose every command fails, with a text that says with what."""
+
+    def get_currently_syncing_users(self) -> list[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+
+        def handle(*arguments: Any) -> Any:
+            error = ValueError(f"cannot store {arguments!r}")
+            if arguments and arguments[0] == "@alice:hs":
+                return fail(error)
+            raise error
+
+        return handle
+
+
+class Watch:
+    """All that watches a process."""
+
+    def __init__(self, test: SynchronousTestCase) -> None:
+        self.events: list[LogEvent] = []
+        self.texts = io.StringIO()
+        keep: Any = self.events.append
+        globalLogPublisher.addObserver(keep)
+        test.addCleanup(globalLogPublisher.removeObserver, keep)
+        handler = logging.StreamHandler(self.texts)
+        logging.getLogger().addHandler(handler)
+        test.addCleanup(logging.getLogger().removeHandler, handler)
+        self.registry = CollectorRegistry()
+        self.status = StatusObserver("hs.example", "reader")
+        provider = TracerProvider()
+        self.spans = InMemorySpanExporter()
+        provider.add_span_processor(SimpleSpanProcessor(self.spans))
+        self.observer = CompositeObserver(
+            [
+                self.status,
+                # Nothing is held back: every line is written.
+                LoggingObserver(Logger("synapse_replication"), _Hours().seconds),
+                PrometheusObserver(
+                    ReplicationMetrics(self.registry), "hs.example", status=self.status
+                ),
+                TracingObserver(provider.get_tracer("test"), "hs.example"),
+            ]
+        )
+
+    def everything(self) -> str:
+        """Give all that was written, in every form."""
+        seen = [self.texts.getvalue()]
+        for event in self.events:
+            seen.append(eventAsText(event, includeTraceback=True))
+            seen.append(to_json(event))
+            # Whatever else an observer of the operator's would be handed.
+            seen += [repr(v) for k, v in event.items() if k != "log_logger"]
+        seen.append(generate_latest(self.registry).decode())
+        seen.append(encode_status(self.status.snapshot()).decode())
+        seen += [span.to_json() for span in self.spans.get_finished_spans()]
+        return "\n".join(seen)
+
+    def check(self, test: SynchronousTestCase, said: str = "") -> None:
+        """See that nothing secret was written, or said to a peer."""
+        text = self.everything() + said
+        for secret in ALL:
+            at = text.find(secret)
+            test.assertEqual(at, -1, text[max(0, at - 300) : at + 100])
+
+
+class _Hours:
+    """A clock on which an hour passes between two looks."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def seconds(self) -> float:
+        self._now += 3600
+        return self._now
+
+
+def make_handler(watch: Watch) -> tuple[MemoryHost, ReplicationCommandHandler]:
+    """Make a process that stores client IPs, and fails to."""
+    host = MemoryHost(SourceStream("caches", Row), stores_user_ips=True)
+    host.observer = watch.observer  # type: ignore[assignment]
+    host.commands = FailingCommands()  # type: ignore[assignment]
+    return host, ReplicationCommandHandler(host, watch.observer)
+
+
+class DirectTcpTests(SynchronousTestCase):
+    """Over direct TCP."""
+
+    def end(
+        self, watch: Watch, protocol: Any
+    ) -> tuple[BaseReplicationStreamProtocol, PausingTransport]:
+        host, handler = make_handler(watch)
+        names = ["c"] if protocol is ClientReplicationStreamProtocol else []
+        end: BaseReplicationStreamProtocol = protocol(
+            *names, "hs.example", host.clock, handler, watch.observer
+        )
+        transport = PausingTransport()
+        end.makeConnection(transport)
+        return end, transport
+
+    def test_lines(self) -> None:
+        """Each line, whole, cut anywhere, and behind others, at both ends."""
+        for line in LINES:
+            watch = Watch(self)
+            said = b""
+            for data in (line + b"\n", b"PING 1\n" + line + b"\nREPLICATE\n"):
+                for kind in (
+                    ServerReplicationStreamProtocol,
+                    ClientReplicationStreamProtocol,
+                ):
+                    for greeting in (b"", b"SERVER hs.example\n"):
+                        if greeting and kind is ServerReplicationStreamProtocol:
+                            continue
+                        end, transport = self.end(watch, kind)
+                        end.dataReceived(greeting + data[:30])
+                        end.dataReceived(data[30:])
+                        end.connectionLost()
+                        said += transport.buffer
+            watch.check(self, said.decode("utf-8", "replace"))
+            self.flushLoggedErrors()
+
+    def test_error_of_a_peer(self) -> None:
+        """A stock peer repeats in its ERROR the line that it could not read."""
+        for line in LINES:
+            # Others are not what an honest process sends.
+            if not line.startswith((b"USER_IP ", b"INVALIDATE", b"RDATA caches")):
+                continue
+            watch = Watch(self)
+            for form in (b"Failed to parse line: %b (no)", b"%b", b"'%b'", b"b'%b"):
+                for kind in (
+                    ServerReplicationStreamProtocol,
+                    ClientReplicationStreamProtocol,
+                ):
+                    end, _ = self.end(watch, kind)
+                    if not end.relays:
+                        end.dataReceived(b"SERVER hs.example\n")
+                    end.dataReceived(b"ERROR " + form % line[:10_000] + b"\n")
+                    end.connectionLost()
+            watch.check(self)
+            self.flushLoggedErrors()
+
+    def test_sending(self) -> None:
+        """What cannot be sent is refused without being shown."""
+        watch = Watch(self)
+        end, _ = self.end(watch, ServerReplicationStreamProtocol)
+        _, handler = make_handler(watch)
+        handler.new_connection(end)
+        for agent in ("x" * 20_000, "\ud800"):
+            handler.send_user_ip("@alice:hs", TOKEN, "192.0.2.1", agent, None, 1)
+        command = UserIpCommand("@alice:hs", TOKEN, "192.0.2.1", "x", None, 1)
+        watch.check(self, repr(command) + str(command) + command.get_logcontext_id())
+        self.flushLoggedErrors()
+
+
+class RedisTests(TestCase):
+    """Over a real Redis with a password."""
+
+    timeout = 60
+
+    async def link(
+        self, watch: Watch, redis: PrivateRedis, password: str
+    ) -> RedisReplicationLink:
+        _, handler = make_handler(watch)
+        link = RedisReplicationLink(
+            reactor,
+            RedisOptions(port=redis.port, password=password),
+            "hs.example",
+            handler,
+            watch.observer,
+            lambda lost: None,
+            ["USER_IP"],
+        )
+        link.start()
+        self.addCleanup(link.stop)
+        return link
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await deferLater(reactor, 0.01)
+
+    async def test_lines(self) -> None:
+        """Each line as a message on both channels; all are handled or refused."""
+        watch = Watch(self)
+        redis = PrivateRedis(password=PASSWORD).start()
+        self.addCleanup(redis.stop)
+        link = await self.link(watch, redis, PASSWORD)
+        await self.until(lambda: link.sender.receivers == 1)
+        for line in (*LINES, b"REMOTE_SERVER_UP last"):
+            for channel in ("hs.example", "hs.example/USER_IP"):
+                link.sender.publish("USER_IP", channel, [line])
+        await self.until(lambda: "('last',)" in watch.everything())
+        watch.check(self)
+        self.assertIn(
+            "cannot store ('@alice:hs', '***', '192.0.2.1'", watch.everything()
+        )
+        self.flushLoggedErrors()
+
+    async def test_password_is_refused(self) -> None:
+        """
+        A Redis that refuses the password, or that repeats what it does not know, is
+        told of without it.
+        """
+        for settings in ({}, {"rename-command": 'AUTH ""'}):
+            watch = Watch(self)
+            redis = PrivateRedis(
+                password=None if settings else "another", settings=settings
+            ).start()
+            self.addCleanup(redis.stop)
+            await self.link(watch, redis, PASSWORD)
+            word = "unknown command" if settings else "WRONGPASS"
+            while word not in watch.everything():
+                await deferLater(reactor, 0.01)
+            watch.check(self)
+
+
+class EventTests(SynchronousTestCase):
+    """Everything that an observer can be told."""
+
+    def errors(self) -> list[BaseException]:
+        """Make each error that comes of input, by code of ours, from secret input."""
+        errors: list[BaseException] = []
+        for line in LINES:
+            errors += [
+                item.error
+                for item in read_lines([line])
+                if isinstance(item, RefusedLine)
+            ]
+            try:
+                parse_command_from_line(line.decode("utf-8", "replace"))
+            except RemoteProtocolError as error:
+                errors.append(error)
+        errors.append(HttpCatchUpError("GET", "http://w/x", 401, "no"))
+        return errors
+
+    def test_every_event(self) -> None:
+        """Each method, with each error, writes nothing secret; each that logs is met."""
+        watch = Watch(self)
+        methods = {
+            name: inspect.signature(method)
+            for name, method in inspect.getmembers(ReplicationObserver, callable)
+            if not name.startswith("_")
+        }
+        errors = self.errors()
+        self.assertGreater(len(errors), 20)
+        for name, signature in methods.items():
+            _, *parameters = signature.parameters.values()
+            for error in errors:
+                arguments = [_argument(parameter, error) for parameter in parameters]
+                result = getattr(watch.observer, name)(*arguments)
+                if hasattr(result, "__enter__"):
+                    with result:
+                        pass
+        self.flushLoggedErrors()
+        watch.check(self)
+        logged = {name for name in methods if name in vars(LoggingObserver)}
+        self.assertGreaterEqual(len(watch.events), len(logged))
+        levels = {event["log_level"].name for event in watch.events}
+        self.assertLessEqual({"debug", "info", "warn", "error", "critical"}, levels)
+
+
+#: What parameters of observers' methods are given, by type.
+_VALUES: dict[str, Any] = {
+    "int": 5,
+    "float": 5.0,
+    "str": "name",
+    "bool": True,
+    "CatchUp": CatchUp("s", "w", 1, 5),
+    "CloseReason": CloseReason.PEER_ERROR,
+    "DiscardReason": DiscardReason.UNDECODABLE,
+    "Resync": Resync.FULL,
+    "Mapping": {},
+    "MutableMapping": {},
+    "Any": {},
+    "PeerNews": PeerNews("w", "e", "0.1.0", "h:1", False, {"s": (5, 1.0)}),
+    "ConnectionBuffers": ConnectionBuffers("c", 1, 1, 1, 1),
+}
+
+
+def _argument(parameter: inspect.Parameter, error: BaseException) -> Any:
+    kind = str(parameter.annotation)
+    if "Error" in kind or "Exception" in kind:
+        return error
+    if parameter.name == "why":
+        return str(error)
+    return _VALUES[kind.partition(" ")[0].partition("[")[0]]
+
+
+class ConfigTests(SynchronousTestCase):
+    """What is said of a configuration with mistakes."""
+
+    def test_mistakes_beside_secrets(self) -> None:
+        """A mistake in, or beside, a secret is named without it."""
+        for text in (
+            f"worker_replication_secret: [{SECRET}]",
+            f"worker_replication_secret: {{a: {SECRET}}}",
+            f"worker_replication_secret: {SECRET}\nredis: {{password: [{PASSWORD}]}}",
+            f"redis: {{enabled: true, password: {{a: {PASSWORD}}}}}",
+            f"redis: {{enabled: true, passwort: {PASSWORD}}}",
+            f"redis: {{enabled: maybe, password: {PASSWORD}}}",
+            f"redis: [{PASSWORD}]",
+            f"redis: {PASSWORD}",
+            f"worker_replication_secret: '{SECRET}",
+            f"{{worker_replication_secret: {SECRET}",
+            f"worker_replication_secret_path: /no/such\nworker_replication_secret: {SECRET}",
+        ):
+            path = Path(tempfile.mkstemp(dir=self.mktemp_folder())[1])
+            path.write_text(f"server_name: hs.example\n{text}\n")
+            error = self.assertRaises(ConfigError, load_config, [str(path)])
+            for secret in ALL:
+                self.assertNotIn(secret, f"{error} {error!r}", text)
+
+    def mktemp_folder(self) -> str:
+        folder: str = self.mktemp()
+        Path(folder).mkdir()
+        return folder
