@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import deferLater
@@ -482,6 +483,21 @@ class TlsTests(RealRedisTestCase):
         other = PrivateAuthority(self.folder, "other")
         peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
         await peer.happened("again", "'redis'", "certificate verify failed")
+
+    async def test_no_certificate(self) -> None:
+        """A process that has no certificate is told that it needs one."""
+        peer = self.start_peer(
+            self.options(RedisTlsOptions(self.authority.certificate))
+        )
+        for name in ("'redis'", "'redis_out'"):
+            await peer.happened("again", name, "asks for a certificate")
+
+    async def test_another_name(self) -> None:
+        """C21: a server with another name than was meant is refused, with that name."""
+        options = attrs.evolve(self.tls, hostname="redis.example")
+        peer = self.start_peer(self.options(options))
+        for name in ("'redis'", "'redis_out'"):
+            await peer.happened("again", name, "is not for redis.example")
 
     async def test_mismatch(self) -> None:
         """Plain to TLS and TLS to plain: TLS is named in what is reported."""
