@@ -51,7 +51,7 @@ from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Compaction", "Compactor"]
+__all__ = ["ENOUGH_FILES", "Compaction", "Compactor", "exchange_folders"]
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import attrs
 
-from synapse_replication.pipeline.archive_compaction import Compactor
+from synapse_replication.pipeline.archive_compaction import ENOUGH_FILES, Compactor
 from synapse_replication.pipeline.archive_layout import ArchiveLayout, open_archive
 from synapse_replication.pipeline.archive_lock import lock_archive
 from synapse_replication.pipeline.archive_writer import ArchiveWriter, Point, Watch
@@ -46,7 +46,11 @@ class ArchiveDriver:
 
 @contextmanager
 def drive_archive(
-    folder: str | os.PathLike[str], *, create: bool = False, watch: Watch = _pass
+    folder: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    enough_files: int = ENOUGH_FILES,
+    watch: Watch = _pass,
 ) -> Iterator[ArchiveDriver]:
     """Open an archive for changes, and hold its lock.
 
@@ -54,6 +58,7 @@ def drive_archive(
     Spark, after :func:`~.archive_lock.lock_archive_in_java`.
 
     :param create: make it if the folder is missing or empty.
+    :param enough_files: how many small files of a folder are made into one.
     :param watch: called at each point of the writing.
     :raises PipelineError: there is no archive, another process changes it, or this
         version cannot.
@@ -63,5 +68,8 @@ def drive_archive(
         yield ArchiveDriver(
             layout,
             {kind: ArchiveWriter(layout, kind, watch) for kind in ("rows", "wire")},
-            {kind: Compactor(layout, kind, watch) for kind in ("rows", "wire")},
+            {
+                kind: Compactor(layout, kind, watch, enough_files=enough_files)
+                for kind in ("rows", "wire")
+            },
         )

@@ -1,0 +1,112 @@
+"""What an archive's driver says while it works: a line that moves, or lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+__all__ = ["Numbers", "PlainReporter", "Reporter", "TerminalReporter", "make_reporter"]
+
+
+@attrs.define
+class Numbers:
+    """What was done since the start.
+
+    :ivar rows: of streams.
+    :ivar commands: of recordings.
+    :ivar behind: ids between archive and database; ``None`` if not known.
+    :ivar rows_per_second: of the last batch.
+    """
+
+    rows: int = 0
+    commands: int = 0
+    batches: int = 0
+    recordings: int = 0
+    compacted_files: int = 0
+    behind: int | None = None
+    rows_per_second: float = 0.0
+
+
+class Reporter(Protocol):
+    """Is told what happened."""
+
+    def show(self, numbers: Numbers, what: str) -> None:
+        """Show how it stands, and what was done last."""
+        ...
+
+
+class PlainReporter:
+    """Writes a line each time; for logs.
+
+    :param now: monotonic s.
+    """
+
+    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._now = now
+        self._started = now()
+
+    def __enter__(self) -> PlainReporter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Leave what was written."""
+
+    def show(self, numbers: Numbers, what: str) -> None:
+        """Write a line."""
+        elapsed = self._now() - self._started
+        self._out.write(f"{elapsed:8.1f} s  {what}; {_total(numbers)}\n")
+        self._out.flush()
+
+
+class TerminalReporter:
+    """Keeps a line up to date, with a bar as long as there is more to come."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[last]}", style="dim"),
+            console=Console(file=out),
+        )
+        self._task = self._progress.add_task("starting Spark", total=None, last="")
+
+    def __enter__(self) -> TerminalReporter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def show(self, numbers: Numbers, what: str) -> None:
+        """Move the line."""
+        behind = numbers.behind
+        self._progress.update(
+            self._task,
+            description=_total(numbers),
+            completed=numbers.rows,
+            total=None if behind is None else numbers.rows + behind,
+            last=what,
+        )
+
+
+def _total(numbers: Numbers) -> str:
+    parts = [f"{numbers.rows:,} rows"]
+    if numbers.rows_per_second:
+        parts.append(f"{numbers.rows_per_second:,.0f} rows/s")
+    if numbers.commands:
+        parts.append(f"{numbers.commands:,} commands")
+    if numbers.behind is not None:
+        parts.append(f"{numbers.behind:,} ids behind")
+    return ", ".join(parts)
+
+
+def make_reporter(out: TextIO) -> PlainReporter | TerminalReporter:
+    """Make the one that suits where it is shown."""
+    return TerminalReporter(out) if out.isatty() else PlainReporter(out)

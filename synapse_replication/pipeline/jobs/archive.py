@@ -1,0 +1,473 @@
+"""``synapse-replication pipeline archive``: rows and recordings, kept as Parquet.
+
+Theory of operation: Spark's streaming reads the database from its checkpoint on, and
+gives batch after batch to :class:`~synapse_replication.pipeline.archive_writer.
+ArchiveWriter` in a thread of its own. The main thread looks on: it archives recordings
+that were closed meanwhile, measures how far the database is ahead, and ends the query
+when it is told to. Rows and recordings share nothing but the folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import click
+from prometheus_client import CollectorRegistry
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive_compaction import ENOUGH_FILES, Compactor
+from synapse_replication.pipeline.archive_driver import ArchiveDriver, drive_archive
+from synapse_replication.pipeline.archive_lock import lock_archive_in_java
+from synapse_replication.pipeline.archive_metrics import ArchiveMetrics, serve_metrics
+from synapse_replication.pipeline.archive_offsets import (
+    archived_offsets,
+    check_checkpoint,
+    database_offsets,
+    lag_of,
+    noted_offsets,
+    query_id,
+)
+from synapse_replication.pipeline.archive_progress import (
+    Numbers,
+    Reporter,
+    make_reporter,
+)
+from synapse_replication.pipeline.archive_wire import (
+    WireLedger,
+    find_closed_recordings,
+)
+from synapse_replication.pipeline.archive_writer import Batch, Manifest, Point, Watch
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    optional_source_options,
+)
+from synapse_replication.pipeline.recordings import read_recordings
+from synapse_replication.pipeline.session import job_session
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source_options import SourceOptions, reader_options
+from synapse_replication.pipeline.transforms.archive import archive_rows, archive_wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["ArchiveSettings", "archive_command", "run_archive"]
+
+#: Folders are looked through for small files after so many batches with rows.
+_BATCHES_BETWEEN_COMPACTIONS: Final = 20
+
+#: How often a finished query is noticed, in s.
+_POLL_SECONDS: Final = 0.2
+
+
+@attrs.frozen
+class ArchiveSettings:
+    """What to archive, and how.
+
+    :ivar folder: of the archive.
+    :ivar source: the database; ``None`` to archive recordings alone.
+    :ivar recordings: files, and folders of them.
+    :ivar streams: names; empty for all.
+    :ivar once: stop when everything that is there now is archived.
+    :ivar every: s between two looks at the database and at folders of recordings.
+    :ivar max_rows: of a batch.
+    :ivar compact_files: how many small files of a day are made into one.
+    """
+
+    folder: str
+    source: PipelineSettings | None
+    recordings: Sequence[str] = ()
+    streams: Sequence[str] = ()
+    once: bool = False
+    every: float = 10.0
+    max_rows: int = 1_000_000
+    compact_files: int = ENOUGH_FILES
+    master: str | None = None
+
+    def options(self) -> dict[str, str]:
+        """Give the options of the data source."""
+        assert self.source is not None
+        options = {
+            **reader_options(self.source),
+            "maxRowsPerTrigger": str(self.max_rows),
+        }
+        if self.streams:
+            options["streams"] = ",".join(self.streams)
+        return options
+
+
+def _pass(point: Point) -> None:
+    pass
+
+
+def run_archive(
+    settings: ArchiveSettings,
+    reporter: Reporter,
+    metrics: ArchiveMetrics | None = None,
+    *,
+    stopping: threading.Event | None = None,
+    with_signals: bool = False,
+    watch: Watch = _pass,
+) -> Numbers:
+    """Archive; return when everything is there, or when told to stop.
+
+    :param stopping: set from elsewhere, it ends a continuous run.
+    :param with_signals: SIGTERM and SIGINT end it, too; the main thread only.
+    :param watch: called at each point of the writing.
+    :raises PipelineError: it cannot go on; nothing is lost by that.
+    """
+    stopping = stopping or threading.Event()
+    with ExitStack() as stack:
+        driver = stack.enter_context(
+            drive_archive(
+                settings.folder,
+                create=True,
+                enough_files=settings.compact_files,
+                watch=watch,
+            )
+        )
+        if settings.source is not None:
+            # Before Spark is started: a wrong option is told at once.
+            SourceOptions.parse(settings.options())
+            check_checkpoint(driver.layout, driver.writers["rows"])
+        find_closed_recordings(settings.recordings)
+        session = stack.enter_context(
+            job_session("synapse-replication archive", master=settings.master)
+        )
+        if with_signals:
+            # Not before: Spark sets a handler of its own.
+            stack.enter_context(_set_by_signals(stopping))
+        stack.enter_context(lock_archive_in_java(driver.layout, session))
+        driver.recover()
+        job = _Archive(
+            settings,
+            driver,
+            session,
+            reporter,
+            metrics or ArchiveMetrics(CollectorRegistry()),
+            stopping,
+        )
+        return job.run()
+
+
+class _Archive:
+    def __init__(
+        self,
+        settings: ArchiveSettings,
+        driver: ArchiveDriver,
+        session: SparkSession,
+        reporter: Reporter,
+        metrics: ArchiveMetrics,
+        stopping: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._session = session
+        self._reporter = reporter
+        self._metrics = metrics
+        self._stopping = stopping
+        self._numbers = Numbers()
+        self._ledger = WireLedger(driver.writers["wire"].batches())
+        self._batches_since_compaction = 0
+        self._newest = driver.writers["rows"].newest()
+        # Told from two threads.
+        self._telling = threading.Lock()
+        # What went wrong in the query's thread, as it was.
+        self._failure: Exception | None = None
+
+    def run(self) -> Numbers:
+        if self._settings.source is None:
+            self._run_without_rows()
+        else:
+            self._run_beside_query(self._start())
+        for kind in ("rows", "wire"):
+            self._compact(self._driver.compactors[kind])
+        return self._numbers
+
+    def _run_without_rows(self) -> None:
+        while True:
+            self._archive_recordings()
+            if self._settings.once or self._stopping.wait(self._settings.every):
+                return
+
+    def _run_beside_query(self, query: StreamingQuery) -> None:
+        next_look = time.monotonic()
+        try:
+            while not self._ended(query):
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() >= next_look:
+                    self._look_around()
+                    next_look = time.monotonic() + self._settings.every
+        finally:
+            query.stop()
+        self._look_around()
+
+    def _ended(self, query: StreamingQuery) -> bool:
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            # It takes fractions, whatever its types say.
+            return bool(query.awaitTermination(_POLL_SECONDS))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            if self._failure is not None:
+                raise self._failure from error
+            raise PipelineError(_reason(str(error))) from error
+
+    # -- rows, in the query's thread ---------------------------------------------------
+
+    def _start(self) -> StreamingQuery:
+        frame = (
+            self._session.readStream.format("synapse_replication")
+            .options(**self._settings.options())
+            .load()
+        )
+        writer = (
+            frame.writeStream.queryName("archive")
+            .foreachBatch(self._write_or_note)
+            .option("checkpointLocation", f"file://{self._driver.layout.checkpoint}")
+        )
+        if self._settings.once:
+            return writer.trigger(availableNow=True).start()
+        every = f"{int(self._settings.every * 1000)} milliseconds"
+        return writer.trigger(processingTime=every).start()
+
+    def _write_or_note(self, frame: DataFrame, number: int) -> None:
+        try:
+            self._write(frame, number)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _write(self, frame: DataFrame, number: int) -> None:
+        layout = self._driver.layout
+        origin = query_id(layout)
+        assert origin is not None
+        batch = Batch(number, origin, noted_offsets(layout, number))
+        began = time.monotonic()
+        manifest = self._driver.writers["rows"].write(
+            archive_rows(frame, _utc_now()), batch
+        )
+        seconds = time.monotonic() - began
+        self._newest = manifest
+        if not manifest.again:
+            self._tell_rows(manifest, seconds)
+            self._batches_since_compaction += bool(manifest.files)
+        if self._batches_since_compaction >= _BATCHES_BETWEEN_COMPACTIONS:
+            self._batches_since_compaction = 0
+            self._compact(self._driver.compactors["rows"])
+
+    def _tell_rows(self, manifest: Manifest, seconds: float) -> None:
+        numbers, metrics = self._numbers, self._metrics
+        numbers.batches += 1
+        numbers.rows += manifest.rows
+        if numbers.behind is not None:
+            numbers.behind = max(0, numbers.behind - manifest.rows)
+        metrics.batch_seconds.observe(seconds)
+        for stream, rows in _rows_by_stream(manifest).items():
+            metrics.rows.labels(stream).inc(rows)
+        metrics.set_offsets(archived_offsets(manifest))
+        if manifest.rows:
+            numbers.rows_per_second = manifest.rows / seconds
+            metrics.rows_per_second.set(numbers.rows_per_second)
+            self._tell(
+                f"batch {manifest.batch.number}: {manifest.rows:,} rows in "
+                f"{len(manifest.files)} files, {seconds:.1f} s"
+            )
+
+    # -- the rest, in the main thread --------------------------------------------------
+
+    def _look_around(self) -> None:
+        self._archive_recordings()
+        settings = self._settings
+        # Read before the database is: what comes meanwhile counts as not archived.
+        newest = self._newest
+        latest = database_offsets(SourceOptions.parse(settings.options()))
+        archived = {} if newest is None else archived_offsets(newest)
+        lag = lag_of(archived, latest)
+        self._metrics.set_lag(lag, time.time())
+        behind = sum(lag.values())
+        if behind != self._numbers.behind:
+            self._numbers.behind = behind
+            self._tell("looked at the database")
+
+    def _archive_recordings(self) -> None:
+        found = find_closed_recordings(self._settings.recordings)
+        for batch, paths in self._ledger.plan(found):
+            frame = archive_wire(read_recordings(self._session, paths), _utc_now())
+            manifest = self._driver.writers["wire"].write(frame, batch)
+            self._ledger.add(manifest)
+            self._numbers.commands += manifest.rows
+            self._numbers.recordings += len(paths)
+            self._metrics.commands.inc(manifest.rows)
+            self._tell(f"{manifest.rows:,} commands of {len(paths)} recordings")
+
+    def _compact(self, compactor: Compactor) -> None:
+        done = compactor.compact(self._session)
+        if done.folders:
+            self._numbers.compacted_files += done.before
+            self._metrics.compacted.inc(done.before)
+            self._tell(f"{done.before} small files made into {done.after}")
+
+    def _tell(self, what: str) -> None:
+        with self._telling:
+            self._reporter.show(self._numbers, what)
+
+
+def _utc_now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+def _rows_by_stream(manifest: Manifest) -> dict[str, int]:
+    from urllib.parse import unquote
+
+    counts: dict[str, int] = {}
+    for file in manifest.files:
+        stream = unquote(file.partition.split("/")[0].removeprefix("stream="))
+        counts[stream] = counts.get(stream, 0) + file.rows
+    return counts
+
+
+def _reason(text: str) -> str:
+    """Find what went wrong in what Spark makes of it: our own words, if it was us."""
+    found = re.findall(r"PipelineError: (.*)", text)
+    return found[-1] if found else text.strip().splitlines()[0]
+
+
+@contextmanager
+def _set_by_signals(stopping: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the run; a second one ends the process."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: object) -> None:
+        stopping.set()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@click.command("archive")
+@optional_source_options
+@click.option("--archive", "folder", required=True, metavar="DIR", help="The archive.")
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="Archive this recording too, or those of this folder; each once, when it is "
+    "closed. May be given again.",
+)
+@click.option("--stream", "streams", multiple=True, help="Only this stream.")
+@click.option(
+    "--once", is_flag=True, help="Archive all that is there now, and stop then."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look for new rows and recordings.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Rows in a batch at most.",
+)
+@click.option(
+    "--compact-files",
+    type=click.IntRange(min=2),
+    default=ENOUGH_FILES,
+    show_default=True,
+    help="Make one file of the small ones of a stream and day, when there are as many.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics over HTTP on this port.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to serve them on. Whoever reaches it can read them.",
+)
+@master_option
+@json_option
+def archive_command(
+    settings: PipelineSettings | None,
+    folder: str,
+    recordings: tuple[str, ...],
+    streams: tuple[str, ...],
+    once: bool,
+    every: float,
+    max_rows: int,
+    compact_files: int,
+    metrics_port: int | None,
+    metrics_host: str,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Keep all rows of all streams, and recordings, as Parquet; each once.
+
+    Goes on where it was, whatever ended it, until SIGTERM or SIGINT, or with --once
+    until everything that is there is archived.
+    """
+    if settings is None and not recordings:
+        raise click.UsageError(
+            "what to archive? Give -c or --dsn for the rows of a database, "
+            "--recording for recordings, or both"
+        )
+    registry = CollectorRegistry()
+    with ExitStack() as stack:
+        metrics = ArchiveMetrics(registry)
+        if metrics_port is not None:
+            stop: Callable[[], None] = serve_metrics(
+                registry, metrics_host, metrics_port
+            )
+            stack.callback(stop)
+        reporter = make_reporter(sys.stderr)
+        stack.enter_context(reporter)
+        numbers = run_archive(
+            ArchiveSettings(
+                folder,
+                settings,
+                recordings,
+                streams,
+                once,
+                every,
+                max_rows,
+                compact_files,
+                master,
+            ),
+            reporter,
+            metrics,
+            with_signals=True,
+        )
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(numbers)))
+    else:
+        click.echo(
+            f"archived {numbers.rows:,} rows in {numbers.batches:,} batches and "
+            f"{numbers.commands:,} commands of {numbers.recordings:,} recordings"
+        )
