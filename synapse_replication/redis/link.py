@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class RedisReplicationLink:
         publishes our positions, since rows of ours may not have arrived.
     :param channels: more channels to subscribe to, for instance ``USER_IP``.
     :param extension: speaks on the extension's channel; ``None`` for no such.
+    :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`.
     :ivar sender: publishes; told apart from the subscription in the observer as
         ``redis_out`` and ``redis``.
     :ivar cache: shares the sending connection.
@@ -64,6 +66,7 @@ class RedisReplicationLink:
         reply_timeout: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._reactor = reactor
         self._options = options
@@ -82,6 +85,7 @@ class RedisReplicationLink:
             "ping_interval": ping_interval,
             "handshake_timeout": handshake_timeout,
             "reader_factory": reader_factory,
+            "jitter": jitter,
         }
         self.sender = RedisSender(
             reactor,

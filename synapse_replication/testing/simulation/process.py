@@ -141,8 +141,6 @@ class Parts:
 
     def prepare(self, factory: Any) -> None:
         """Set the factory of a connection up."""
-        # Its randomness is not ours.
-        factory.jitter = 0
         if isinstance(factory, SubscriberFactory):
             factory.protocol = self.subscriber
 
@@ -291,6 +289,8 @@ class Process:
             ping_interval=5.0,
             reply_timeout=5.0,
             extension=extension,
+            # Two that come back at once are worse than two that do not.
+            jitter=lambda: 0.0,
         )
         link.start()
         if extension is not None:
