@@ -36,6 +36,7 @@ from synapse_replication.handlers.observer import DiscardReason, ReplicationObse
 from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
 from synapse_replication.handlers.secrets import without_secrets
 from synapse_replication.handlers.sender import CommandSender
+from synapse_replication.handlers.user_syncs import RepeatedSyncs
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
 from synapse_replication.wire.commands import (
@@ -94,6 +95,7 @@ class ReplicationCommandHandler(CommandSender):
         options = options or HandlerOptions()
         super().__init__(host, observer, passive=options.passive)
         self._is_started = False
+        self._syncs = RepeatedSyncs()
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
@@ -339,13 +341,30 @@ class ReplicationCommandHandler(CommandSender):
         """Tell the host that a user began or ceased to sync elsewhere."""
         if command.instance_id == self._host.identity.instance_id:
             return None
-        return self._host.commands.on_user_sync(
-            command.instance_id,
-            command.user_id,
-            command.device_id,
-            command.is_syncing,
-            command.last_sync_ms,
-        )
+        if self._syncs.is_repeat(command, self._host.clock.seconds()):
+            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            return None
+        try:
+            waiting = self._host.commands.on_user_sync(
+                command.instance_id,
+                command.user_id,
+                command.device_id,
+                command.is_syncing,
+                command.last_sync_ms,
+            )
+        except Exception:
+            self._syncs.forget(command)
+            raise
+        return None if waiting is None else self._wait_for_sync(command, waiting)
+
+    async def _wait_for_sync(
+        self, command: UserSyncCommand, waiting: Awaitable[None]
+    ) -> None:
+        try:
+            await waiting
+        except Exception:
+            self._syncs.forget(command)
+            raise
 
     def on_CLEAR_USER_SYNC(
         self, connection: ReplicationConnection, command: ClearUserSyncsCommand
@@ -353,6 +372,7 @@ class ReplicationCommandHandler(CommandSender):
         """Tell the host that nobody syncs with a process any more."""
         if command.instance_id == self._host.identity.instance_id:
             return None
+        self._syncs.forget_process(command.instance_id)
         return self._host.commands.on_clear_user_sync(command.instance_id)
 
     def on_FEDERATION_ACK(

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class DiscardReason(enum.Enum):
-    """Why a received row or POSITION was not handed on."""
+    """Why a received row, POSITION or USER_SYNC was not handed on."""
 
     UNKNOWN_STREAM = "unknown_stream"
     NOT_CONNECTED = "not_connected"  #: no POSITION of this writer seen on this link
@@ -44,6 +44,7 @@ class DiscardReason(enum.Enum):
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
+    REPEATED = "repeated"  #: a USER_SYNC that says nothing new
 
 
 class Resync(enum.Enum):

@@ -183,6 +183,47 @@ class ReceivedTests(SynchronousTestCase):
         )
         self.assertEqual(it.host.observer.failures, [])
 
+    def test_presence_storm(self) -> None:
+        """
+        C50: a thousand users, each said to sync a hundred times, cost the host a
+        thousand calls; who began and who ceased is heard each time, in order.
+        """
+        it = receiving()
+        storm = [f"USER_SYNC id1 @u{n}:hs None start 1000000" for n in range(1000)]
+        for _ in range(100):
+            it.receive(*storm)
+        self.assertEqual(len(it.host.commands.calls), 1000)
+        self.assertEqual(
+            it.host.observer.discards["USER_SYNC", "", DiscardReason.REPEATED], 99_000
+        )
+        it.host.commands.calls.clear()
+        for state in ("end", "start", "start", "end", "end", "start"):
+            it.receive(f"USER_SYNC id1 @u5:hs None {state} 1000500")
+        states = [call[4] for call in it.host.commands.calls]
+        self.assertEqual(states, [False, True, False, True])
+
+    def test_syncs_after_the_end_of_a_process(self) -> None:
+        """After CLEAR_USER_SYNC all is news again; so is what the host did not take."""
+        it = receiving()
+        line = "USER_SYNC id1 @u:hs None start 5"
+        failing: Deferred[None] = Deferred()
+        commands = it.host.commands
+        commands.error = RuntimeError("no")
+        it.receive(line)
+        commands.error = None
+        commands.answer = failing
+        it.receive(line)
+        self.assertEqual(len(commands.calls), 2)
+        it.receive(line)
+        self.assertEqual(len(commands.calls), 2)
+        failing.errback(RuntimeError("no database"))
+        commands.answer = None
+        it.receive(line, line)
+        self.assertEqual(len(commands.calls), 3)
+        it.receive("CLEAR_USER_SYNC id1", line, line)
+        self.assertEqual(len(commands.calls), 5)
+        self.assertEqual(len(it.host.observer.failures), 2)
+
     def test_unknown_streams(self) -> None:
         """C17: rows and positions of an unknown stream are counted and passed."""
         it = receiving()

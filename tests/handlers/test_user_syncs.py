@@ -1,0 +1,74 @@
+"""Tests of what is no news about who syncs."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.user_syncs import (
+    MAX_REMEMBERED,
+    REFRESH_AFTER,
+    RESOLUTION_MS,
+    RepeatedSyncs,
+)
+from synapse_replication.wire.commands import UserSyncCommand
+
+START = UserSyncCommand("w1", "@u:hs", "D", True, 1_000_000)
+END = attrs.evolve(START, is_syncing=False)
+
+
+class RepeatedSyncsTests(SynchronousTestCase):
+    """Tests for :class:`RepeatedSyncs`."""
+
+    def setUp(self) -> None:
+        self.syncs = RepeatedSyncs()
+
+    def test_the_same_again(self) -> None:
+        """The same, or a moment later or earlier, is no news."""
+        self.assertFalse(self.syncs.is_repeat(START, 0))
+        for change in (0, RESOLUTION_MS - 1, -5000):
+            later = attrs.evolve(START, last_sync_ms=START.last_sync_ms + change)
+            self.assertTrue(self.syncs.is_repeat(later, 1))
+
+    def test_news(self) -> None:
+        """Another state, user, device or process is news, and so is a later time."""
+        self.assertFalse(self.syncs.is_repeat(START, 0))
+        for other in (
+            attrs.evolve(START, user_id="@v:hs"),
+            attrs.evolve(START, device_id=None),
+            attrs.evolve(START, instance_id="w2"),
+            attrs.evolve(START, last_sync_ms=START.last_sync_ms + RESOLUTION_MS),
+            END,
+            START,
+            END,
+        ):
+            self.assertFalse(self.syncs.is_repeat(other, 0), other)
+
+    def test_heard_again(self) -> None:
+        """
+        Who goes on repeating the same is heard each 10 s: nobody is taken to be gone
+        (C49).
+        """
+        heard = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
+        self.assertEqual(heard, [0, 10, 20, 30, 40, 50])
+        self.assertFalse(self.syncs.is_repeat(START, 59 + REFRESH_AFTER))
+
+    def test_forgotten(self) -> None:
+        """What the host did not take, or was taken back, is news again."""
+        other = attrs.evolve(START, instance_id="w2")
+        self.syncs.is_repeat(START, 0)
+        self.syncs.is_repeat(other, 0)
+        self.syncs.forget(START)
+        self.assertFalse(self.syncs.is_repeat(START, 0))
+        self.syncs.forget_process("w1")
+        self.assertFalse(self.syncs.is_repeat(START, 0))
+        self.assertTrue(self.syncs.is_repeat(other, 0))
+
+    def test_bounded(self) -> None:
+        """However many there are, only the newest are remembered."""
+        for number in range(MAX_REMEMBERED + 1):
+            user = attrs.evolve(START, user_id=f"@u{number}:hs")
+            self.assertFalse(self.syncs.is_repeat(user, 0))
+        self.assertTrue(self.syncs.is_repeat(user, 0))
+        oldest = attrs.evolve(START, user_id="@u0:hs")
+        self.assertFalse(self.syncs.is_repeat(oldest, 0))
