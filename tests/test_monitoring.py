@@ -40,9 +40,35 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
+    return found
+
+
 def panel_targets() -> list[dict[str, Any]]:
-    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
-    return [target for panel in dashboard["panels"] for target in panel["targets"]]
+    return [target for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def run_promtool(*arguments: str) -> None:
+    """Have promtool look at files of ``docs/monitoring``.
+
+    :raises SkipTest: there is no promtool.
+    :raises AssertionError: it finds something.
+    """
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        raise SkipTest(
+            "there is no promtool, so rules and expressions are not checked by "
+            "Prometheus itself; install Debian's package prometheus"
+        )
+    done = subprocess.run(
+        [promtool, *arguments],
+        cwd=MONITORING,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class MonitoringTests(SynchronousTestCase):
@@ -71,9 +97,9 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_dashboard_has_room(self) -> None:
         """No panel lies on another, and none has the number of another."""
-        dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+        panels = dashboard()["panels"]
         taken: set[tuple[int, int]] = set()
-        for panel in dashboard["panels"]:
+        for panel in panels:
             at = panel["gridPos"]
             cells = {
                 (x, y)
@@ -83,7 +109,7 @@ class MonitoringTests(SynchronousTestCase):
             self.assertFalse(taken & cells, panel["title"])
             self.assertLessEqual(at["x"] + at["w"], 24)
             taken |= cells
-        numbers = [panel["id"] for panel in dashboard["panels"]]
+        numbers = [panel["id"] for panel in panels]
         self.assertEqual(len(set(numbers)), len(numbers))
 
     def test_runbook(self) -> None:
@@ -112,18 +138,34 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_promtool(self) -> None:
         """What is to fire fires, and a short blip does not."""
-        promtool = shutil.which("promtool")
-        if promtool is None:
-            raise SkipTest("there is no promtool; it comes with prometheus")
-        for arguments in (
-            ("check", "rules", "alerts.yaml"),
-            ("test", "rules", "alerts_test.yaml"),
-        ):
-            done = subprocess.run(
-                [promtool, *arguments],
-                cwd=MONITORING,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        run_promtool("check", "rules", "alerts.yaml")
+        run_promtool("test", "rules", "alerts_test.yaml")
+
+    def test_dashboard_is_understood(self) -> None:
+        """Prometheus can read each panel's expression."""
+        rules = [
+            {
+                "record": f"panel:{index}",
+                "expr": target["expr"]
+                .replace("$server_name", ".*")
+                .replace("$instance", ".*"),
+            }
+            for index, target in enumerate(panel_targets())
+        ]
+        self.assertNotIn("$", json.dumps(rules), "a variable that is not replaced")
+        path = Path(self.mktemp()).absolute()
+        path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+        run_promtool("check", "rules", str(path))
+
+    def test_variables(self) -> None:
+        """The lists to choose from are made of metrics and labels that there are."""
+        queries = [
+            variable["query"]
+            for variable in dashboard()["templating"]["list"]
+            if variable["type"] == "query"
+        ]
+        self.assertTrue(queries)
+        for query in queries:
+            found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+            assert found is not None, query
+            self.assertIn(found[2], exposed()[found[1]])
