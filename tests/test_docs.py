@@ -87,6 +87,13 @@ class ConfigurationExamplesTests(SynchronousTestCase):
             ["redis.password_path", "redis.sentinel.password_path"],
         )
 
+    def test_tracing(self) -> None:
+        """The example of tracing goes with the homeserver's file."""
+        files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tracing.yaml")]
+        config = load_config(files, Purpose.MAIN)
+        assert config.tracing is not None
+        self.assertEqual(config.tracing.endpoint, "http://localhost:4318/v1/traces")
+
     def test_declared_stream(self) -> None:
         """The stream that is declared in YAML is the one declared in Python."""
         config = load_config([str(EXAMPLES / "orders.yaml")], Purpose.MAIN)
