@@ -144,6 +144,31 @@ class CertificatesTests(TestCase):
         await self.connect(authority_file=folder)
         self.assertEqual(self.heard, [b"hello"] * 2)
 
+    async def test_chain(self) -> None:
+        """What stands between a certificate and its authority is shown with it."""
+        between = PrivateAuthority(self.folder, "between", self.authority)
+        pairs = [between.issue("s", "main.example"), between.issue("c")]
+        chains = []
+        for pair in pairs:
+            chain = pair.certificate.with_suffix(".chain")
+            chain.write_bytes(
+                pair.certificate.read_bytes() + between.certificate.read_bytes()
+            )
+            chains.append(chain)
+        trusted = self.authority.certificate
+        await self.shake_hands(
+            client_context(
+                "main.example",
+                authority_file=trusted,
+                certificate_file=chains[1],
+                private_key_file=pairs[1].private_key,
+            ),
+            server_context(
+                chains[0], pairs[0].private_key, client_authority_file=trusted
+            ),
+        )
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
     async def test_one_file_for_both(self) -> None:
         """Certificate and key may be in one file."""
         both = self.folder / "both.pem"

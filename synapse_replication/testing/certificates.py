@@ -37,14 +37,20 @@ class PrivateAuthority:
 
     :param folder: gets ``NAME.crt`` and ``NAME.key`` of all.
     :param name: of the authority itself.
+    :param issuer: the authority above it, if it is not the highest.
     :ivar certificate: its own.
     """
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "authority",
+        issuer: PrivateAuthority | None = None,
+    ) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        built = self._build(self._name, self._key, None)
+        built = (issuer or self)._build(self._name, self._key, None)
         self.certificate = self._write(name, built, self._key).certificate
 
     def issue(self, name: str, host: str = "127.0.0.1") -> PrivatePair:
