@@ -23,7 +23,8 @@ What belongs to a transaction's end, whatever that is, is said to its
 :class:`Transaction`: ``call_after`` and ``call_on_exception``. A transaction that
 has begun is not stopped by cancelling its Deferred, and whoever waits learns of
 the cancellation when it has ended, not before: else a block that holds an id would
-be left, and its position announced, ahead of a commit that is still to come.
+be left, and its position announced, ahead of a commit that is still to come. A
+coroutine that is closed cannot wait; what it holds is kept by :meth:`Database.settled`.
 
 Spec, section 7, "Threads".
 """
@@ -206,6 +207,17 @@ class Database:
         self._pool.callInThread(work)
         return result
 
+    def settled(self) -> Deferred[None]:
+        """Fire when every transaction that was asked for by now has ended.
+
+        Those that are asked for later are not waited for. Called in the reactor's
+        thread.
+        """
+        settled: Deferred[None] = Deferred()
+        ends = defer.DeferredList([_follow(ended) for ended in self._running])
+        ends.addCallback(lambda _: settled.callback(None))
+        return settled
+
     def close(self) -> Deferred[None]:
         """Wait for what is running, close the connections, end the threads.
 
@@ -328,3 +340,10 @@ class _Attempt:
             self.broken = True
         else:
             self.broken = self.connection.closed != 0
+
+
+def _follow(ended: Deferred[None]) -> Deferred[None]:
+    """Give one that fires with another, for somebody else to wait for."""
+    follower: Deferred[None] = Deferred()
+    ended.addCallback(lambda _: follower.callback(None))
+    return follower

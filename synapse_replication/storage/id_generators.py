@@ -21,7 +21,11 @@ what another process had taken, rolled back and announced as finished.
 *Nothing holds a position up.* An id is finished as soon as its block is left,
 whatever the reason; a caller who gives up before it got its ids (cancelled, or
 its coroutine was closed or forgotten) leaves them finished. Neither waits for
-the database, so both work where waiting is not allowed. A block that was left
+the database, so both work where waiting is not allowed. One case apart: the coroutine
+was closed, or forgotten, *inside* its block. Its transaction may be under way in its
+thread, and be committed yet; so the ids are kept open until all transactions that the
+database was asked for by then have ended, if it tells (a :class:`Database` does, a host's
+own does not). A block that was left
 without an exception waits until a position that covers what it covers is kept in
 ``stream_positions``; if that fails, the row is committed all the same: the
 failure is reported, and tried again later.
@@ -102,6 +106,9 @@ class MultiWriterIdGenerator:
         self.instance_name = positions.instance_name
         self._database = database
         self._positions = positions
+        self._settled: Callable[[], Deferred[None]] | None = getattr(
+            database, "settled", None
+        )
         self._reactor = reactor
         self._clock = clock
         self._on_finished = on_finished
@@ -340,9 +347,19 @@ class MultiWriterIdGenerator:
         return self._have_finished()
 
     def end_block_at_once(self, ids: list[int]) -> None:
-        """Finish a block's ids where nothing can be waited for, in any thread."""
-        self._end(ids)
-        self._reactor.callFromThread(self._have_finished)
+        """Finish a block's ids where nothing can be waited for, in any thread.
+
+        At the latest when what its transaction may be is over.
+        """
+        if self._settled is None:
+            self._end(ids)
+            self._reactor.callFromThread(self._have_finished)
+        else:
+            self._reactor.callFromThread(self._end_when_settled, ids)
+
+    def _end_when_settled(self, ids: list[int]) -> None:
+        assert self._settled is not None
+        self._settled().addCallback(lambda _: self._end_in_reactor(ids))
 
     def _end_in_reactor(self, ids: list[int]) -> None:
         self._end(ids)

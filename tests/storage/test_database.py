@@ -48,6 +48,22 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertNotEqual(name, threading.current_thread().name)
         self.assertEqual((self.count(), self.calls), (3, ["after"]))
 
+    async def test_settled(self) -> None:
+        """It fires when what was asked for before has ended, and waits for nothing else."""
+        first, second = threading.Event(), threading.Event()
+        self.addCleanup(second.set)
+        running = self.database.transact("first", lambda txn: first.wait(30))
+        settled = self.database.settled()
+        later = self.database.transact("second", lambda txn: second.wait(30))
+        self.assertNoResult(settled)
+        first.set()
+        await settled
+        await running
+        self.assertNoResult(later)
+        second.set()
+        await later
+        await self.database.settled()
+
     async def test_rolls_back(self) -> None:
         """If the function raises, nothing stays, and the failure is the caller's."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from twisted.internet import defer
+from twisted.internet import defer, task, threads
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -414,6 +414,11 @@ class PostgresTests(PostgresMixin, TestCase):
             await self.database.transact("insert", insert)
         return id_
 
+    async def turns(self) -> None:
+        """Let the reactor do what threads asked for, and what follows from it."""
+        for _ in range(5):
+            await task.deferLater(self.reactor, 0)  # type: ignore[arg-type]
+
     async def test_fresh(self) -> None:
         """C33: a stream nobody wrote stands at 1, and its first id is 2."""
         ids = await self.load("master", "master", "other")
@@ -421,6 +426,43 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(await self.write(ids), 2)
         self.assertEqual(self.stored(), {"master": 2})
         self.assertEqual(await ids.get_max_allocated_token(), 2)
+
+    async def test_closed_while_its_row_is_written(self) -> None:
+        """
+        C11, C24: a coroutine is closed while its transaction runs: the position does not
+        pass the row before it is committed, though no other id is in flight; then it does.
+        """
+        ids = await self.load("master", "master")
+        begun, go_on = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+
+        def insert(txn: Transaction, id_: int) -> None:
+            txn.execute("INSERT INTO foobar VALUES (%s, %s)", (id_, "master"))
+            begun.set()
+            go_on.wait(30)
+
+        async def write() -> None:
+            async with ids.get_next() as id_:
+                await self.database.transact("insert", lambda txn: insert(txn, id_))
+
+        # Driven by hand: first it waits for its id, then for its transaction.
+        coroutine = write()
+        fetching: Any = coroutine.send(None)
+        await defer.DeferredList([fetching])
+        coroutine.send(None)
+        await threads.deferToThread(begun.wait, 30)
+        coroutine.close()
+        await self.turns()
+        self.assertEqual(ids.get_current_token(), 1)
+        self.assertEqual(ids.get_minimal_local_current_token(), 1)
+        go_on.set()
+        await self.database.settled()
+        while not self.stored():
+            await self.turns()
+        self.assertEqual(ids.get_current_token(), 2)
+        self.assertEqual(self.stored(), {"master": 2})
+        # And the next goes on from there.
+        self.assertEqual(await self.write(ids), 3)
 
     async def test_two_writers(self) -> None:
         """Each writer's position is kept, and is where it starts again."""
