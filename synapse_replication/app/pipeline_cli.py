@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import click
 
@@ -44,6 +45,12 @@ class _JobGroup(click.Group):
             ) from error
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # The pipeline lies above us.
+        failures = importlib.import_module("synapse_replication.pipeline.failures")
+        with failures.short_failures():
+            return super().invoke(ctx)
 
 
 @click.group("pipeline", cls=_JobGroup)

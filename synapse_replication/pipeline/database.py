@@ -5,7 +5,7 @@ Used on the driver and on executors; each opens its own, where it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "connect",
     "describe",
     "reading",
+    "session_settings",
 ]
 
 #: How long to wait for the database to let us in, s.
@@ -108,15 +109,18 @@ def reading(
 
 def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
     """Limit the statements of a transaction."""
-    for statement in session_statements(timeout, walk_indexes=walk_indexes):
-        txn.execute(statement)
+    settings = session_settings(timeout, walk_indexes=walk_indexes)
+    for name, value in settings.items():
+        txn.execute(f"SET LOCAL {name} = '{value}'")
 
 
-def session_statements(timeout: float, *, walk_indexes: bool) -> Sequence[str]:
-    """Write the settings of a transaction that reads."""
-    settings = {
+def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
+    """Give the server's settings for reading.
+
+    :param timeout: how long one statement may take, s.
+    """
+    return {
         **SESSION_SETTINGS,
         "statement_timeout": str(int(timeout * 1000)),
         **dict.fromkeys(_WALK_INDEXES, "off" if walk_indexes else "on"),
     }
-    return [f"SET LOCAL {name} = '{value}'" for name, value in settings.items()]
