@@ -98,6 +98,7 @@ class ProcessService(Service):
                 for stream, writers in config.writers.items()
                 for writer in writers
             ],
+            needs_link=config.redis is not None or bool(config.tcp_connect),
             monotonic=self._clock.seconds,
         )
         self._hooks = ReplicationHooks(

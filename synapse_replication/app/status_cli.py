@@ -33,6 +33,7 @@ from synapse_replication.instrumentation.status import (
     Condition,
     ProcessStatus,
     decode_status,
+    describe_lag,
     describe_progress,
     group_stalls,
 )
@@ -223,7 +224,7 @@ def _writers(deployment: DeploymentStatus) -> Table:
             Text(writer.instance_name),
             Text(state, style),
             "?" if writer.position is None else f"{writer.position:,}",
-            f"{writer.lag:,}",
+            describe_lag(writer),
             duration(writer.lag_seconds) if writer.lag else "",
         )
     return table

@@ -20,6 +20,7 @@ from synapse_replication.instrumentation.status import (
     Condition,
     ProcessStatus,
     WriterStatus,
+    describe_lag,
     describe_progress,
     encode_status,
     group_stalls,
@@ -133,6 +134,7 @@ def _environment() -> Environment:
     environment.filters["clock"] = _clock_time
     environment.filters["duration"] = duration
     environment.filters["sparkline"] = sparkline
+    environment.filters["lag"] = describe_lag
     environment.filters["progress"] = describe_progress
     environment.filters["tone"] = lambda writer: _TONES[writer.condition]
     return environment

@@ -98,7 +98,7 @@ class _ToOurLog(logging.Handler):
         if left_out is None:
             return
         level = LogLevel.error if record.levelno >= logging.ERROR else LogLevel.warn
-        text = "Cannot send spans: {text}"
+        text = "OpenTelemetry: {text}"
         if left_out:
             text += " (and {left_out} more like it since the last such line)"
         self.log.emit(level, text, text=record.getMessage(), left_out=left_out)

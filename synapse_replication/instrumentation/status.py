@@ -27,6 +27,7 @@ __all__ = [
     "StallReason",
     "WriterStatus",
     "decode_status",
+    "describe_lag",
     "describe_process",
     "describe_progress",
     "describe_writer",
@@ -58,6 +59,11 @@ class StallReason(enum.Enum):
 
 #: Names of one group that are shown.
 _MAX_NAMES_SHOWN = 4
+
+#: Those whose writer may be further than is known.
+_NOT_HEARD = frozenset(
+    {StallReason.NO_LINK, StallReason.WRITER_GONE, StallReason.NO_POSITION}
+)
 
 #: What an operator does about each.
 REMEDIES: Mapping[StallReason, str] = MappingProxyType(
@@ -214,6 +220,13 @@ def describe_progress(writer: WriterStatus) -> str:
     done = max((writer.position or 0) - start, 0)
     total = max((writer.announced or 0) - start, done)
     return f"{done:,} of {total:,}"
+
+
+def describe_lag(writer: WriterStatus) -> str:
+    """Say how many ids a writer is ahead; ``?`` if it is not heard, ``+`` if more may be."""
+    if writer.condition is Condition.WAITING or writer.reason in _NOT_HEARD:
+        return f"{writer.lag:,}+" if writer.lag else "?"
+    return f"{writer.lag:,}"
 
 
 def describe_writer(writer: WriterStatus) -> str:

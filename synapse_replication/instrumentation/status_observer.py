@@ -160,6 +160,7 @@ class StatusObserver(ReplicationObserver):
     :param server_name: for those who look.
     :param instance_name: this process.
     :param expected: the (stream, writer) pairs that are to be heard.
+    :param needs_link: this process makes links: without one it is not ready.
     :param monotonic: gives a time in s that never goes back.
     """
 
@@ -169,12 +170,14 @@ class StatusObserver(ReplicationObserver):
         instance_name: str,
         expected: Iterable[tuple[str, str]] = (),
         *,
+        needs_link: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         limits: StatusLimits | None = None,
     ) -> None:
         self._server_name = server_name
         self._instance_name = instance_name
         self._monotonic = monotonic
+        self._needs_link = needs_link
         self._limits = limits or StatusLimits()
         self._started = now = monotonic()
         self._writers: dict[_Key, _Writer] = {
@@ -439,7 +442,8 @@ class StatusObserver(ReplicationObserver):
 
     def _not_ready(self, writers: Iterable[WriterStatus]) -> Iterator[str]:
         """Say what was never level, as far as that can come by waiting."""
-        if self._links and not any(link.up for link in self._links.values()):
+        has_links = self._needs_link or bool(self._links)
+        if has_links and not any(link.up for link in self._links.values()):
             yield "no link is up"
         for status in writers:
             writer = self._writers.get((status.stream_name, status.instance_name))

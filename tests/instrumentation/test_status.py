@@ -17,6 +17,7 @@ from synapse_replication.instrumentation.status import (
     StallReason,
     WriterStatus,
     decode_status,
+    describe_lag,
     describe_process,
     describe_writer,
     encode_status,
@@ -83,6 +84,16 @@ class StatusTests(SynchronousTestCase):
         """A writer whose rows wait in the queue is told by how many."""
         writer = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 2001, 2000)
         self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
+
+    def test_lag_of_who_is_not_heard(self) -> None:
+        """How far a writer is that is not heard of is not known."""
+        gone = attrs.evolve(STALLED, reason=StallReason.WRITER_GONE)
+        self.assertEqual(describe_lag(LIVE), "0")
+        self.assertEqual(describe_lag(STALLED), "20")
+        self.assertEqual(describe_lag(gone), "20+")
+        self.assertEqual(describe_lag(attrs.evolve(gone, lag=0)), "?")
+        waiting = attrs.evolve(LIVE, condition=Condition.WAITING)
+        self.assertEqual(describe_lag(waiting), "?")
 
 
 class DescribeProcessTests(SynchronousTestCase):

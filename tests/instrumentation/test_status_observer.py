@@ -300,6 +300,16 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
         self.assertEqual(self.snapshot().not_ready, ("no link is up",))
 
+    def test_not_ready_before_the_first_link(self) -> None:
+        """A process that makes links is not ready before one is up, whomever it
+        follows."""
+        self.observer = StatusObserver(
+            "x.test", "me", needs_link=True, monotonic=self.clock.seconds
+        )
+        self.assertEqual(self.snapshot().not_ready, ("no link is up",))
+        self.observer.connection_made("redis")
+        self.assertEqual(self.snapshot().not_ready, ())
+
     def test_absent_writers_hold_nobody_up(self) -> None:
         """A writer that does not run keeps no other process from being ready."""
         self.observer.connection_made("redis")

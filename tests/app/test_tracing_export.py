@@ -1,0 +1,67 @@
+"""Tests for synapse_replication.app.tracing_export."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from opentelemetry import trace
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import capturedLogs, formatEvent
+
+from synapse_replication.app.config import ProcessConfig, load_config
+from synapse_replication.app.tracing_export import SpanExport, _ToOurLog
+from tests.app.test_config_files import FilesMixin
+
+
+class SpanExportTests(FilesMixin):
+    def load(self, **own: object) -> ProcessConfig:
+        settings = {
+            "server_name": "x.test",
+            "redis": {"enabled": True},
+            "synapse_replication": {"streams": ["typing"], **own},
+        }
+        return load_config([self.write("h.yaml", json.dumps(settings))])
+
+    def test_none(self) -> None:
+        """Without the section there is nothing to send, nor to stop."""
+        export = SpanExport(self.load())
+        with export.tracer.start_as_current_span("work") as span:
+            self.assertFalse(span.is_recording())
+        self.assertIsNone(export.stop(MemoryReactorClock()))
+
+    def test_not_for_all(self) -> None:
+        """Our tracer does not become that of other code in the process."""
+        export = SpanExport(self.load(tracing={"endpoint": "http://127.0.0.1:1"}))
+        assert export._provider is not None
+        self.addCleanup(export._provider.shutdown)
+        self.assertIsNot(trace.get_tracer_provider(), export._provider)
+
+
+class LogTests(FilesMixin):
+    def record(self, level: int, text: str, *args: object) -> logging.LogRecord:
+        return logging.LogRecord(
+            "opentelemetry.x", level, __file__, 1, text, args, None
+        )
+
+    def test_levels(self) -> None:
+        """What OpenTelemetry complains of is in our log, by its level, with its text."""
+        handler = _ToOurLog()
+        with capturedLogs() as logs:
+            handler.emit(self.record(logging.WARNING, "slow: %s", 7))
+            handler.emit(self.record(logging.ERROR, "no %s", "way"))
+        self.assertEqual(
+            [(event["log_level"].name, formatEvent(event)) for event in logs],
+            [
+                ("warn", "OpenTelemetry: slow: 7"),
+                ("error", "OpenTelemetry: no way"),
+            ],
+        )
+
+    def test_repeated(self) -> None:
+        """What repeats itself is logged once a minute."""
+        handler = _ToOurLog()
+        with capturedLogs() as logs:
+            for number in range(100):
+                handler.emit(self.record(logging.ERROR, "no way for %s", number))
+        self.assertEqual(len(logs), 1)
