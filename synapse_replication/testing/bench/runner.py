@@ -63,10 +63,10 @@ class Runner:
         parameters: dict[str, object] = dict(task.parameters)
         if task.redis:
             parameters["port"] = redis.port
-        if task.database is Database.FILLED:
+        if task.database in (Database.FILLED, Database.VARIED):
             self.say(f"{task.name}: filling tables with {count:,} rows")
-            parameters["dsn"] = postgres.new_database()
-            fill_events(str(parameters["dsn"]), count)
+            dsn = parameters["dsn"] = postgres.new_database()
+            fill_events(dsn, count, varied=task.database is Database.VARIED)
         results = [Result(task, unit, [], []) for unit in task.units]
         for number in range(self.rounds):
             for side in ("ours", "stock"):

@@ -27,7 +27,7 @@ _GENERATOR_TABLES = """
     CREATE TABLE background_updates (update_name TEXT);
 """
 
-#: What else is asked for the rows of ``events``; all of it stays empty.
+#: What else is asked for the rows of ``events``.
 _EVENT_TABLES = """
     CREATE TABLE state_events (event_id TEXT UNIQUE, state_key TEXT);
     CREATE TABLE redactions (event_id TEXT UNIQUE, redacts TEXT);
@@ -56,16 +56,30 @@ _FILL = """
     INSERT INTO stream_positions VALUES ('events', 'writer1', %(rows)s);
 """
 
+#: Of what there is one row for every so many events.
+_VARIED = """
+    INSERT INTO state_events SELECT event_id, '' FROM events WHERE {n} % 3 = 0;
+    INSERT INTO room_memberships SELECT event_id, 'join' FROM events WHERE {n} % 6 = 0;
+    INSERT INTO event_relations SELECT event_id, event_id FROM events WHERE {n} % 5 = 1;
+    INSERT INTO redactions SELECT event_id, event_id FROM events WHERE {n} % 50 = 2;
+    INSERT INTO rejections SELECT event_id, 'auth' FROM events WHERE {n} % 1000 = 4;
+""".format(n="stream_ordering")
+
 
 def make_generator_tables(dsn: str) -> None:
     """Make what an id generator of ``events`` works on, without any row."""
     _execute(dsn, _GENERATOR_TABLES)
 
 
-def fill_events(dsn: str, rows: int) -> None:
-    """Make all tables of ``events``, with rows of one writer: ids from 1 up."""
+def fill_events(dsn: str, rows: int, *, varied: bool = False) -> None:
+    """Make all tables of ``events``, with rows of one writer: ids from 1 up.
+
+    :param varied: with state, relations and so on among them; else messages only.
+    """
     _execute(dsn, _GENERATOR_TABLES + _EVENT_TABLES)
     _execute(dsn, _FILL, rows=rows)
+    if varied:
+        _execute(dsn, _VARIED)
     _execute(dsn, "VACUUM ANALYZE")
 
 
@@ -73,4 +87,4 @@ def _execute(dsn: str, sql: str, **parameters: int) -> None:
     with contextlib.closing(psycopg2.connect(dsn)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
+            cursor.execute(sql, parameters or None)
