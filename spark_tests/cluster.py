@@ -1,0 +1,99 @@
+"""A standalone Spark cluster on this machine, of what pip installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+
+from synapse_replication.testing.servers import free_port
+
+__all__ = ["StandaloneCluster"]
+
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+
+#: How long the master may take to let a worker in, s.
+START_TIMEOUT = 120.0
+
+
+class StandaloneCluster:
+    """A master and workers of one core each.
+
+    They run in folders of their own: what executors import must be installed.
+
+    :param folder: for logs and work; made if it is not there.
+    :ivar url: what to give as ``--master``.
+    """
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._port = free_port()
+        self.url = f"spark://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start all, and wait until the workers have been let in."""
+        self._start(
+            "master",
+            _MASTER,
+            *("--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0"),
+        )
+        for number in range(1, self._workers + 1):
+            self._start(
+                f"worker{number}",
+                _WORKER,
+                *("--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
+                *("--webui-port", "0", self.url),
+            )
+        for number in range(1, self._workers + 1):
+            self._wait_for(f"worker{number}", "Successfully registered with master")
+
+    def stop(self) -> None:
+        """End all; executors end with their workers."""
+        for process in reversed(self._processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+
+    def _start(self, name: str, main_class: str, *arguments: str) -> None:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        home = Path(pyspark.__file__).parent
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_WORKER_DIR": str(folder),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        with (folder / "log").open("wb") as log:
+            # spark-class replaces itself by Java: the process id is Java's.
+            self._processes.append(
+                subprocess.Popen(
+                    [str(home / "bin" / "spark-class"), main_class, *arguments],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def _wait_for(self, name: str, text: str) -> None:
+        log = self._folder / name / "log"
+        deadline = time.monotonic() + START_TIMEOUT
+        while text not in log.read_text(errors="replace"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{name} did not start: {log.read_text(errors='replace')[-2000:]}"
+                )
+            time.sleep(0.1)

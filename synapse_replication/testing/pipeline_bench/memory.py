@@ -1,0 +1,53 @@
+"""Watches the memory of Spark's Python workers, from outside."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+__all__ = ["WorkerMemory"]
+
+#: How often to look, s.
+_INTERVAL = 0.1
+
+
+class WorkerMemory:
+    """Notes the most memory that each Python worker had, while in the context.
+
+    Workers are the children of ``pyspark.daemon``, and readers that plan. Linux only.
+
+    :ivar most: from process id to KiB of resident memory.
+    """
+
+    def __init__(self) -> None:
+        self.most: dict[int, int] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> WorkerMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_INTERVAL):
+            for process in Path("/proc").glob("[0-9]*"):
+                self._look_at(process)
+
+    def _look_at(self, process: Path) -> None:
+        try:
+            if b"pyspark" not in (process / "cmdline").read_bytes():
+                return
+            status = (process / "status").read_text()
+        except OSError:
+            # It has ended.
+            return
+        fields = dict(line.split(":\t", 1) for line in status.splitlines())
+        if not fields["Name"].startswith("python"):
+            return
+        peak = int(fields.get("VmHWM", "0 kB").split()[0])
+        pid = int(process.name)
+        self.most[pid] = max(self.most.get(pid, 0), peak)
