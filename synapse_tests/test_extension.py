@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import hiredis
 from twisted.trial.unittest import SynchronousTestCase
@@ -61,6 +64,31 @@ class Listener:
     def said(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
         """Give a process's messages of one type."""
         return [m for m in self.messages if m.instance_name == name and m.type is kind]
+
+
+class DirectTcpTests(SynchronousTestCase):
+    """Over direct TCP, where a client shows that it speaks the extension."""
+
+    def test_stock_server(self) -> None:
+        """
+        A stock server takes no notice of it.
+        """
+        command = [sys.executable, "-m", "twisted.trial"]
+        command += [
+            "--temp-directory",
+            str(Path(self.mktemp()).resolve()),
+            "synapse_tests.stock_server",
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            # Trial tests in a folder of its own.
+            cwd=Path(__file__).resolve().parent.parent,
+            timeout=120,
+            check=False,
+        )
+        self.assertIn("answers alike", done.stdout, done.stdout + done.stderr)
 
 
 class ExtensionTests(SynchronousTestCase):
