@@ -171,7 +171,7 @@ class ProcessConfig:
     stores_user_ips: bool
     row_sink: FactoryConfig | None
     modules: tuple[FactoryConfig, ...]
-    tcp_limit: PendingLimit = PendingLimit()
+    tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
     log_level: str = "info"
