@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,8 @@ from rich.table import Table
 from synapse_replication.testing.bench.growth import measure_growth
 from synapse_replication.testing.bench.runner import BenchError, Runner
 from synapse_replication.testing.bench.tasks import TASKS, Result
+
+_ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'))"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,9 +73,11 @@ def bench(
             names = ", ".join(task.name for task in TASKS)
             raise click.BadParameter(f"no such task; there are: {names}")
         version = _version_of(peer)
+        load = [os.getloadavg()[0]]
         results = Runner(peer, rounds, quick, say).run(tasks)
     except BenchError as error:
         raise click.ClickException(str(error)) from None
+    load.append(os.getloadavg()[0])
     if plot is not None:
         plots.plot_ratios(results, version, plot)
     if as_json:
@@ -79,6 +85,9 @@ def bench(
             "peer": f"matrix-synapse {version}",
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {platform.system()}",
+            "processors": os.cpu_count(),
+            "rounds": rounds,
+            "load_at_start_and_end": [round(one, 1) for one in load],
             "results": [result.to_json() for result in results],
         }
         click.echo(json.dumps(report, indent=1))
@@ -89,8 +98,7 @@ def bench(
 def _version_of(peer: str) -> str:
     """Ask the peer's environment for Synapse's version: without it, there is no
     comparison."""
-    asked = "import importlib.metadata as m; print(m.version('matrix-synapse'))"
-    done = subprocess.run([peer, "-c", asked], capture_output=True, check=False)
+    done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
     if done.returncode:
         raise click.ClickException(f"{peer} has no matrix-synapse; install it there")
     return done.stdout.decode().strip()
@@ -103,14 +111,13 @@ def _show(version: str, results: Sequence[Result]) -> None:
     for result in results:
         cells = []
         for values in (result.ours, result.stock):
-            median = sorted(values)[len(values) // 2]
+            median = statistics.median(values)
             digits = 0 if median >= 100 else 2
             cells += [
                 f"{median:,.{digits}f}",
                 f"{min(values):,.{digits}f}-{max(values):,.{digits}f}",
             ]
-        unit = result.unit.value[0].partition(",")[0]
-        table.add_row(result.name, unit, *cells, f"{result.ratio:.1f}")
+        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.1f}")
     Console(width=120).print(table)
 
 

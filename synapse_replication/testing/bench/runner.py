@@ -82,6 +82,9 @@ class Runner:
                     rounds = result.ours if side == "ours" else result.stock
                     assert isinstance(rounds, list)
                     rounds.append(value)
+        for result in results:
+            # All of it is shown at the end, if it gets there.
+            self.say(result.to_text())
         return results
 
     def _measure(
@@ -93,10 +96,15 @@ class Runner:
 
 
 def run_measure(
-    command: Sequence[str], measure: str, parameters: dict[str, object]
+    command: Sequence[str],
+    measure: str,
+    parameters: dict[str, object],
+    *,
+    time_limit: float = TIMEOUT,
 ) -> dict[str, float]:
     """Run one measure in a process of its own.
 
+    :param time_limit: how long it may take, in s.
     :raises BenchError: it failed; the error has the end of what it said.
     """
     try:
@@ -104,11 +112,11 @@ def run_measure(
             [*command, measure, json.dumps(parameters)],
             capture_output=True,
             check=False,
-            timeout=TIMEOUT,
+            timeout=time_limit,
         )
     except subprocess.TimeoutExpired:
         raise BenchError(
-            f"{measure} did not end in {TIMEOUT} s in {command[-1]}"
+            f"{measure} did not end in {time_limit:g} s in {command[-1]}"
         ) from None
     lines = done.stdout.decode().splitlines()
     if done.returncode or not lines:

@@ -26,6 +26,11 @@ class Unit(enum.Enum):
     CPU = ("ms of CPU", "cpu", False)
     MILLISECONDS = ("ms", "milliseconds", False)
 
+    @property
+    def shown(self) -> str:
+        """How it is shown behind a figure."""
+        return self.value[0].partition(",")[0]
+
 
 class Database(enum.Enum):
     """What a task works on in PostgreSQL."""
@@ -207,6 +212,14 @@ class Result:
         unit = self.unit.value[0]
         return self.task.name + (
             unit.partition("ms")[2] if self.unit in (Unit.P50, Unit.P99) else ""
+        )
+
+    def to_text(self) -> str:
+        """Say it in a line."""
+        ours, stock = statistics.median(self.ours), statistics.median(self.stock)
+        return (
+            f"{self.name}: {ours:,.2f} against {stock:,.2f} {self.unit.shown}, "
+            f"ratio {self.ratio:.1f}"
         )
 
     def to_json(self) -> dict[str, object]:
