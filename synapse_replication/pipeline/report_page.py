@@ -37,7 +37,12 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=_number, duration=_duration, moment=_moment, passed=_passed, size=_window
+        number=_number,
+        times=_times,
+        duration=_duration,
+        moment=_moment,
+        passed=_passed,
+        size=_window,
     )
     return environment.get_template("report.html").render(
         data=data,

@@ -104,6 +104,7 @@ def draw_plots(data: ReportData) -> list[Plot]:
         + _sum((t.stream, t.rows) for t in data.totals)
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
+    writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
     plots: list[Plot] = []
 
     def add(name: str, title: str, draw: _Draw) -> None:
@@ -118,13 +119,13 @@ def draw_plots(data: ReportData) -> list[Plot]:
         add(
             "rows-by-writer",
             "Rows written, by writer of each stream",
-            lambda p: _writers(p, data.over_time, data.rows_window),
+            lambda p: _writers(p, data.over_time, data.rows_window, writers),
         )
     if data.totals:
         add(
             "shares",
             "Share of each writer in the rows of a stream",
-            lambda p: _shares(p, data.totals),
+            lambda p: _shares(p, data.totals, writers),
         )
     if any(batch.largest > 1 for batch in data.batches):
         add(
@@ -192,12 +193,14 @@ def _stacked(
     return figure
 
 
-def _writers(palette: _Palette, counts: Sequence[WindowCount], window_s: int) -> Figure:
+def _writers(
+    palette: _Palette,
+    counts: Sequence[WindowCount],
+    window_s: int,
+    writers: Sequence[str],
+) -> Figure:
     rows = _sum((count.stream, count.rows) for count in counts)
     streams = [name for name, _ in rows.most_common(_MAX_PANELS)]
-    writers = _top(
-        _sum((c.instance_name, c.rows) for c in counts if c.stream in streams)
-    )
     figure, panels = _panels(palette, len(streams), height=2.1, share_x=True)
     starts = sorted({count.start for count in counts})
     # A window without rows is a point at zero.
@@ -225,12 +228,11 @@ def _writers(palette: _Palette, counts: Sequence[WindowCount], window_s: int) ->
     return figure
 
 
-def _shares(palette: _Palette, totals: Sequence[WriterTotal]) -> Figure:
+def _shares(
+    palette: _Palette, totals: Sequence[WriterTotal], writers: Sequence[str]
+) -> Figure:
     rows = _sum((total.stream, total.rows) for total in totals)
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
-    writers = _top(
-        _sum((t.instance_name, t.rows) for t in totals if t.stream in streams)
-    )
     figure, (axes,) = _panels(palette, 1, height=0.9 + 0.3 * len(streams))
     places = range(len(streams))
     left = [0.0] * len(streams)

@@ -6,6 +6,7 @@ of streams, and the first so many of all else.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import secrets
 import shutil
@@ -22,6 +23,7 @@ from synapse_replication.pipeline.archive_layout import (
     read_archive,
     read_archived_wire,
 )
+from synapse_replication.pipeline.jobs.audit import audited
 from synapse_replication.pipeline.options import master_option, optional_source_options
 from synapse_replication.pipeline.recordings import read_recordings
 from synapse_replication.pipeline.report_data import (
@@ -103,8 +105,9 @@ class ReportInputs:
 @click.option(
     "--findings",
     metavar="DIR",
-    help="What 'pipeline audit' wrote as Parquet.",
+    help="What 'pipeline audit --out' wrote, in place of an audit of the database.",
 )
+@click.option("--no-audit", is_flag=True, help="Audit nothing: that takes the longest.")
 @click.option(
     "--window",
     type=click.IntRange(min=1),
@@ -123,6 +126,7 @@ def report_command(
     archive: str | None,
     recordings: tuple[str, ...],
     findings: str | None,
+    no_audit: bool,
     window: int | None,
     identify: bool,
     master: str | None,
@@ -137,8 +141,20 @@ def report_command(
             "of what? Give -c or --dsn, or --archive, or --recording"
         )
     folder = _new_folder(out)
-    with job_session("synapse-replication report", master=master) as session:
+    with (
+        job_session("synapse-replication report", master=master) as session,
+        contextlib.ExitStack() as stack,
+    ):
         inputs = _read(session, settings, archive, recordings, findings)
+        if settings is not None and findings is None and not no_audit:
+            found = stack.enter_context(
+                audited(session, settings, recordings=recordings, archive=archive)
+            )
+            inputs = attrs.evolve(
+                inputs,
+                findings=found,
+                sources=[*inputs.sources, f"an audit of the {_name_of(settings)}"],
+            )
         data = collect_report(inputs, window_s=window, identify=identify)
     write_report(data, folder)
     click.echo(f"written: {folder / 'report.html'}")
@@ -233,8 +249,7 @@ def _read(
         if not recordings and wire.isEmpty():
             wire = None
     elif settings is not None:
-        database = settings.conninfo.get("dbname", "")
-        sources.append(f"rows that the database {database} has now")
+        sources.append(f"rows that the {_name_of(settings)} has now")
         rows = (
             session.read.format("synapse_replication")
             .options(**reader_options(settings))
@@ -252,11 +267,16 @@ def _read(
     )
 
 
+def _name_of(settings: PipelineSettings) -> str:
+    return f"database {settings.conninfo.get('dbname', '')}".strip()
+
+
 def _read_findings(session: SparkSession, folder: str) -> DataFrame:
-    path = Path(folder).absolute()
+    path = Path(folder).absolute() / "findings.parquet"
     if not path.exists():
         raise PipelineError(
-            f"--findings {folder}: there is nothing; 'pipeline audit' writes findings"
+            f"--findings {folder}: there is no findings.parquet; 'pipeline audit --out' "
+            "writes it"
         )
     return session.read.schema(FINDINGS_SCHEMA).parquet(f"file://{path}")
 
