@@ -124,6 +124,24 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
+    def test_second_worker_of_a_name_over_direct_tcp(self) -> None:
+        """C63: without Redis, too, the main process reports it within seconds."""
+        port = free_port()
+        del self.shared["redis"]
+        self.shared["worker_replication_port"] = port
+        self.main["listeners"].append(
+            {"type": "replication", "port": port, "bind_addresses": ["127.0.0.1"]}
+        )
+        self.start("main", self.main)
+        self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        del self.worker["synapse_replication"]
+        self.start("worker", self.worker)
+        self.wait_until(
+            "the report",
+            lambda: "Two processes are called reader1" in self.log_of("main"),
+        )
+
     def test_port_in_use(self) -> None:
         """A process that cannot listen says where and what to do, and ends with 1."""
         port = shared_redis().port
