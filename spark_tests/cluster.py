@@ -19,7 +19,7 @@ _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 #: How long the master may take to let a worker in, s.
-START_TIMEOUT = 120.0
+START_TIMEOUT = 300.0
 
 
 class StandaloneCluster:

@@ -62,11 +62,11 @@ def range_sql(
         select = _select(query, place, condition, present, sole_writer)
         (distinct if query.distinct else plain).append(select)
     if distinct:
-        rows = "\nUNION ALL\n".join(distinct)
+        rows = "\nUNION ALL\n".join(f"({select})" for select in distinct)
         plain.append(
             "SELECT instance_name, stream_id, min(place) AS place, row, "
             f"min(written_us) AS written_us FROM ({rows}) AS found "
-            "GROUP BY instance_name, stream_id, row"
+            "GROUP BY stream_id, instance_name, row ORDER BY stream_id"
         )
     if not plain:
         return (
@@ -74,7 +74,7 @@ def range_sql(
             "NULL::int AS row_index, NULL::text AS row, NULL::bigint AS written_us "
             "WHERE FALSE"
         )
-    rows = "\nUNION ALL\n".join(plain)
+    rows = "\nUNION ALL\n".join(f"({select})" for select in plain)
     return (
         "SELECT instance_name, stream_id, (row_number() OVER ("
         'PARTITION BY stream_id ORDER BY place, row COLLATE "C") - 1)::int '
@@ -96,12 +96,14 @@ def _select(
     written = "NULL::bigint"
     if range_.written_ms is not None and range_.table in present.written:
         written = f"{_column(query, range_.written_ms)} * 1000"
+    # Read in the order of the index, rows need no more than a little sorting.
+    order = "" if range_.negative else f" ORDER BY {_column(query, range_.id_column)}"
     return (
         f"SELECT {writer} AS instance_name, "
         f"{sign}{_column(query, range_.id_column)}::bigint AS stream_id, "
         f"{place} AS place, {range_.row} AS row, {written} AS written_us "
         f"FROM {quote(range_.table)} AS {range_.alias} {range_.joined} "
-        f"WHERE {condition}"
+        f"WHERE {condition}{order}"
     )
 
 

@@ -73,16 +73,10 @@ _EVENT = (
 
 
 _OF_EVENT = "event_id, room_id, type, outlier"
-_ABOUT_EVENT = """
-        LEFT JOIN state_events AS s ON s.event_id = e.event_id
-        LEFT JOIN redactions AS r ON r.event_id = e.event_id
-        LEFT JOIN event_relations AS l ON l.event_id = e.event_id
-        LEFT JOIN room_memberships AS m ON m.event_id = e.event_id
-        LEFT JOIN rejections AS x ON x.event_id = e.event_id"""
 
-# A page is small: each of its events is looked up. As a plain join, a database with
-# some 100,000 rows would rather read all of a table for each page.
-_ABOUT_EVENT_OF_PAGE = "".join(
+# Each event is looked up. As a plain join, a database with some 100,000 rows would
+# rather read all of a table for each page.
+_ABOUT_EVENT = "".join(
     f"""
         LEFT JOIN LATERAL (
             SELECT {column} FROM {table} WHERE event_id = e.event_id LIMIT 1
@@ -114,12 +108,10 @@ def _event_query(
         token, order = id_column, id_column
         bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
     if table == "events":
-        alias, event_columns, event, event_of_page = "e", _OF_EVENT, "", ""
+        alias, event_columns, event = "e", _OF_EVENT, ""
     else:
         alias, event_columns = "page", "event_id"
-        event = "JOIN events AS e ON e.event_id = page.event_id"
-        event_of_page = f"""
-        LEFT JOIN LATERAL (
+        event = f"""JOIN LATERAL (
             SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
         ) AS e ON TRUE"""
     return RowQuery(
@@ -133,7 +125,8 @@ def _event_query(
             WHERE instance_name = %(instance_name)s AND {bounds}
             ORDER BY {order}
             FETCH FIRST %(limit)s ROWS WITH TIES
-        ) AS {alias}{event_of_page}{_ABOUT_EVENT_OF_PAGE}
+        ) AS {alias}
+        {event and "LEFT " + event}{_ABOUT_EVENT}
         ORDER BY {alias}.token
         """,
         RangeQuery(
