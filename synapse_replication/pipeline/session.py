@@ -108,6 +108,8 @@ def _settings() -> dict[str, str]:
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss8m",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # On a busy machine a worker takes longer to start than the usual 15 s.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(
