@@ -189,7 +189,7 @@ def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
     reactor, files = get_reactor(), config.files
     looks: list[Callable[[], object]] = [lambda: load_factories(config)]
     for make, descriptions in (
-        (client_endpoint, config.tcp_connect),
+        (functools.partial(client_endpoint, tls=config.tls), config.tcp_connect),
         (server_endpoint, config.tcp_listen),
     ):
         looks += [
