@@ -166,7 +166,12 @@ class CommandSink(Protocol):
         device_id: str | None,
         is_syncing: bool,
         last_sync_ms: int,
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Take note that a user began, goes on or ceased to sync with a process.
+
+        What says nothing new is told once in 10 s at most.
+        """
+        ...
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None: ...
 
