@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ __all__ = [
     "DSN_VARIABLE",
     "json_option",
     "master_option",
+    "new_folder",
     "optional_source_options",
     "source_options",
 ]
@@ -107,6 +109,19 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         return command(*args, settings=settings, **kwargs)
 
     return with_settings
+
+
+def new_folder(out: str) -> Path:
+    """Check the name of a folder that is to be made.
+
+    :raises PipelineError: it exists, or could not be made.
+    """
+    folder = Path(out).absolute()
+    if folder.exists():
+        raise PipelineError(f"{folder} exists: give the name of a new folder")
+    if not folder.parent.is_dir():
+        raise PipelineError(f"{folder.parent} is no folder: make it first")
+    return folder
 
 
 def _settings(

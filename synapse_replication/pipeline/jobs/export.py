@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive_layout import read_archive
-from synapse_replication.pipeline.options import json_option, master_option
+from synapse_replication.pipeline.archive_layout import open_archive, read_archive
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    new_folder,
+)
 from synapse_replication.pipeline.session import job_session
 from synapse_replication.pipeline.transforms.export import as_json_lines
 
@@ -62,6 +66,9 @@ def export_command(
     Columns are those of the archive. In jsonl, row is an array; in csv and parquet it
     is its text.
     """
+    # What is wrong is told at once: Spark takes its time.
+    new_folder(out)
+    open_archive(archive)
     with job_session("synapse-replication export", master=master) as session:
         rows = export_rows(session, archive, out, format_, where)
     if as_json:
@@ -80,11 +87,7 @@ def export_rows(
     :raises PipelineError: the folder exists; the expression makes no sense; it is no
         archive.
     """
-    folder = Path(out).absolute()
-    if folder.exists():
-        raise PipelineError(f"{folder} exists: give the name of a new folder")
-    if not folder.parent.is_dir():
-        raise PipelineError(f"{folder.parent} is no folder: make it first")
+    folder = new_folder(out)
     rows = read_archive(session, archive)
     if where is not None:
         rows = _filter(rows, where)

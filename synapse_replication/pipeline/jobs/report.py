@@ -20,11 +20,16 @@ import click
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive_layout import (
+    open_archive,
     read_archive,
     read_archived_wire,
 )
 from synapse_replication.pipeline.jobs.audit import audited
-from synapse_replication.pipeline.options import master_option, optional_source_options
+from synapse_replication.pipeline.options import (
+    master_option,
+    new_folder,
+    optional_source_options,
+)
 from synapse_replication.pipeline.recordings import read_recordings
 from synapse_replication.pipeline.report_data import (
     BatchBucket,
@@ -140,7 +145,10 @@ def report_command(
         raise click.UsageError(
             "of what? Give -c or --dsn, or --archive, or --recording"
         )
-    folder = _new_folder(out)
+    # What is wrong is told at once: Spark takes its time.
+    folder = new_folder(out)
+    if archive:
+        open_archive(archive)
     with (
         job_session("synapse-replication report", master=master) as session,
         contextlib.ExitStack() as stack,
@@ -222,15 +230,6 @@ def write_report(data: ReportData, folder: Path) -> None:
         raise PipelineError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _new_folder(out: str) -> Path:
-    folder = Path(out).absolute()
-    if folder.exists():
-        raise PipelineError(f"{folder} exists: give the name of a new folder")
-    if not folder.parent.is_dir():
-        raise PipelineError(f"{folder.parent} is no folder: make it first")
-    return folder
 
 
 def _read(
