@@ -208,22 +208,33 @@ class ReplicationCommandHandler(CommandSender):
         if link is None:
             # Closed, and the rest of what was read with it.
             return
+        runs: dict[StreamReceiver, list[RdataRun]] = {}
         for item in items:
             if isinstance(item, RdataRun):
-                self._take_rows(link, item)
-            elif isinstance(item, RefusedLine):
+                self._take_rows(link, item, runs)
+                continue
+            self._put_runs(link, runs)
+            if isinstance(item, RefusedLine):
                 self._take_refusal(link, item)
             else:
                 self._take_command(connection, item)
+        self._put_runs(link, runs)
 
-    def _take_rows(self, link: Link, run: RdataRun) -> None:
+    def _put_runs(self, link: Link, runs: dict[StreamReceiver, list[RdataRun]]) -> None:
+        for receiver, of_stream in runs.items():
+            receiver.put_rows(link, of_stream)
+        runs.clear()
+
+    def _take_rows(
+        self, link: Link, run: RdataRun, runs: dict[StreamReceiver, list[RdataRun]]
+    ) -> None:
         receiver = self._receivers.get(run.stream_name)
         if run.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
         else:
-            receiver.put_rows(link, run)
+            runs.setdefault(receiver, []).append(run)
             return
         self._observer.discarded(
             run.stream_name, run.instance_name, reason, len(run.rows)
@@ -324,15 +335,15 @@ class ReplicationCommandHandler(CommandSender):
         """Take one row that was parsed already."""
         link = self._links.get(connection)
         if link is not None:
-            self._take_rows(
-                link,
-                RdataRun(
-                    command.stream_name,
-                    command.instance_name,
-                    [command.token],
-                    [encode_json(command.row)],
-                ),
+            runs: dict[StreamReceiver, list[RdataRun]] = {}
+            run = RdataRun(
+                command.stream_name,
+                command.instance_name,
+                [command.token],
+                [encode_json(command.row)],
             )
+            self._take_rows(link, run, runs)
+            self._put_runs(link, runs)
         return None
 
     def on_USER_SYNC(

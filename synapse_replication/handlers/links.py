@@ -14,6 +14,8 @@ Spec, section 5; cases C7 to C10.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
@@ -24,6 +26,7 @@ __all__ = [
     "CatchUpRun",
     "CatchUpStep",
     "Collapsed",
+    "Interleaved",
     "Link",
     "LostRow",
     "NewEpoch",
@@ -106,6 +109,16 @@ class Link:
 
 
 # What waits in a stream's queue, besides RdataRun and PositionCommand.
+
+
+@attrs.frozen(eq=False)
+class Interleaved:
+    """Rows of one stream that arrived together, of more than one writer.
+
+    :ivar runs: in the order of arrival.
+    """
+
+    runs: Sequence[RdataRun]
 
 
 @attrs.frozen

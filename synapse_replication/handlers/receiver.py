@@ -23,8 +23,9 @@ Spec, section 5; cases C3, C4, C7 to C10, C46, C53, C57, C59.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from operator import lt
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 import attrs
 
@@ -36,6 +37,7 @@ from synapse_replication.handlers.links import (
     CatchUpRun,
     CatchUpStep,
     Collapsed,
+    Interleaved,
     Link,
     LostRow,
     NewEpoch,
@@ -46,7 +48,8 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
-from synapse_replication.handlers.queues import DrainedQueue, Pacer, Queued
+from synapse_replication.handlers.overflow import ROW_OVERHEAD, Item, collapse
+from synapse_replication.handlers.queues import DrainedQueue, Pacer
 from synapse_replication.streams.catchup import (
     Backoff,
     Gap,
@@ -60,12 +63,6 @@ from synapse_replication.wire.commands import PositionCommand
 
 __all__ = ["ReceiverOptions", "StreamReceiver"]
 
-_Item: TypeAlias = (
-    RdataRun | PositionCommand | LostRow | Collapsed | CatchUpStep | Told | NewEpoch
-)
-
-#: What a row costs in memory besides its text, bytes, about.
-_ROW_OVERHEAD = 80
 #: Rows that are decoded and handed on without a look at the clock.
 _SLICE = 100
 
@@ -116,10 +113,12 @@ class StreamReceiver:
         self._pacer = Pacer(
             clock, options.break_after_rows, options.break_after_seconds
         )
-        self._queue: DrainedQueue[tuple[Link, _Item]] = DrainedQueue(
+        self._queue: DrainedQueue[tuple[Link, Item]] = DrainedQueue(
             self._name,
             self._consume,
-            self._collapse,
+            lambda waiting: collapse(
+                waiting, stream.description.resettable, self._discard
+            ),
             run_as_background_process,
             observer,
             self._pacer,
@@ -139,18 +138,24 @@ class StreamReceiver:
 
     # -- from the handler ---------------------------------------------------------
 
-    def put_rows(self, link: Link, run: RdataRun) -> None:
-        """Take rows of one writer, in their order of arrival."""
-        count = len(run.rows)
+    def put_rows(self, link: Link, runs: Sequence[RdataRun]) -> None:
+        """Take rows that came together, in their order of arrival."""
+        count = size = 0
+        newest: dict[str, int] = {}
+        for run in runs:
+            count += len(run.rows)
+            size += sum(map(len, run.rows))
+            if (token := run.tokens[-1]) is not None:
+                newest[run.instance_name] = token
         self._observer.rows_received(self._name, count)
-        if (token := run.tokens[-1]) is not None:
-            self._observer.position_announced(self._name, run.instance_name, token)
-        size = sum(map(len, run.rows)) + count * _ROW_OVERHEAD
-        self._queue.put((link, run), count, size)
+        for instance_name, token in newest.items():
+            self._observer.position_announced(self._name, instance_name, token)
+        item = runs[0] if len(runs) == 1 else Interleaved(runs)
+        self._queue.put((link, item), count, size + count * ROW_OVERHEAD)
 
     def put_lost_row(self, link: Link, instance_name: str) -> None:
         """Take note, in its place, of a row that could not be read."""
-        self._queue.put((link, LostRow(instance_name)), 1, _ROW_OVERHEAD)
+        self._queue.put((link, LostRow(instance_name)), 1, ROW_OVERHEAD)
 
     def put_position(self, link: Link, position: PositionCommand) -> None:
         """Take a writer's announcement; drop it at once if it says nothing new."""
@@ -165,7 +170,7 @@ class StreamReceiver:
         ):
             self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
             return
-        self._queue.put((link, position), 1, _ROW_OVERHEAD)
+        self._queue.put((link, position), 1, ROW_OVERHEAD)
 
     def put_told(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
@@ -184,15 +189,15 @@ class StreamReceiver:
             or token > self._stream.current_token(instance_name)
         ):
             told = Told(instance_name, token, is_first)
-            self._queue.put((link, told), 1, _ROW_OVERHEAD)
+            self._queue.put((link, told), 1, ROW_OVERHEAD)
 
     def put_new_epoch(self, link: Link, instance_name: str, token: int) -> None:
         """Take note that a writer started again. What it held in memory is gone."""
         if self._description.held_in_memory:
-            self._queue.put((link, NewEpoch(instance_name, token)), 1, _ROW_OVERHEAD)
+            self._queue.put((link, NewEpoch(instance_name, token)), 1, ROW_OVERHEAD)
 
     def _put_step(self, link: Link, step: CatchUpStep) -> None:
-        self._queue.put((link, step), 1, _ROW_OVERHEAD)
+        self._queue.put((link, step), 1, ROW_OVERHEAD)
 
     async def wait_until_empty(self) -> None:
         """Wait until everything that arrived was handled."""
@@ -200,10 +205,12 @@ class StreamReceiver:
 
     # -- the queue ------------------------------------------------------------------
 
-    async def _consume(self, queued: tuple[Link, _Item]) -> None:
+    async def _consume(self, queued: tuple[Link, Item]) -> None:
         link, item = queued
         if isinstance(item, RdataRun):
             await self._take_rows(link, item)
+        elif isinstance(item, Interleaved):
+            await self._take_interleaved(link, item.runs)
         elif isinstance(item, PositionCommand):
             await self._take_position(link, item)
         elif isinstance(item, CatchUpStep):
@@ -224,40 +231,6 @@ class StreamReceiver:
                 state.pending = []
                 state.has_lost_rows = True
 
-    def _collapse(
-        self, waiting: Iterable[Queued[tuple[Link, _Item]]]
-    ) -> list[Queued[tuple[Link, _Item]]]:
-        kept: list[Queued[tuple[Link, _Item]]] = []
-        collapsed: dict[tuple[Link, str], Collapsed] = {}
-        for queued in waiting:
-            link, item = queued.item
-            if isinstance(item, CatchUpStep):
-                kept.append(queued)
-                continue
-            key = link, item.instance_name
-            if isinstance(item, Told):
-                # What came before it is fetched in any case.
-                continue
-            if isinstance(item, NewEpoch):
-                # What came before it is of no use any more.
-                earlier = collapsed.pop(key, None)
-                if earlier is not None:
-                    self._discard(
-                        item.instance_name, DiscardReason.CATCHING_UP, earlier.rows
-                    )
-                kept.append(queued)
-                continue
-            if key not in collapsed:
-                collapsed[key] = Collapsed(
-                    item.instance_name, self._description.resettable
-                )
-            collapsed[key].add(item)
-        for (link, instance_name), item in collapsed.items():
-            self._discard(instance_name, DiscardReason.CATCHING_UP, item.rows)
-            item.rows = 0
-            kept.append(Queued((link, item), 1, _ROW_OVERHEAD))
-        return kept
-
     # -- rows -----------------------------------------------------------------------
 
     async def _take_rows(self, link: Link, run: RdataRun) -> None:
@@ -273,6 +246,79 @@ class StreamReceiver:
             if self._pacer.is_due(len(rows)):
                 await self._pacer.take_break()
 
+    async def _take_interleaved(self, link: Link, runs: Sequence[RdataRun]) -> None:
+        """Take runs of several writers, in their order; short ones many at a time."""
+        moved: set[str] = set()
+        first = 0
+        while first < len(runs):
+            count = len(runs[first].rows)
+            last = first + 1
+            while last < len(runs) and count + len(runs[last].rows) <= _SLICE:
+                count += len(runs[last].rows)
+                last += 1
+            if last == first + 1:
+                await self._take_rows(link, runs[first])
+            else:
+                await self._take_short_runs(link, runs[first:last], moved)
+                if self._pacer.is_due(count):
+                    self._tell_moved(moved)
+                    await self._pacer.take_break()
+            first = last
+        self._tell_moved(moved)
+
+    def _tell_moved(self, moved: set[str]) -> None:
+        for instance_name in moved:
+            self._catch_ups.position_changed(instance_name)
+        moved.clear()
+
+    async def _take_short_runs(
+        self, link: Link, runs: Sequence[RdataRun], moved: set[str]
+    ) -> None:
+        """Take a slice of rows of several writers, decoded together.
+
+        :param moved: the writers whose position is to be told later.
+        """
+        typed: list[Any] | None = None
+        with suppress(RowDecodeError):
+            decoded = self._description.codec.decode(
+                [text for run in runs for text in run.rows]
+            )
+            if not decoded.with_extra_fields:
+                typed = decoded.rows
+        start = 0
+        for run in runs:
+            instance_name = run.instance_name
+            # None is among them in the last case only.
+            tokens = cast(list[int], run.tokens)
+            end = start + len(tokens)
+            state = link.writers.get((self._name, instance_name))
+            if state is None:
+                self._discard(instance_name, DiscardReason.NOT_CONNECTED, len(tokens))
+            elif typed is not None and self._is_usual(
+                state, tokens, position := self._stream.current_token(instance_name)
+            ):
+                batches = [
+                    (token, [row])
+                    for token, row in zip(tokens, typed[start:end], strict=True)
+                ]
+                if await self._hand_on(
+                    link, instance_name, state, batches, position, tokens[-1]
+                ):
+                    moved.add(instance_name)
+            else:
+                await self._take_slice(link, instance_name, state, run.tokens, run.rows)
+            start = end
+
+    @staticmethod
+    def _is_usual(state: WriterState, tokens: Sequence[Any], position: int) -> bool:
+        """Tell whether these are single rows of a live writer, ascending."""
+        return (
+            state.is_live
+            and None not in tokens
+            and tokens[0] > position
+            and (len(tokens) == 1 or all(map(lt, tokens, tokens[1:])))
+        )
+
     async def _take_slice(
         self,
         link: Link,
@@ -283,17 +329,14 @@ class StreamReceiver:
     ) -> None:
         position = self._stream.current_token(instance_name)
         if (
-            # The usual case: single rows of a live writer, ascending.
-            state.is_live
-            and None not in tokens
-            and tokens[0] > position
-            and all(map(lt, tokens, tokens[1:]))
+            self._is_usual(state, tokens, position)
             and (typed := self._decode(rows)) is not None
         ):
             batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
-            await self._hand_on(
+            if await self._hand_on(
                 link, instance_name, state, batches, position, tokens[-1]
-            )
+            ):
+                self._catch_ups.position_changed(instance_name)
             return
         whole = self._gather(state, tokens, rows)
         if whole:
@@ -358,6 +401,7 @@ class StreamReceiver:
             state.has_lost_rows = False
         if not await self._hand_on(link, instance_name, state, batches, start, highest):
             return
+        self._catch_ups.position_changed(instance_name)
         if fetch_from is not None:
             self._catch_ups.begin_later(link, instance_name, state, fetch_from, highest)
 
@@ -393,7 +437,6 @@ class StreamReceiver:
                 link, instance_name, state, min(position, token - 1), highest, error
             )
             return False
-        self._catch_ups.position_changed(instance_name)
         return True
 
     def _decode(self, texts: Sequence[bytes]) -> list[Any] | None:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 __all__ = ["FIRST_POSITION", "FinishedIds", "WriterPositions"]
 
@@ -74,6 +74,10 @@ class FinishedIds:
     def add(self, id_: int) -> None:
         """Put an id in. Again does nothing."""
         starts, ends = self._starts, self._ends
+        if not starts:
+            starts.append(id_)
+            ends.append(id_)
+            return
         after = bisect_right(starts, id_)
         before = after - 1
         if before >= 0 and ends[before] >= id_:
@@ -95,6 +99,8 @@ class FinishedIds:
 
     def run_from(self, id_: int) -> int:
         """Give the last of the ids that follow ``id_`` without a gap, else it."""
+        if not self._starts:
+            return id_
         index = bisect_right(self._starts, id_ + 1) - 1
         if index >= 0 and self._ends[index] > id_:
             return self._ends[index]
@@ -107,8 +113,8 @@ class FinishedIds:
 
     def forget_upto(self, id_: int) -> None:
         """Take out every range that ends at or below ``id_``."""
-        count = bisect_right(self._ends, id_)
-        if count:
+        if self._ends and self._ends[0] <= id_:
+            count = bisect_right(self._ends, id_)
             del self._starts[:count], self._ends[:count]
 
 
@@ -160,6 +166,10 @@ class WriterPositions:
             for writer in declared
             if writer != instance_name
         }
+        # One entry for each of them. One that has moved on since is mended when it
+        # is the smallest.
+        self._others_heap = [(id_, writer) for writer, id_ in self._others.items()]
+        heapify(self._others_heap)
         # Whoever just started has nothing in flight.
         self._announced = self._local = (
             self.max_finished if self.is_writer else self._persisted_upto
@@ -203,7 +213,9 @@ class WriterPositions:
 
         Ahead of :meth:`writer_position` if others' ids without a gap show it.
         """
-        return max(self.writer_position(instance_name), self._persisted_upto)
+        position = self.writer_position(instance_name)
+        upto = self._persisted_upto
+        return position if position > upto else upto
 
     def all_positions(self) -> dict[str, int]:
         """Give the position of each writer, our own as :attr:`local`."""
@@ -278,10 +290,13 @@ class WriterPositions:
             if id_ > self._announced:
                 self._own_is_finished(id_)
         elif id_ > self._others.get(instance_name, 0):
+            if instance_name not in self._others:
+                heappush(self._others_heap, (id_, instance_name))
             self._others[instance_name] = id_
         if id_ > self._persisted_upto:
             self._finished.add(id_)
-        self.max_finished = max(self.max_finished, id_)
+        if id_ > self.max_finished:
+            self.max_finished = id_
         self._settle()
 
     def _own_is_finished(self, id_: int) -> None:
@@ -305,29 +320,44 @@ class WriterPositions:
         """Give the greatest id to announce while ids above ``limit`` are open."""
         return self._finished.last_upto(limit) or 0
 
+    def _slowest_other(self) -> int | None:
+        heap, others = self._others_heap, self._others
+        while heap:
+            id_, writer = heap[0]
+            if others[writer] == id_:
+                return id_
+            heapreplace(heap, (others[writer], writer))
+        return None
+
     def _settle(self) -> None:
         """Derive everything again from what is in flight, fetched and finished."""
-        limit = self._own_limit()
-        if not self.is_writer:
-            announced = self._persisted_upto
-        elif limit is None:
-            announced = self.max_finished
-        else:
-            announced = self._announceable_upto(limit)
-        announced = max(announced, self._announced)
-
-        slowest = min(self._others.values(), default=None)
+        # Written out rather than with max() and min(): it runs for every token.
+        upto, announced = self._persisted_upto, self._announced
+        slowest = self._slowest_other()
+        limit = None
+        if self._in_flight_heap or self._fetches:
+            limit = self._own_limit()
         if self.is_writer:
-            slowest = announced if slowest is None else min(slowest, announced)
-        upto = max(self._persisted_upto, slowest or 0)
+            own = self.max_finished if limit is None else self._announceable_upto(limit)
+            if own > announced:
+                announced = own
+            if slowest is None or announced < slowest:
+                slowest = announced
+        elif upto > announced:
+            announced = upto
+        if slowest is not None and slowest > upto:
+            upto = slowest
         run = self._finished.run_from(upto)
-        if self._in_flight_heap:
-            # Others may know that our row is committed before we do: a writer that
-            # starts finds it in the table. What is not finished here is not passed.
-            run = min(run, self._in_flight_heap[0] - 1)
-        upto = max(upto, run)
+        if run > upto:
+            if self._in_flight_heap:
+                # Others may know that our row is committed before we do: a writer
+                # that starts finds it in the table. What is not finished here is not
+                # passed.
+                run = min(run, self._in_flight_heap[0] - 1)
+            if run > upto:
+                upto = run
         self._persisted_upto = upto
-        self._announced = announced = max(announced, upto)
+        self._announced = announced = upto if upto > announced else announced
         # What the greatest announced position covers is not looked up again.
         self._finished.forget_upto(upto)
 

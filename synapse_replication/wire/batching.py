@@ -104,10 +104,12 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     if known is None or known[0] != writer:
                         if not stream or not writer:
                             raise ValueError("a field is empty")
-                        known = writer, RdataRun(stream.decode(), writer.decode())
-                        open_runs[stream] = known
-                        items.append(known[1])
-                    tokens, rows = known[1].tokens, known[1].rows
+                        tokens, rows = [], []
+                        run = RdataRun(stream.decode(), writer.decode(), tokens, rows)
+                        open_runs[stream] = writer, run
+                        items.append(run)
+                    else:
+                        tokens, rows = known[1].tokens, known[1].rows
                     last_stream, last_writer = stream, writer
             except ValueError as error:
                 items.append(_refuse(words, UnparsableLineError("RDATA", str(error))))

@@ -1,0 +1,87 @@
+"""What becomes of a stream's queue when it is full.
+
+Theory of operation: rows that wait can be fetched again, so what is kept of them is
+how far they reach, for each writer of each link. Nothing else is lost.
+
+Spec, section 5; cases C3, C57.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from synapse_replication.handlers.links import (
+    CatchUpStep,
+    Collapsed,
+    Interleaved,
+    Link,
+    LostRow,
+    NewEpoch,
+    Told,
+)
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.queues import Queued
+from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.commands import PositionCommand
+
+__all__ = ["ROW_OVERHEAD", "Item", "collapse"]
+
+Item: TypeAlias = (
+    RdataRun
+    | Interleaved
+    | PositionCommand
+    | LostRow
+    | Collapsed
+    | CatchUpStep
+    | Told
+    | NewEpoch
+)
+"""What waits in a stream's queue, with the link that it came by."""
+
+#: What a row costs in memory besides its text, bytes, about.
+ROW_OVERHEAD = 80
+
+
+def collapse(
+    waiting: Iterable[Queued[tuple[Link, Item]]],
+    resettable: bool,
+    discarded: Callable[[str, DiscardReason, int], object],
+) -> list[Queued[tuple[Link, Item]]]:
+    """Make few small items of all that wait.
+
+    :param resettable: the stream may begin again at an earlier token.
+    :param discarded: told of ``(instance_name, reason, rows)``.
+    """
+    kept: list[Queued[tuple[Link, Item]]] = []
+    collapsed: dict[tuple[Link, str], Collapsed] = {}
+
+    def of_writer(link: Link, instance_name: str) -> Collapsed:
+        key = link, instance_name
+        if key not in collapsed:
+            collapsed[key] = Collapsed(instance_name, resettable)
+        return collapsed[key]
+
+    for queued in waiting:
+        link, item = queued.item
+        if isinstance(item, CatchUpStep):
+            kept.append(queued)
+        elif isinstance(item, Told):
+            # What came before it is fetched in any case.
+            pass
+        elif isinstance(item, NewEpoch):
+            # What came before it is of no use any more.
+            earlier = collapsed.pop((link, item.instance_name), None)
+            if earlier is not None:
+                discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
+            kept.append(queued)
+        elif isinstance(item, Interleaved):
+            for run in item.runs:
+                of_writer(link, run.instance_name).add(run)
+        else:
+            of_writer(link, item.instance_name).add(item)
+    for (link, instance_name), left in collapsed.items():
+        discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
+        left.rows = 0
+        kept.append(Queued((link, left), 1, ROW_OVERHEAD))
+    return kept

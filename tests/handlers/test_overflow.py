@@ -1,0 +1,59 @@
+"""Tests of what is kept of a full queue; see test_receiver.py for what comes of it."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.links import (
+    Collapsed,
+    Interleaved,
+    Link,
+    NewEpoch,
+    Told,
+)
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.overflow import Item, collapse
+from synapse_replication.handlers.queues import Queued
+from synapse_replication.testing.doubles import MemoryConnection
+from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.commands import PositionCommand
+
+
+class CollapseTests(SynchronousTestCase):
+    """``collapse``"""
+
+    def setUp(self) -> None:
+        self.link = Link(MemoryConnection("memory"))
+        self.discards: list[tuple[str, DiscardReason, int]] = []
+
+    def collapse(self, *items: Item) -> list[Item]:
+        """Collapse items of one link."""
+        waiting = [Queued((self.link, item), 1, 100) for item in items]
+        kept = collapse(waiting, False, lambda *what: self.discards.append(what))
+        self.assertLessEqual(max(queued.size for queued in kept), 100)
+        return [queued.item[1] for queued in kept]
+
+    def test_one_is_left_of_each_writer(self) -> None:
+        """C57: rows are forgotten, and how far they reach is kept, writer by writer."""
+        a, b = (RdataRun("s", name, [1, 2], [b"x", b"y"]) for name in "ab")
+        kept = self.collapse(
+            Interleaved([a, b]),
+            RdataRun("s", "a", [5, None], [b"x", b"y"]),
+            PositionCommand("s", "b", 6, 7),
+        )
+        self.assertEqual(
+            kept,
+            [
+                Collapsed("a", False, 1, 5, ends_in_batch=True),
+                Collapsed("b", False, 1, 7, 7),
+            ],
+        )
+        reason = DiscardReason.CATCHING_UP
+        self.assertEqual(self.discards, [("a", reason, 4), ("b", reason, 2)])
+
+    def test_what_a_new_epoch_makes_useless(self) -> None:
+        """Rows of an earlier epoch are not fetched; what was told is fetched anyway."""
+        epoch = NewEpoch("a", 3)
+        kept = self.collapse(RdataRun("s", "a", [9], [b"x"]), Told("a", 9), epoch)
+        self.assertEqual(kept, [epoch])
+        self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
