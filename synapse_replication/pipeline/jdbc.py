@@ -8,6 +8,7 @@ sockets. Where it cannot be had, the data source reads.
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from synapse_replication.pipeline.database import (
+    PLAN_TIMEOUT,
     READ_TIMEOUT,
     reading,
     session_settings,
 )
+from synapse_replication.pipeline.offsets import offsets_to_json
 from synapse_replication.pipeline.planning import Planner
 from synapse_replication.pipeline.ranges import range_sql
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
@@ -32,7 +35,13 @@ if TYPE_CHECKING:
 
     from synapse_replication.pipeline.partitions import Part
 
-__all__ = ["find_driver_jar", "has_driver", "read_backfill", "read_by_jdbc"]
+__all__ = [
+    "find_driver_jar",
+    "has_driver",
+    "latest_token",
+    "read_backfill",
+    "read_by_jdbc",
+]
 
 #: Where Debian's libpostgresql-jdbc-java puts it.
 DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")
@@ -97,6 +106,23 @@ def read_backfill(
         return read_by_jdbc(session, settings, **options)
     source = session.read.format("synapse_replication")
     return source.options(**reader_options(settings), **options).load()
+
+
+def latest_token(settings: PipelineSettings, **options: str) -> str:
+    """Give the token up to which all is complete for good.
+
+    A backfill that ends there, by ``endingToken``, may be followed by a continuous
+    read that begins there, by ``startingToken``.
+
+    :param options: of the data source, for instance ``streams``.
+    :return: JSON.
+    :raises PipelineError: an option is wrong, or the database cannot be reached.
+    """
+    checked = SourceOptions.parse({**reader_options(settings), **options})
+    planner = Planner(checked, continuous=True)
+    with reading(checked.conninfo, PLAN_TIMEOUT) as txn:
+        offsets = planner.latest(txn, planner.select(txn))
+    return json.dumps(offsets_to_json(offsets))
 
 
 def _reaches(conninfo: Mapping[str, Any]) -> bool:

@@ -13,7 +13,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.jdbc import latest_token
 from synapse_replication.pipeline.latest import Surveyor
+from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source_options import SourceOptions
 from synapse_replication.pipeline.streaming import RowsStreamReader
 from synapse_replication.testing.servers import shared_postgres
@@ -233,6 +235,20 @@ class OffsetTests(SynchronousTestCase):
         latest = Follower(self.database, startingToken="latest")
         self.database.write("a", 10, 10)
         self.assertEqual(latest.read(), of("a", 10))
+
+    def test_backfill_and_on(self) -> None:
+        """A backfill up to the latest token, and a query from there, give all once."""
+        self.database.write("slow", 1, 1)
+        self.database.write("quick", 2, 5)
+        self.database.insert("quick", 7, 7)
+        settings = settings_of_dsn(self.database.dsn)
+        token = latest_token(settings, streams="receipts")
+        backfill = Follower(self.database, endingToken=token)
+        self.assertEqual(backfill.read(), of("quick", 2, 3, 4, 5) + of("slow", 1))
+        self.database.store("quick", 7)
+        self.database.write("slow", 6, 6)
+        follower = Follower(self.database, startingToken=token)
+        self.assertEqual(follower.read(), of("quick", 7) + of("slow", 6))
 
     def test_checkpoint_of_the_future(self) -> None:
         """C41: a checkpoint that is ahead of the database is refused."""
