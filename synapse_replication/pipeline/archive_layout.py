@@ -210,11 +210,16 @@ def _check(layout: ArchiveLayout, description: Any) -> None:
                 f"{kind} of {layout.folder} have schema version {found_version}, this "
                 f"version knows {version}: update synapse_replication"
             )
-        if found_version < version or fields != _SCHEMAS[kind].jsonValue()["fields"]:
+        if found_version < version:
             raise PipelineError(
-                f"{kind} of {layout.folder} have schema version {found_version}, "
-                f"other than version {version} which this one writes: start a new "
-                "archive, or use the version that made it"
+                f"{kind} of {layout.folder} have schema version {found_version}, this "
+                f"version writes {version}: start a new archive, or use the version "
+                "that made it"
+            )
+        if fields != _SCHEMAS[kind].jsonValue()["fields"]:
+            raise PipelineError(
+                f"{kind} of {layout.folder} have other columns than schema version "
+                f"{version} has: start a new archive, or use the version that made it"
             )
 
 

@@ -84,11 +84,14 @@ class OpenArchiveTests(SynchronousTestCase):
         self.assertIn("schema version 2, this version knows 1: update", message)
 
     def test_other_schema(self) -> None:
-        """Rows of an earlier or another schema are refused."""
+        """Rows of another schema are refused."""
         self.change(lambda d: d["schemas"]["wire"]["fields"].pop())
-        self.assertIn("start a new archive", self.refused())
+        self.assertIn("other columns than schema version 1 has", self.refused())
+
+    def test_older_schema(self) -> None:
+        """Rows of an earlier schema are refused, with what to do."""
         self.change(lambda d: d["schemas"]["wire"].update(version=0))
-        self.assertIn("schema version 0", self.refused())
+        self.assertIn("schema version 0, this version writes 1", self.refused())
 
     def test_damaged(self) -> None:
         """A description that cannot be read is named."""
