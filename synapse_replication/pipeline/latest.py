@@ -154,8 +154,7 @@ class Surveyor:
     :ivar declared: the writers of each stream that a configuration declares.
     :ivar continuous: whoever asks will read on from the answer: what is not complete
         for good is left for later. Otherwise a stream without any positions is
-        complete up to its last row, and declared writers without one are not waited
-        for.
+        read up to its last row, and declared writers without one are not waited for.
     :ivar clock: tells the time, s.
     :ivar sleep: waits, s.
     """
@@ -172,9 +171,8 @@ class Surveyor:
 
         :raises PipelineError: that cannot be known.
         """
-        if stream.positions_name is None:
-            found = StreamOffset(self._bound_by_locks(txn, stream))
-            return start.advance(found)
+        if stream.positions_name is None and self.continuous:
+            return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))
         stored = stored_positions(txn, stream)
         if not stored:
             return start.advance(self._without_positions(txn, stream, present))

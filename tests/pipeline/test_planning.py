@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import parse_dsn
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -191,25 +193,39 @@ class RowsTests(SynchronousTestCase):
 class DeclaredTests(SynchronousTestCase):
     """Tests for a stream of the user's own table."""
 
-    def test_read(self) -> None:
-        """It is read as the built-in ones, also of writers that are no more."""
-        settings = PipelineSettings(
-            psycopg2.extensions.parse_dsn(extract_dsn()), declared=(ORDERS,)
-        )
-        options = {**reader_options(settings), "streams": "orders"}
-        tasks = Planner(SourceOptions.parse(options), continuous=False).batch()
-        found = [
+    def read(self, **options: str) -> list[tuple[str, int, Any]]:
+        """Read orders."""
+        settings = PipelineSettings(parse_dsn(extract_dsn()), declared=(ORDERS,))
+        given = {**reader_options(settings), "streams": "orders", **options}
+        tasks = Planner(SourceOptions.parse(given), continuous=False).batch()
+        return sorted(
             (row["instance_name"], row["stream_id"], json.loads(row["row"]))
             for row in rows_of(extract_dsn(), tasks)
-        ]
+        )
+
+    def test_read(self) -> None:
+        """It is read as the built-in ones, also of writers that are no more."""
         self.assertEqual(
-            sorted(found),
+            self.read(),
             [
                 ("a", 1, ["pen", "2026-01-02T03:04:05+00:00"]),
                 ("b", 2, ['ink, "black"', None]),
                 ("gone", 3, ["two\nlines", None]),
             ],
         )
+
+    def test_odd_name(self) -> None:
+        """A writer's name is a value, whatever characters it has."""
+        self.assertEqual(self.read(writers="' OR TRUE --"), [])
+        with (
+            closing(psycopg2.connect(extract_dsn())) as connection,
+            connection,
+            connection.cursor() as txn,
+        ):
+            for name in ("o'ne\\il", "a"):
+                txn.execute("UPDATE orders SET writer = %s WHERE id = -1", (name,))
+                connection.commit()
+                self.assertEqual(len(self.read(writers=name)), 1)
 
 
 class ErrorTests(SynchronousTestCase):
