@@ -25,7 +25,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive_compaction import ENOUGH_FILES, Compactor
+from synapse_replication.pipeline.archive_compaction import ENOUGH_FILES
 from synapse_replication.pipeline.archive_driver import ArchiveDriver, drive_archive
 from synapse_replication.pipeline.archive_lock import lock_archive_in_java
 from synapse_replication.pipeline.archive_metrics import ArchiveMetrics, serve_metrics
@@ -179,10 +179,14 @@ class _Archive:
         self._stopping = stopping
         self._numbers = Numbers()
         self._ledger = WireLedger(driver.writers["wire"].batches())
-        self._batches_since_compaction = 0
+        self._batches_since_compaction = {"rows": 0, "wire": 0}
         self._newest = driver.writers["rows"].newest()
         # Told from two threads.
         self._telling = threading.Lock()
+        # A query that is stopped may be within a batch; nothing else is done with the
+        # rows before that has returned, and no other is begun.
+        self._writing = threading.Lock()
+        self._closed = False
         # What went wrong in the query's thread, as it was.
         self._failure: Exception | None = None
 
@@ -192,7 +196,7 @@ class _Archive:
         else:
             self._run_beside_query(self._start())
         for kind in ("rows", "wire"):
-            self._compact(self._driver.compactors[kind])
+            self._compact(kind)
         return self._numbers
 
     def _run_without_rows(self) -> None:
@@ -212,6 +216,8 @@ class _Archive:
                     next_look = time.monotonic() + self._settings.every
         finally:
             query.stop()
+            with self._writing:
+                self._closed = True
         self._look_around()
 
     def _ended(self, query: StreamingQuery) -> bool:
@@ -245,7 +251,10 @@ class _Archive:
 
     def _write_or_note(self, frame: DataFrame, number: int) -> None:
         try:
-            self._write(frame, number)
+            with self._writing:
+                if self._closed:
+                    raise PipelineError("the archive was closed meanwhile")
+                self._write(frame, number)
         except Exception as error:
             self._failure = error
             raise
@@ -263,10 +272,7 @@ class _Archive:
         self._newest = manifest
         if not manifest.again:
             self._tell_rows(manifest, seconds)
-            self._batches_since_compaction += bool(manifest.files)
-        if self._batches_since_compaction >= _BATCHES_BETWEEN_COMPACTIONS:
-            self._batches_since_compaction = 0
-            self._compact(self._driver.compactors["rows"])
+            self._maybe_compact("rows", manifest)
 
     def _tell_rows(self, manifest: Manifest, seconds: float) -> None:
         numbers, metrics = self._numbers, self._metrics
@@ -312,9 +318,16 @@ class _Archive:
             self._numbers.recordings += len(paths)
             self._metrics.commands.inc(manifest.rows)
             self._tell(f"{manifest.rows:,} commands of {len(paths)} recordings")
+            self._maybe_compact("wire", manifest)
 
-    def _compact(self, compactor: Compactor) -> None:
-        done = compactor.compact(self._session)
+    def _maybe_compact(self, kind: str, manifest: Manifest) -> None:
+        self._batches_since_compaction[kind] += bool(manifest.files)
+        if self._batches_since_compaction[kind] >= _BATCHES_BETWEEN_COMPACTIONS:
+            self._compact(kind)
+
+    def _compact(self, kind: str) -> None:
+        self._batches_since_compaction[kind] = 0
+        done = self._driver.compactors[kind].compact(self._session)
         if done.folders:
             self._numbers.compacted_files += done.before
             self._metrics.compacted.inc(done.before)
