@@ -34,8 +34,9 @@ _MASTER = "local[2]"
 _JOBS: tuple[tuple[str, ...], ...] = (
     ("archive", "--once", "--archive", "{}/archive"),
     ("audit", "--archive", "{}/archive"),
+    # It shows what it finds, and writes nothing unless told.
     ("bootstrap",),
-    ("report", "--archive", "{}/archive", "--out", "{}/report.html"),
+    ("report", "--archive", "{}/archive", "--out", "{}/report"),
 )
 
 
