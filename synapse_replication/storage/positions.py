@@ -62,12 +62,14 @@ class Problem:
     :ivar stream_name: the stream, ``None`` if it is about the table itself.
     :ivar text: what is wrong, with the names and values.
     :ivar mend: the statements that mend it.
+    :ivar instance_name: the writer whose position it is about, if it is.
     """
 
     kind: ProblemKind
     stream_name: str | None
     text: str
     mend: tuple[str, ...]
+    instance_name: str | None = None
 
 
 @attrs.frozen
@@ -261,6 +263,7 @@ def _compare(
                     f"{writer} is stored at {position}, but is no writer (those are "
                     f"{', '.join(stream.writers)}): where it stands holds up others",
                     (f"DELETE FROM stream_positions WHERE {_row(stream, writer)};",),
+                    writer,
                 )
             )
             continue
@@ -276,6 +279,7 @@ def _compare(
                         f"{-position} WHERE {_row(stream, writer)} "
                         f"AND stream_id = {position};",
                     ),
+                    writer,
                 )
             )
         # Where nobody has written, 1 is stored and nothing was given out.
@@ -288,6 +292,7 @@ def _compare(
                     f"{stream.sequence} stands at {last}: the next rows would lie "
                     "below what counts as complete",
                     (_forward(stream.sequence, abs(position)),),
+                    writer,
                 )
             )
     return problems

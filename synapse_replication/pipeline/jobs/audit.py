@@ -1,0 +1,246 @@
+"""``synapse-replication pipeline audit``: proves or refutes that nothing was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive_layout import (
+    open_archive,
+    read_archive,
+    read_archived_wire,
+)
+from synapse_replication.pipeline.archive_purges import read_purged_ranges
+from synapse_replication.pipeline.audit_facts import read_facts
+from synapse_replication.pipeline.audit_report import print_findings, print_json
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    source_options,
+)
+from synapse_replication.pipeline.recordings import read_recordings
+from synapse_replication.pipeline.schemas import (
+    ARCHIVE_SCHEMA,
+    FINDINGS_SCHEMA,
+    WIRE_SCHEMA,
+)
+from synapse_replication.pipeline.session import job_session
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source_options import reader_options
+from synapse_replication.pipeline.transforms.audit_ahead import ahead_findings
+from synapse_replication.pipeline.transforms.audit_announced import (
+    announced_absent,
+    announced_findings,
+    not_seen_findings,
+)
+from synapse_replication.pipeline.transforms.audit_archive import (
+    commands_twice_findings,
+    not_archived_findings,
+    rows_twice_findings,
+)
+from synapse_replication.pipeline.transforms.audit_ids import (
+    gap_findings,
+    gone_findings,
+    known_ids,
+    two_writers_findings,
+)
+from synapse_replication.pipeline.transforms.audit_wire import (
+    damage_findings,
+    order_findings,
+    reset_findings,
+    wire_tokens,
+)
+from synapse_replication.pipeline.transforms.findings import Severity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["audit_command", "audited", "write_findings"]
+
+#: Exit status when something is wrong.
+EXIT_ERRORS = 1
+
+_PURGED_SCHEMA = "stream string, first_token long, last_token long"
+
+
+@click.command("audit")
+@source_options
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="A recording of the wire, or a folder of them. May be given again.",
+)
+@click.option("--archive", metavar="DIR", help="An archive, compared with the tables.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Write all findings to findings.parquet and findings.json in there.",
+)
+@master_option
+@json_option
+def audit_command(
+    settings: PipelineSettings,
+    recordings: tuple[str, ...],
+    archive: str | None,
+    out: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Look for lost, doubled and misplaced rows.
+
+    Compares tables, sequences, positions, recordings and archive. Changes nothing, and
+    can be run beside a deployment. Exit status 1 if there is an error.
+    """
+    with (
+        job_session("synapse-replication audit", master=master) as session,
+        audited(session, settings, recordings=recordings, archive=archive) as findings,
+    ):
+        if out is not None:
+            write_findings(findings, out)
+        show = print_json if as_json else print_findings
+        counts = show(findings, sys.stdout)
+    if counts[Severity.ERROR]:
+        sys.exit(EXIT_ERRORS)
+
+
+@contextlib.contextmanager
+def audited(
+    session: SparkSession,
+    settings: PipelineSettings,
+    *,
+    recordings: Sequence[str | os.PathLike[str]] = (),
+    archive: str | os.PathLike[str] | None = None,
+) -> Iterator[DataFrame]:
+    """Audit a deployment: gives a data frame of FINDINGS_SCHEMA, worst first.
+
+    What it holds in memory and on disks is given back at the end of the context.
+
+    :raises PipelineError: the database, a recording or the archive cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def keep(frame: DataFrame) -> DataFrame:
+            kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
+            stack.callback(kept.unpersist)
+            return kept
+
+        wire = read_recordings(session, recordings)
+        archived_wire = _archived_wire(session, archive)
+        rows_archived = (
+            session.createDataFrame([], ARCHIVE_SCHEMA)
+            if archive is None
+            else read_archive(session, archive)
+        )
+        archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
+        all_wire = wire.unionByName(archived_once)
+        tokens = keep(wire_tokens(all_wire))
+        heard = tokens.select("stream", "instance_name").distinct().collect()
+        # Now: what was heard before, the sequences have given out.
+        facts = read_facts(settings)
+        source = session.read.format("synapse_replication")
+        rows = source.options(**reader_options(settings)).load()
+        ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
+        sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
+        lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
+        found = [
+            session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
+            announced_findings(lost, _texts(lost, rows, rows_archived), facts.tables),
+            order_findings(tokens, facts.kept, facts.idempotent),
+            reset_findings(tokens, facts.in_memory),
+            damage_findings(all_wire),
+            two_writers_findings(ids),
+            ahead_findings(tokens, rows_archived, facts.given_out),
+            not_seen_findings(ids, tokens, facts.idempotent, sole),
+            gap_findings(ids),
+            gone_findings(ids),
+        ]
+        if archive is not None:
+            found += [
+                rows_twice_findings(rows_archived),
+                commands_twice_findings(archived_wire),
+                not_archived_findings(ids, _purged(session, archive)),
+            ]
+        findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
+        findings.count()
+        yield findings
+
+
+def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
+    """Write findings as Parquet and as lines of JSON, in place of older ones.
+
+    :param folder: made if it is missing.
+    :raises PipelineError: it cannot be written.
+    """
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot write the findings: {error}") from error
+    findings.write.mode("overwrite").parquet(f"file://{path}/findings.parquet")
+    findings.write.mode("overwrite").json(f"file://{path}/findings.json")
+
+
+def _archived_wire(
+    session: SparkSession, archive: str | os.PathLike[str] | None
+) -> DataFrame:
+    """Read the recordings of an archive, by names that no file has."""
+    if archive is None:
+        return session.createDataFrame([], WIRE_SCHEMA)
+    wire = read_archived_wire(session, archive)
+    name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
+    return wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
+
+
+def _texts(lost: DataFrame, rows: DataFrame, archive: DataFrame) -> DataFrame:
+    """Read the rows of lost ids: of each stream, only the range that they lie in."""
+    bounds = (
+        lost.groupBy("stream")
+        .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
+        .collect()
+    )
+    near = sf.lit(False)
+    for bound in bounds:
+        near |= (sf.col("stream") == bound.stream) & sf.col("stream_id").between(
+            bound.low, bound.high
+        )
+    columns = ("stream", "stream_id", "row_index", "row")
+    wanted = lost.select("stream", "stream_id").distinct()
+    parts = [
+        frame.where(near)
+        .select(*columns)
+        .join(sf.broadcast(wanted), on=["stream", "stream_id"], how="left_semi")
+        .withColumn("source", sf.lit(source))
+        for frame, source in ((rows, "tables"), (archive, "archive"))
+    ]
+    return parts[0].unionByName(parts[1])
+
+
+def _purged(session: SparkSession, archive: str | os.PathLike[str]) -> DataFrame:
+    ranges: list[Any] = [
+        (each.stream, each.first_token, each.last_token)
+        for each in read_purged_ranges(open_archive(archive))
+    ]
+    return session.createDataFrame(ranges, _PURGED_SCHEMA)
+
+
+def _worst_first(findings: DataFrame) -> DataFrame:
+    severities = [severity.value for severity in Severity]
+    badness = sf.array_position(sf.lit(severities), sf.col("severity"))
+    chosen = findings.select(*FINDINGS_SCHEMA.names)
+    # Few: each is of a group, or one of a limited number of gaps.
+    return chosen.repartition(1).sortWithinPartitions(
+        badness, "kind", "stream", "instance_name", "first_token", "evidence"
+    )

@@ -1,0 +1,149 @@
+"""What an audit can find, how bad each is, and how a finding is written down.
+
+What each kind means, how sure it is and what to do about it: docs/pipeline.rst.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as sf
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+__all__ = ["SAMPLES", "SEVERITIES", "Kind", "Severity", "finding", "sample"]
+
+#: Lines or rows that the evidence of one finding shows at most.
+SAMPLES: Final = 10
+
+
+class Severity(enum.Enum):
+    """How bad it is."""
+
+    #: Proved to be wrong.
+    ERROR = "error"
+    #: Wrong, but it did no harm, or not everything is known.
+    WARNING = "warning"
+    #: Happens to deployments without a fault; good to know beside the others.
+    INFO = "info"
+
+
+class Kind(enum.Enum):
+    """What was found."""
+
+    ANNOUNCED_ABSENT = "announced_absent"
+    ROW_OUT_OF_ORDER = "row_out_of_order"
+    ROW_TWICE_ON_WIRE = "row_twice_on_wire"
+    ID_OF_TWO_WRITERS = "id_of_two_writers"
+    SEQUENCE_BEHIND = "sequence_behind"
+    POSITION_AHEAD = "position_ahead"
+    TOKEN_AHEAD = "token_ahead"
+    POSITION_WRONG_SIGN = "position_wrong_sign"
+    POSITIONS_MISSING = "positions_missing"
+    POSITIONS_NOT_UNIQUE = "positions_not_unique"
+    UNKNOWN_WRITER = "unknown_writer"
+    ROW_TWICE_IN_ARCHIVE = "row_twice_in_archive"
+    COMMAND_TWICE_IN_ARCHIVE = "command_twice_in_archive"
+    ROW_NOT_ARCHIVED = "row_not_archived"
+    RECORDING_DAMAGED = "recording_damaged"
+    RECORDING_CUT_OFF = "recording_cut_off"
+    LATE_INVALIDATION = "late_invalidation"
+    ROW_NOT_SEEN = "row_not_seen"
+    ID_WITHOUT_ROW = "id_without_row"
+    ROW_GONE = "row_gone"
+    STREAM_RESET = "stream_reset"
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is."""
+        return SEVERITIES[self]
+
+
+_WARNINGS = (
+    Kind.ROW_TWICE_ON_WIRE,
+    Kind.POSITIONS_NOT_UNIQUE,
+    Kind.UNKNOWN_WRITER,
+    Kind.RECORDING_DAMAGED,
+)
+_INFOS = (
+    Kind.RECORDING_CUT_OFF,
+    Kind.LATE_INVALIDATION,
+    Kind.ROW_NOT_SEEN,
+    Kind.ID_WITHOUT_ROW,
+    Kind.ROW_GONE,
+    Kind.STREAM_RESET,
+)
+
+#: How bad each kind is.
+SEVERITIES: Final[Mapping[Kind, Severity]] = MappingProxyType(
+    {
+        **dict.fromkeys(Kind, Severity.ERROR),
+        **dict.fromkeys(_WARNINGS, Severity.WARNING),
+        **dict.fromkeys(_INFOS, Severity.INFO),
+    }
+)
+
+
+def finding(
+    kind: Kind | Column,
+    *,
+    stream: Column,
+    instance_name: Column,
+    first: Column,
+    last: Column,
+    count: Column,
+    message: Sequence[Column | str],
+    evidence: Mapping[str, Column],
+) -> list[Column]:
+    """Write the columns of FINDINGS_SCHEMA, for a ``select``.
+
+    :param kind: or a column of the values of kinds.
+    :param message: texts and columns, which become one sentence.
+    :param evidence: the fields of the JSON object.
+    """
+    parts = [
+        sf.lit(part)
+        if isinstance(part, str)
+        else sf.coalesce(part.cast("string"), sf.lit("nobody"))
+        for part in message
+    ]
+    fields = [column.alias(name) for name, column in evidence.items()]
+    if isinstance(kind, Kind):
+        severity = sf.lit(kind.severity.value)
+        kind = sf.lit(kind.value)
+    else:
+        severity = _severity_of(kind)
+    return [
+        kind.alias("kind"),
+        severity.alias("severity"),
+        stream.cast("string").alias("stream"),
+        instance_name.cast("string").alias("instance_name"),
+        first.cast("long").alias("first_token"),
+        last.cast("long").alias("last_token"),
+        count.cast("long").alias("count"),
+        sf.concat(*parts).alias("message"),
+        sf.to_json(sf.struct(*fields)).alias("evidence"),
+    ]
+
+
+def _severity_of(kind: Column) -> Column:
+    severity = sf.lit(Severity.ERROR.value)
+    for each, its_severity in SEVERITIES.items():
+        if its_severity is not Severity.ERROR:
+            its = sf.lit(its_severity.value)
+            severity = sf.when(kind == each.value, its).otherwise(severity)
+    return severity
+
+
+def sample(rank: Column, *fields: Column) -> Column:
+    """Collect the first few of a group, as an array of objects in order.
+
+    :param rank: the place within the group, from 1.
+    :param fields: they are ordered by the first.
+    """
+    kept = sf.when(rank <= SAMPLES, sf.struct(*fields))
+    return sf.array_sort(sf.collect_list(kept))
