@@ -207,8 +207,6 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     maxDelay = 5.0  # noqa: N815
     initialDelay = 0.1  # noqa: N815
     delay = initialDelay
-    #: Twisted's own, which knows no bound.
-    jitter = 0.0
     protocol = RedisProtocol
 
     def __init__(
@@ -358,9 +356,24 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             closed, self._closed = self._closed, None
             closed.callback(None)
         if self.continueTrying:
-            longest = self.delay
-            self.delay = wait = longest * (1 - self._jitter() / 2)
-            # It waits for that, and makes the next delay of it.
             self.retry(connector)
-            self.delay = min(longest * self.factor, self.maxDelay)
-            self.observer.connection_failed(self.name, self._why, wait)
+
+    def retry(self, connector: IConnector | None = None) -> None:
+        """Connect again after a while. Twisted's own knows no bound.
+
+        :param connector: the one that failed; the newest if ``None``.
+        """
+        connector = connector or self.connector
+        assert connector is not None, "there is nothing to try again"
+        wait = self.delay * (1 - self._jitter() / 2)
+        self.delay = min(self.delay * self.factor, self.maxDelay)
+
+        def connect() -> None:
+            self._callID = None
+            connector.connect()
+
+        # Where stopTrying() looks for it.
+        self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
+            wait, connect
+        )
+        self.observer.connection_failed(self.name, self._why, wait)

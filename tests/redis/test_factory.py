@@ -220,6 +220,17 @@ class BackOffTests(SynchronousTestCase):
         self.assertEqual(retries(memory, "redis"), [])
         self.assertEqual(memory.reactor.getDelayedCalls(), [])
 
+    def test_stopped_while_waiting(self) -> None:
+        """One that waits to be tried again is not."""
+        memory = MemoryLink()
+        memory.lose(1)
+        memory.lose(0)
+        for index in (0, 1):
+            self.successResultOf(memory.factory(index).close(3.0))
+        memory.reactor.advance(10)
+        self.assertEqual(memory.reconnections, [])
+        self.assertEqual(memory.reactor.getDelayedCalls(), [])
+
     def test_close_hangs(self) -> None:
         """A connection that does not close in time is cut."""
         memory = MemoryLink()
