@@ -9,6 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from pyarrow import parquet
+from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -81,7 +82,7 @@ class ExportTests(SynchronousTestCase):
     def test_csv(self) -> None:
         """Other programs read the quotation marks in CSV."""
         self.assertEqual(self.export("csv", "stream_id = 1"), 1)
-        rows = []
+        rows: list[dict[str, str]] = []
         for path in self.files():
             with path.open(newline="") as file:
                 rows += csv.DictReader(file)
@@ -106,6 +107,38 @@ class ExportTests(SynchronousTestCase):
             self.assertIn(reason, str(error))
             self.assertLess(len(str(error)), 700)
         self.assertEqual(list(self.out.parent.glob(f"*{self.out.name}*")), [])
+
+    def test_view(self) -> None:
+        """Rows of one kind have their fields as columns, also for the condition."""
+        folder = Path(self.mktemp()).absolute()
+        receipt = ["!room", "m.read", "@user", "$event", None, {"ts": 5}]
+        rows = make_rows(1, 4).withColumns(
+            {
+                "stream": sf.lit("receipts"),
+                "row": sf.lit(json.dumps(receipt)),
+            }
+        )
+        with drive_archive(folder, create=True) as driver:
+            driver.writers["rows"].write(rows, make_batch(0))
+        where = "user_id = '@user' AND stream_id > 2"
+        count = export_rows(
+            *(shared_session(), str(folder), str(self.out), "jsonl", where),
+            view="receipts",
+        )
+        self.assertEqual(count, 2)
+        lines = [
+            json.loads(line)
+            for path in self.files()
+            for line in path.read_text().splitlines()
+        ]
+        self.assertEqual({line["room_id"] for line in lines}, {"!room"})
+        error = self.assertRaises(
+            PipelineError,
+            export_rows,
+            *(shared_session(), str(folder), "new", "csv", None),
+            view="receipt",
+        )
+        self.assertIn("there is none; there are ", str(error))
 
     def test_folder_exists(self) -> None:
         """A folder that exists is left alone."""

@@ -20,6 +20,7 @@ from synapse_replication.pipeline.options import (
 )
 from synapse_replication.pipeline.session import job_session
 from synapse_replication.pipeline.transforms.export import as_json_lines
+from synapse_replication.pipeline.views import View, typed_view, views_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,12 @@ FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
     show_default=True,
 )
 @click.option(
+    "--view",
+    metavar="NAME",
+    help="Rows of one kind, with a column for each of their fields, such as receipts "
+    "or events_ev.",
+)
+@click.option(
     "--where",
     metavar="SQL",
     help="Only rows for which this is true: an expression over the columns, such as "
@@ -57,20 +64,23 @@ def export_command(
     archive: str,
     out: str,
     format_: str,
+    view: str | None,
     where: str | None,
     master: str | None,
     as_json: bool,
 ) -> None:
     """Write rows of an archive to files that other programs read.
 
-    Columns are those of the archive. In jsonl, row is an array; in csv and parquet it
-    is its text.
+    Columns are those of the archive, or of a view. In jsonl, row is an array; in csv
+    and parquet it is its text.
     """
     # What is wrong is told at once: Spark takes its time.
     new_folder(out)
     open_archive(archive)
+    if view is not None:
+        _view(view)
     with job_session("synapse-replication export", master=master) as session:
-        rows = export_rows(session, archive, out, format_, where)
+        rows = export_rows(session, archive, out, format_, where, view=view)
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:
@@ -78,17 +88,27 @@ def export_command(
 
 
 def export_rows(
-    session: SparkSession, archive: str, out: str, format_: str, where: str | None
+    session: SparkSession,
+    archive: str,
+    out: str,
+    format_: str,
+    where: str | None,
+    *,
+    view: str | None = None,
 ) -> int:
     """Write rows of an archive, and tell how many.
 
     The folder appears when it is complete.
 
-    :raises PipelineError: the folder exists; the expression makes no sense; it is no
-        archive.
+    :param where: an expression over the columns, in Spark's SQL.
+    :param view: a kind of rows, whose fields are columns then.
+    :raises PipelineError: the folder exists; the expression makes no sense; there is no
+        such view; it is no archive.
     """
     folder = new_folder(out)
     rows = read_archive(session, archive)
+    if view is not None:
+        rows = typed_view(rows, _view(view))
     if where is not None:
         rows = _filter(rows, where)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -102,6 +122,15 @@ def export_rows(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return count
+
+
+def _view(name: str) -> View:
+    views = views_of()
+    if name not in views:
+        raise PipelineError(
+            f"--view {excerpt(name)}: there is none; there are {', '.join(views)}"
+        )
+    return views[name]
 
 
 def _filter(rows: DataFrame, where: str) -> DataFrame:
