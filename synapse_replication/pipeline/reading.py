@@ -15,7 +15,7 @@ from synapse_replication.pipeline.ranges import range_sql
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["RowsPartition", "read_parts"]
+__all__ = ["RowsPartition", "partitions_of", "read_parts"]
 
 
 class RowsPartition(InputPartition):
@@ -30,6 +30,14 @@ class RowsPartition(InputPartition):
 
     def __repr__(self) -> str:
         return f"RowsPartition({[(p.stream.name, p.span) for p in self.parts]})"
+
+
+def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
+    """Give what Spark hands to tasks: of nothing to read, one that reads nothing.
+
+    Spark makes a partition of its own of an empty list.
+    """
+    return [RowsPartition(parts) for parts in tasks or [()]]
 
 
 def read_parts(

@@ -25,7 +25,11 @@ from pyspark.sql.types import StructType
 
 from synapse_replication.pipeline.planning import Planner
 from synapse_replication.pipeline.pushdown import EVERYTHING, push_filters
-from synapse_replication.pipeline.reading import RowsPartition, read_parts
+from synapse_replication.pipeline.reading import (
+    RowsPartition,
+    partitions_of,
+    read_parts,
+)
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.source_options import SourceOptions
 from synapse_replication.pipeline.streaming import RowsStreamReader
@@ -75,7 +79,7 @@ class RowsReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Decide what is read, and cut it into tasks."""
         planner = Planner(self._options, continuous=False)
-        return [RowsPartition(parts) for parts in planner.batch(self._wanted)]
+        return partitions_of(planner.batch(self._wanted))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""

@@ -26,7 +26,11 @@ from synapse_replication.pipeline.offsets import (
 )
 from synapse_replication.pipeline.partitions import cut_by_rows
 from synapse_replication.pipeline.planning import Planner, Selection
-from synapse_replication.pipeline.reading import RowsPartition, read_parts
+from synapse_replication.pipeline.reading import (
+    RowsPartition,
+    partitions_of,
+    read_parts,
+)
 from synapse_replication.pipeline.source_options import LATEST, SourceOptions
 
 if TYPE_CHECKING:
@@ -127,7 +131,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for s in selections
             }
             tasks = self._planner.cut(txn, selections, at, ended)
-        return [RowsPartition(parts) for parts in tasks]
+        return partitions_of(tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""

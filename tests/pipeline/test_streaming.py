@@ -168,6 +168,19 @@ class OffsetTests(SynchronousTestCase):
         # Of the only writer are rows that do not say whose they are.
         self.assertEqual(follower.read(), of("a", 3, 4, 5) + of("removed", 1, 2))
 
+    def test_row_of_nobody_knows_whom(self) -> None:
+        """A row that does not tell its writer waits for all writers."""
+        self.database.write("slow", 1, 1)
+        self.database.write("quick", 2, 4)
+        self.database.insert(None, 5, 5)
+        self.database.write("quick", 6, 6)
+        follower = Follower(self.database)
+        self.assertEqual(follower.read(), of("quick", 2, 3, 4, 6) + of("slow", 1))
+        # It may have been slow's, who had not finished what is before it.
+        self.database.insert(None, 3, 3)
+        self.database.write("slow", 7, 7)
+        self.assertEqual(follower.read(), of("", 3, 5) + of("slow", 7))
+
     def test_writer_is_removed(self) -> None:
         """A writer that is no more is read to its end, once others have passed it."""
         self.database.write("a", 1, 1)
