@@ -222,7 +222,8 @@ class KillTest:
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
             started = time.monotonic()
             status, points = self._start(kill)
-            if status != 0:
+            # Without its Java, Python ends by itself.
+            if status < 0 or (status != 0 and kill.whom == "java"):
                 self.result.kills += 1
             seen = self._look(str(kill))
             self._say(
@@ -325,6 +326,7 @@ def _checksum(rows: Iterable[object]) -> str:
 
 @click.command()
 @click.option("--kills", default=24, show_default=True, help="How many.")
+@click.option("--skip", default=0, help="So many of them; the first are the named.")
 @click.option("--seed", default=1, show_default=True, help="Of what is random.")
 @click.option("--child", hidden=True)
 @click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
@@ -333,6 +335,7 @@ def _checksum(rows: Iterable[object]) -> str:
 @click.option("--no-exchange", is_flag=True, hidden=True)
 def main(
     kills: int,
+    skip: int,
     seed: int,
     child: str | None,
     point: str | None,
@@ -350,7 +353,7 @@ def main(
         server.start()
         try:
             test = KillTest(server.new_database(), Path(folder, "archive"), click.echo)
-            result = test.run(plan_kills(kills, random.Random(seed)))
+            result = test.run(plan_kills(kills, random.Random(seed))[skip:])
         finally:
             server.stop()
     click.echo(f"{result.kills} kills, {result.rows} rows")

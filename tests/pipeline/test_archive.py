@@ -155,6 +155,25 @@ class ArchiveTests(SynchronousTestCase):
         self.assertIn("is it the right database", str(error))
         self.assertNotIn("Traceback", str(error))
 
+    def test_slow_start(self) -> None:
+        """Where workers take too long to start, it begins anew, a few times."""
+        add_rows(self.dsn, 10)
+        real, left = job._Archive._ended, [0]
+
+        def ended(archive: Any, query: Any) -> bool:
+            if left[0] == 0:
+                return real(archive, query)
+            left[0] -= 1
+            query.stop()
+            raise job._SlowStartError("busy")
+
+        self.patch(job._Archive, "_ended", ended)
+        left[0] = 5
+        self.assertRaises(PipelineError, self.archive)
+        left[0] = 4
+        self.archive()
+        self.assertEqual(self.archived(), read_keys(self.dsn))
+
     def test_continuous(self) -> None:
         """It goes on until it is told to stop; folders are compacted meanwhile, and
         metrics tell how far it is."""
@@ -201,6 +220,29 @@ class ArchiveTests(SynchronousTestCase):
         self.assertGreater(value("compacted_files_total") or 0, 0)
         self.assertGreater(value("rows_per_second") or 0, 0)
         self.assertGreater(value("caught_up_timestamp_seconds") or 0, 0)
+
+    def test_stopped_within_a_batch(self) -> None:
+        """When it is told to stop, a batch that is being written ends before anything
+        else is done to the archive, and before the lock is given back."""
+        add_rows(self.dsn, 30)
+        stopping, done = threading.Event(), threading.Event()
+        order: list[Point | str] = []
+
+        def watch(point: Point) -> None:
+            order.append(point)
+            if point is Point.COMMITTED:
+                stopping.set()
+                # The main thread has time to go on, if it does.
+                done.wait(1)
+
+        self.archive(once=False, watch=watch, stopping=stopping, compact_files=2)
+        done.set()
+        order.append("returned")
+        after = order[order.index(Point.COMMITTED) :]
+        self.assertEqual(after[-1], "returned")
+        self.assertLess(after.index(Point.CLEANED), len(after) - 1)
+        self.archive()
+        self.assertEqual(self.archived(), read_keys(self.dsn))
 
 
 class RecordingTests(SynchronousTestCase):

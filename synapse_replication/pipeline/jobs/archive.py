@@ -70,6 +70,16 @@ _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 #: How often a finished query is noticed, in s.
 _POLL_SECONDS: Final = 0.2
 
+#: What Spark says when a worker took more than 10 s to start. That cannot be set.
+_SLOW_START: Final = "Python worker failed to connect back"
+
+#: How often reading is begun, when workers are slow to start.
+_STARTS: Final = 5
+
+
+class _SlowStartError(PipelineError):
+    """Nothing is wrong but the time that it took."""
+
 
 @attrs.frozen
 class ArchiveSettings:
@@ -207,8 +217,17 @@ class _Archive:
 
     def _run_beside_query(self, query: StreamingQuery) -> None:
         next_look = time.monotonic()
+        starts = 1
         try:
-            while not self._ended(query):
+            while True:
+                try:
+                    if self._ended(query):
+                        break
+                except _SlowStartError:
+                    if starts == _STARTS:
+                        raise
+                    starts += 1
+                    query = self._start()
                 if self._stopping.is_set():
                     return
                 if time.monotonic() >= next_look:
@@ -229,7 +248,13 @@ class _Archive:
         except StreamingQueryException as error:
             if self._failure is not None:
                 raise self._failure from error
-            raise PipelineError(_reason(str(error))) from error
+            text = str(error)
+            if _SLOW_START in text:
+                raise _SlowStartError(
+                    "the machine is so busy that a process of Python takes more than "
+                    "10 s to start, which is as long as Spark waits"
+                ) from error
+            raise PipelineError(_reason(text)) from error
 
     # -- rows, in the query's thread ---------------------------------------------------
 
