@@ -144,8 +144,9 @@ class ExportsTests(DeploymentTestCase):
         written = time.monotonic()
         self.wait_until("the writes are old", lambda: time.monotonic() > written + 4)
         gate.touch()
-        self.start("worker", self.worker)
         started = time.monotonic()
+        self.start("worker", self.worker)
+        self.wait_until_up("worker", 2)
 
         def lag() -> float:
             return self.value(
