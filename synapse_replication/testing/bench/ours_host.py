@@ -105,8 +105,10 @@ class Process:
         *,
         options: HandlerOptions | None = None,
         sources: Sequence[Source] = (),
+        pure_python: bool = False,
     ) -> None:
         self._reactor = reactor
+        self._reader_factory = PureReader if pure_python else new_reader
         self.observer = PrometheusObserver(
             ReplicationMetrics(CollectorRegistry()), SERVER_NAME
         )
@@ -126,10 +128,10 @@ class Process:
                 self.source = source
         host.set_sink(sink)
         self.handler = ReplicationCommandHandler(host, self.observer, options=options)
-        self.streamer = ReplicationStreamer(host, self.handler, self.observer)
+        self._streamer = ReplicationStreamer(host, self.handler, self.observer)
         self._link: RedisReplicationLink | None = None
 
-    def connect_redis(self, port: int, *, pure_python: bool = False) -> None:
+    def connect_redis(self, port: int) -> None:
         """Begin to connect to Redis."""
         self._link = RedisReplicationLink(
             self._reactor,
@@ -139,7 +141,7 @@ class Process:
             self.observer,
             lambda lost: self.handler.announce_positions(),
             self.handler.start_replication(),
-            reader_factory=PureReader if pure_python else new_reader,
+            reader_factory=self._reader_factory,
         )
         self._link.start()
 
@@ -147,6 +149,13 @@ class Process:
         """Wait until it is connected."""
         while not self.handler.connected():
             await self.clock.sleep(0.01)
+
+    def start_streamer(self) -> None:
+        """Have what is written sent: here, by a poke."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await self.clock.sleep(seconds)
 
     async def stop(self) -> None:
         """Close its connections."""
@@ -156,7 +165,7 @@ class Process:
     def write(self, rows: list[Any]) -> None:
         """Write rows, all at once."""
         self.source.rows += rows
-        self.streamer.on_notifier_poke()
+        self._streamer.on_notifier_poke()
 
     def write_at_rate(self, rows: int, rate: int) -> None:
         """Write rows that say when, ``rate`` a s."""

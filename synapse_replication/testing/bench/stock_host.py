@@ -130,6 +130,9 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         await deferLater(self._reactor, seconds)
 
+    async def stop(self) -> None:
+        """Leave all as it is: the process ends."""
+
     async def connected(self) -> None:
         """Wait until it is connected."""
         while not self.handler.connected():
