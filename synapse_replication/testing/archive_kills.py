@@ -49,6 +49,9 @@ WHOM = ("python", "both", "java")
 #: Points that a run only comes to where folders cannot be exchanged.
 _WITHOUT_EXCHANGE = (Point.SWAP_WRITTEN, Point.SWAP_OLD_AWAY)
 
+#: Points that a run comes to once, or twice at most.
+_ONCE = (Point.COMPACTION_STAGED, Point.COMPACTED)
+
 _DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 _ROWS_BEFORE_A_RUN = 200
 _MAX_ROWS = 150
@@ -88,7 +91,7 @@ class Kill:
 def plan_kills(count: int, rng: random.Random) -> list[Kill]:
     """Plan each named point once, and the rest at random."""
     kills = [
-        Kill(WHOM[index % len(WHOM)], point, rng.randint(1, 2))
+        Kill(WHOM[index % len(WHOM)], point, 1 if point in _ONCE else rng.randint(1, 2))
         for index, point in enumerate(Point)
     ]
     while len(kills) < count:
