@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SkipTest
@@ -22,6 +23,8 @@ from synapse_replication.testing.servers import (
     has_tls,
 )
 from tests.integration.deployment import DeploymentTestCase
+
+_ROOT = Path(__file__).parent.parent.parent
 
 
 class TlsTests(DeploymentTestCase):
@@ -70,6 +73,7 @@ class TlsTests(DeploymentTestCase):
                     *(sys.executable, "-m", "synapse_replication", command),
                     *("-c", str(path), *options),
                 ],
+                cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
