@@ -27,7 +27,7 @@ class HostRowCodec(RowCodec[Any]):
         self.stream_name = stream_name
         self._parse_row = parse_row
 
-    def decode(self, texts: Sequence[bytes]) -> DecodedRows[Any]:
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that came together.
 
         :raises RowDecodeError: one of them is no row of this stream.

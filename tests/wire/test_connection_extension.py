@@ -1,0 +1,86 @@
+"""When a line connection speaks the extension, and what it makes of its lines."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import UnknownCommandError
+from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.commands import RemoteServerUpCommand
+from synapse_replication.wire.connection import LineConnection, Role
+from synapse_replication.wire.extension import ExtensionLine
+
+
+class ExtensionTests(SynchronousTestCase):
+    """Who speaks the extension, and when."""
+
+    def client(self, *, speaks: bool = True) -> LineConnection:
+        connection = LineConnection(
+            Role.CLIENT, "repl.test", 0.0, speaks_extension=speaks
+        )
+        connection.receive_data(b"SERVER repl.test\nPING 1\n", 0.0)
+        return connection
+
+    def test_mark(self) -> None:
+        """The word in a PING shows it; others have no meaning."""
+        connection = self.client()
+        for ping in (b"PING 1", b"PING 1 replication_ext/10", b"PING replication_ext"):
+            connection.receive_data(ping + b"\n", 0.0)
+            self.assertFalse(connection.extension_agreed, ping)
+        connection.receive_data(b"PING 1 more replication_ext/1 else\n", 0.0)
+        self.assertTrue(connection.extension_agreed)
+
+    def test_who_does_not_speak_it(self) -> None:
+        """Who does not speak it takes no notice, and knows no such command."""
+        connection = self.client(speaks=False)
+        received = connection.receive_data(
+            b"PING 1 replication_ext/1\nREPLICATION_EXT {}\nREMOTE_SERVER_UP a\n", 0.0
+        )
+        self.assertFalse(connection.extension_agreed)
+        self.assertEqual(received.items, [RemoteServerUpCommand("a")])
+        (error,) = received.refused
+        self.assertIsInstance(error, UnknownCommandError)
+        self.assertTrue(connection.is_open)
+
+    def test_unasked(self) -> None:
+        """A message from a peer that did not show itself is an unknown command."""
+        connection = self.client()
+        received = connection.receive_data(
+            b"REPLICATION_EXT {}\nREMOTE_SERVER_UP a\nPING 1 replication_ext/1\n"
+            b"REPLICATION_EXT {}\n",
+            0.0,
+        )
+        self.assertEqual(
+            received.items, [RemoteServerUpCommand("a"), ExtensionLine(b"{}")]
+        )
+        self.assertEqual(len(received.refused), 1)
+        self.assertEqual(received.counts["EXTENSION"], 1)
+
+    def test_order(self) -> None:
+        """Messages keep their place among rows and commands, however bytes are cut."""
+        data = (
+            b"PING 1 replication_ext/1\nREMOTE_SERVER_UP a\nREPLICATION_EXT 1\n"
+            b'RDATA events w 5 ["a"]\nRDATA events w 6 ["b"]\nREPLICATION_EXT 2\n'
+            b"REPLICATION_EXT 3\nREMOTE_SERVER_UP b\n"
+        )
+        for size in (1, 5, 17, len(data)):
+            connection = self.client()
+            words = []
+            for start in range(0, len(data), size):
+                received = connection.receive_data(data[start : start + size], 0.0)
+                for item in received.items:
+                    if isinstance(item, ExtensionLine):
+                        words.append(item.payload.decode())
+                    elif isinstance(item, RdataRun):
+                        words += [str(token) for token in item.tokens]
+                    elif isinstance(item, RemoteServerUpCommand):
+                        words.append(item.data)
+            self.assertEqual(words, ["a", "1", "5", "6", "2", "3", "b"])
+
+    def test_nothing_after_the_end(self) -> None:
+        """What stands behind an ERROR is passed over, messages too."""
+        connection = self.client()
+        received = connection.receive_data(
+            b"PING 1 replication_ext/1\nERROR no\nREPLICATION_EXT {}\n", 0.0
+        )
+        self.assertEqual(received.items, [])
