@@ -110,7 +110,7 @@ def _work(folder: str, kill: Kill | None, *, exchange: bool) -> None:
     """Archive once; at each point, say so, and maybe die."""
     from synapse_replication.pipeline import archive_compaction
     from synapse_replication.pipeline.archive_progress import PlainReporter
-    from synapse_replication.pipeline.jobs.archive import ArchiveSettings, run_archive
+    from synapse_replication.pipeline.archive_run import ArchiveSettings, run_archive
     from synapse_replication.pipeline.settings import settings_of_dsn
 
     if not exchange:

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.pipeline.jobs.archive, with a real database."""
+"""Tests for the job archive: its run and its command, with a real database."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pyarrow import dataset
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline import archive_run as job
 from synapse_replication.pipeline.archive_layout import (
     open_archive,
     read_archive,
@@ -22,13 +23,9 @@ from synapse_replication.pipeline.archive_layout import (
 )
 from synapse_replication.pipeline.archive_metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive_progress import Numbers, PlainReporter
+from synapse_replication.pipeline.archive_run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive_writer import Point
-from synapse_replication.pipeline.jobs import archive as job
-from synapse_replication.pipeline.jobs.archive import (
-    ArchiveSettings,
-    archive_command,
-    run_archive,
-)
+from synapse_replication.pipeline.jobs.archive import archive_command
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.testing.archive_database import (
     Key,

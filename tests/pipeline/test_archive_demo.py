@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.recordings import shipped_recording
 from synapse_replication.pipeline.archive_layout import read_archive, read_archived_wire
 from synapse_replication.pipeline.archive_progress import PlainReporter
-from synapse_replication.pipeline.jobs.archive import ArchiveSettings, run_archive
+from synapse_replication.pipeline.archive_run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.settings import settings_of_config
 from synapse_replication.streams.registry import MAIN_INSTANCE
 from synapse_replication.testing.demo.deployment import Deployment, Plan
