@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import typing
 from typing import Any
 
 import attrs
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -24,26 +26,32 @@ from tests.pipeline.spark import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE
 
 
+def sent() -> list[tuple[str, str, int, Any]]:
+    """Give stream, writer, token and row of what writers sent, of every kind."""
+    return [
+        *(
+            (stream, writer, token, row)
+            for (stream, writer), updates in ON_THE_WIRE.items()
+            for token, row in updates
+        ),
+        ("typing", "w", 1, ["!r", ["@a:x", "@b:x"]]),
+        ("federation", "w", 1, ["e", {"a": [1, 2]}]),
+        ("presence_federation", "w", 1, ["x", "@a:x"]),
+        ("events", "w", 9, ["state-all", ["!r"]]),
+        # An older peer's, which is shorter.
+        ("events", "w", 10, ["ev", ["$e", "!r", "t", None, None, None]]),
+    ]
+
+
 def of_the_wire() -> DataFrame:
     """Make a frame of the rows that writers sent."""
-    records = [
-        (stream, writer, token, 0, json.dumps(row), None)
-        for (stream, writer), updates in ON_THE_WIRE.items()
-        for token, row in updates
-    ]
-    records += [
-        ("typing", "w", 1, 0, '["!r",["@a:x","@b:x"]]', None),
-        ("federation", "w", 1, 0, '["e",{"a":[1,2]}]', None),
-        ("presence_federation", "w", 1, 0, '["x","@a:x"]', None),
-        ("events", "w", 9, 0, '["state-all",["!r"]]', None),
-        ("events", "w", 10, 0, '["ev",["$e","!r","t",null,null,null]]', None),
-    ]
-    return shared_session().createDataFrame(records, ROWS_SCHEMA)
-
-
-def fields_on_wire(row: list[Any], kind: str | None) -> list[Any]:
-    """Give the places of a row that its fields stand in."""
-    return row[1] if kind is not None else row
+    return shared_session().createDataFrame(
+        [
+            (stream, writer, token, 0, json.dumps(row), None)
+            for stream, writer, token, row in sent()
+        ],
+        ROWS_SCHEMA,
+    )
 
 
 class ViewsTests(SynchronousTestCase):
@@ -77,32 +85,43 @@ class ViewsTests(SynchronousTestCase):
 
     def test_values(self) -> None:
         """Each field has the value that the row has on the wire."""
-        frame = of_the_wire().cache()
-        sent = [
-            (row.stream, row.stream_id, row.instance_name, json.loads(row.row))
-            for row in frame.collect()
+        frame = of_the_wire()
+        views = views_of()
+        # All views by one job.
+        typed = [
+            typed_view(frame, view).select(
+                sf.lit(name).alias("view"),
+                "stream_id",
+                sf.to_json(
+                    sf.struct(*field_types(view.row_type)),
+                    {"ignoreNullFields": "false"},
+                ).alias("fields"),
+            )
+            for name, view in views.items()
         ]
-        for view in views_of().values():
-            types = field_types(view.row_type)
-            found = [
-                (row.stream_id, row.instance_name, [row[name] for name in types])
-                for row in typed_view(frame, view).collect()
+        found: dict[str, list[tuple[int, list[Any]]]] = {name: [] for name in views}
+        for row in functools.reduce(DataFrame.unionAll, typed).collect():
+            values = list(json.loads(row.fields).values())
+            found[row.view].append((row.stream_id, values))
+        for name, view in views.items():
+            expected = [
+                (token, row[1] if view.kind else row)
+                for stream, _, token, row in sent()
+                if stream == view.stream and (not view.kind or row[0] == view.kind)
             ]
-            expected = []
-            for stream, token, writer, row in sent:
-                if stream != view.stream or (view.kind and row[0] != view.kind):
-                    continue
-                values = fields_on_wire(row, view.kind)
-                values = [*values, *[None] * (len(types) - len(values))]
-                expected.append((token, writer, values))
-            found = [
-                (token, writer, list(map(_as_sent, values, wanted)))
-                for (token, writer, values), (_, _, wanted) in zip(
-                    found, expected, strict=True
+            places = len(field_types(view.row_type))
+            expected = [
+                (token, [*row, *[None] * (places - len(row))])
+                for token, row in expected
+            ]
+            as_sent = [
+                (token, list(map(_as_sent, values, wanted)))
+                for (token, values), (_, wanted) in zip(
+                    found[name], expected, strict=True
                 )
             ]
-            self.assertEqual(found, expected, view.name)
-            self.assertTrue(found, view.name)
+            self.assertEqual(as_sent, expected, name)
+            self.assertTrue(expected, name)
 
     def test_declared(self) -> None:
         """A stream of the user's own table has its columns, whatever their names."""
