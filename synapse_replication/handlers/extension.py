@@ -311,7 +311,8 @@ class ReplicationExtension:
     def _send(self, message: ExtensionMessage) -> None:
         if self._connections:
             payload = encode_message(message)
-            for connection in self._connections:
+            # A snapshot: a peer may be lost by being told.
+            for connection in tuple(self._connections):
                 connection.send_extension([payload])
 
 
