@@ -62,7 +62,7 @@ _POLL_SECONDS: Final = 0.2
 _SLOW_START: Final = "Python worker failed to connect back"
 
 #: How often reading is begun, when workers are slow to start.
-_STARTS: Final = 5
+_STARTS: Final = 12
 
 
 class _SlowStartError(PipelineError):
@@ -316,7 +316,11 @@ class _Archive:
         archived = {} if newest is None else archived_offsets(newest)
         lag = lag_of(archived, latest)
         self._metrics.set_lag(lag, time.time())
-        behind = sum(lag.values())
+        # Writers of a stream share its ids.
+        by_stream: dict[str, int] = {}
+        for (stream, _), ids in lag.items():
+            by_stream[stream] = max(ids, by_stream.get(stream, 0))
+        behind = sum(by_stream.values())
         if behind != self._numbers.behind:
             self._numbers.behind = behind
             self._tell("looked at the database")

@@ -97,7 +97,7 @@ def plan_kills(count: int, rng: random.Random) -> list[Kill]:
     while len(kills) < count:
         kills.append(
             Kill(
-                rng.choice(WHOM), after=rng.randint(0, 16), delay=rng.uniform(0.0, 0.6)
+                rng.choice(WHOM), after=rng.randint(1, 16), delay=rng.uniform(0.0, 0.6)
             )
         )
     return kills[:count]

@@ -165,9 +165,10 @@ class ArchiveTests(SynchronousTestCase):
             raise job._SlowStartError("busy")
 
         self.patch(job._Archive, "_ended", ended)
-        left[0] = 5
+        self.patch(job, "_STARTS", 2)
+        left[0] = 2
         self.assertRaises(PipelineError, self.archive)
-        left[0] = 4
+        left[0] = 1
         self.archive()
         self.assertEqual(self.archived(), read_keys(self.dsn))
 
