@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import yaml
+from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigProblem
 
@@ -152,15 +153,17 @@ def _read(
             )
         )
         return None
-    loader = yaml.SafeLoader(text)
+    lines: dict[Path_, int] = {}
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         content = None if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
-        problems.append(_syntax_problem(file, error))
+        if node is not None:
+            _note_lines(node, (), lines)
+    # Besides its own errors: a date with a thirteenth month, a list in itself.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problems.append(_syntax_problem(file, text, error))
         return None
-    finally:
-        loader.dispose()
     if content is None:
         return {}, {}
     if not isinstance(content, dict):
@@ -170,23 +173,27 @@ def _read(
             )
         )
         return None
-    lines: dict[Path_, int] = {}
-    if node is not None:
-        _note_lines(node, (), lines)
     return {str(key): value for key, value in content.items()}, lines
 
 
-def _syntax_problem(file: str, error: yaml.YAMLError) -> ConfigProblem:
+def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     # The error's own text would repeat the line, which may hold a secret.
     mark = getattr(error, "problem_mark", None)
+    line = None if mark is None else mark.line + 1
     what = getattr(error, "problem", None) or "not YAML"
-    where = f"column {mark.column + 1}" if mark is not None else "(the file)"
+    if isinstance(error, ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        what = "a control character, which no text has"
+    elif isinstance(error, RecursionError):
+        what = "lists or mappings in one another without end"
+    elif isinstance(error, ValueError):
+        what = "a date or a number that there is none of; quote it if it is a text"
     return ConfigProblem(
         file,
-        where,
+        "(the file)" if mark is None else f"column {mark.column + 1}",
         f"YAML syntax: {what}",
         "check the indentation, colons and quotes here and in the line above",
-        mark.line + 1 if mark is not None else None,
+        line,
     )
 
 

@@ -95,6 +95,21 @@ class ReadFilesTests(FilesMixin):
         self.assertIn("YAML syntax", problem.problem)
         self.assertNotIn("hunter2", str(problem))
 
+    def test_whatever_is_no_yaml_is_a_mistake(self) -> None:
+        """What YAML's own parser trips over is reported, too, and without content."""
+        for text, what, line in (
+            ("a: 1\nb: secret\0", "a control character", 2),
+            ("a: 2024-13-45", "a date or a number that there is none of", None),
+            ("a: &a [*a]", "without end", None),
+            ("[" * 5000, "without end", None),
+        ):
+            self.problems.clear()
+            self.read(self.write("1.yaml", text))
+            (problem,) = self.problems
+            self.assertIn(what, problem.problem)
+            self.assertEqual(problem.line, line)
+            self.assertNotIn("secret", str(problem))
+
     def test_every_unreadable_file_is_reported(self) -> None:
         """All the files that cannot be read are reported at once."""
         missing = str(self.folder / "missing.yaml")
