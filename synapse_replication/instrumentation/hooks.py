@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
+from twisted.internet.defer import maybeDeferred
+from twisted.python.failure import Failure
 
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
@@ -181,6 +183,8 @@ class ReplicationHooks(ReplicationObserver):
     ) -> Callable[[], None]:
         """Have a callback called for each event of one class.
 
+        :param callback: a function or a coroutine function; nobody waits for what it
+            gives, the next event neither.
         :return: call it to have the callback called no more.
         """
         callbacks = self._callbacks.setdefault(kind, [])
@@ -224,12 +228,13 @@ class ReplicationHooks(ReplicationObserver):
         left_out, self._left_out = self._left_out, 0
         for event in waiting.values():
             for callback in list(self._callbacks[type(event)]):
-                try:
-                    callback(event)
-                except Exception as error:  # noqa: BLE001 -- reported
-                    self._report(f"a hook for {type(event).__name__}", error)
+                # Of a coroutine, too, the failure is seen.
+                maybeDeferred(callback, event).addErrback(self._failed, event)
         if left_out:
             self._report("telling hooks", HooksOverflowError(left_out))
+
+    def _failed(self, failure: Failure, event: HookEvent) -> None:
+        self._report(f"a hook for {type(event).__name__}", failure.value)
 
     # -- what happens at a moment -------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HooksOverflowError
@@ -163,6 +164,25 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(
             [(what, type(error)) for what, error in self.failures],
             [("a hook for LinkUp", ZeroDivisionError)] * 2,
+        )
+
+    def test_coroutines(self) -> None:
+        """A callback may be a coroutine function: it runs, and its failure is reported,
+        however late it comes."""
+        waiting: Deferred[None] = Deferred()
+
+        async def remember(event: LinkUp) -> None:
+            self.told.append(event)
+            await waiting
+
+        self.hooks.subscribe(LinkUp, remember)
+        self.observer.connection_made("redis")
+        self.assertEqual(self.take(), [LinkUp("redis")])
+        self.assertEqual(self.failures, [])
+        waiting.errback(ZeroDivisionError())
+        self.assertEqual(
+            [(what, type(error)) for what, error in self.failures],
+            [("a hook for LinkUp", ZeroDivisionError)],
         )
 
     def test_unsubscribe(self) -> None:
