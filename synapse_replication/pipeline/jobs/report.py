@@ -24,6 +24,7 @@ from synapse_replication.pipeline.archive_layout import (
     read_archive,
     read_archived_wire,
 )
+from synapse_replication.pipeline.jdbc import read_backfill
 from synapse_replication.pipeline.jobs.audit import audited
 from synapse_replication.pipeline.options import (
     master_option,
@@ -51,7 +52,6 @@ from synapse_replication.pipeline.schemas import (
 )
 from synapse_replication.pipeline.session import job_session
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source_options import reader_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -249,11 +249,7 @@ def _read(
             wire = None
     elif settings is not None:
         sources.append(f"rows that the {_name_of(settings)} has now")
-        rows = (
-            session.read.format("synapse_replication")
-            .options(**reader_options(settings))
-            .load()
-        )
+        rows = read_backfill(session, settings)
     if recordings:
         sources.append(f"recordings: {', '.join(recordings)}")
         recorded = read_recordings(session, recordings)
