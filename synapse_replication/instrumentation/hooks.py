@@ -234,6 +234,7 @@ class ReplicationHooks(ReplicationObserver):
             self._report("telling hooks", HooksOverflowError(left_out))
 
     def _failed(self, failure: Failure, event: HookEvent) -> None:
+        assert failure.value is not None
         self._report(f"a hook for {type(event).__name__}", failure.value)
 
     # -- what happens at a moment -------------------------------------------------------
