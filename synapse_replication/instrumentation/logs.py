@@ -242,11 +242,19 @@ class LoggingObserver(ReplicationObserver):
     # -- connections ----------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:
-        self._logger.info("Connected: {connection}", connection=connection)
+        self._repeating(
+            self._logger.info,
+            ("connection_made", connection),
+            "Connected: {connection}",
+            connection=connection,
+        )
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         write = self._logger.info if reason in _ORDERLY else self._logger.warn
-        write(
+        # One that comes and goes would do so once a second.
+        self._repeating(
+            write,
+            ("connection_lost", connection, reason),
             "Disconnected: {connection}, {reason}: {why}",
             connection=connection,
             reason=reason.value,

@@ -141,6 +141,25 @@ class LoggingObserverTests(SynchronousTestCase):
             ],
         )
 
+    def test_a_connection_that_comes_and_goes(self) -> None:
+        """C56: a link that flaps makes two lines a minute, with a count."""
+        for _ in range(480):
+            self.observer.connection_made("redis")
+            self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+            self.clock.advance(0.125)
+        self.observer.connection_made("redis")
+        self.assertEqual(
+            self.lines(),
+            [
+                ("info", "Connected: redis"),
+                ("warn", "Disconnected: redis, lost: reset by peer"),
+                (
+                    "info",
+                    "Connected: redis (and 479 more like it since the last such line)",
+                ),
+            ],
+        )
+
     def test_catch_up_is_told_with_its_range(self) -> None:
         """A failed attempt names the stream, the writer, the range and the retry."""
         event = CatchUp("events", "w1", 3, 9)
