@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -118,6 +119,10 @@ class StatusPageTests(TestCase):
             lambda seen: text in seen.find_element("tag name", "body").text
         )
 
+    def see_title(self, browser: Any, text: str) -> None:
+        """Wait until the tab has a title."""
+        WebDriverWait(browser, PATIENCE).until(lambda seen: seen.title == text)
+
     def keep(self, browser: Any, name: str) -> None:
         """Keep a picture, if somebody wants to look at it."""
         folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
@@ -202,6 +207,52 @@ class StatusPageTests(TestCase):
                 },
             )
             self.see(browser, "what is shown is old")
+            self.see_title(browser, "\u2716 No answer: generic_worker1")
             browser.get_log("browser")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_process_hangs(self) -> Deferred[None]:
+        """A page whose process hangs says that what it shows is old, until it answers
+        again."""
+
+        def steps(browser: Any) -> None:
+            self.see(browser, "All rows arrive")
+            is_enough = Event()
+            reactor.callFromThread(is_enough.wait, 2 * PATIENCE)
+            try:
+                self.see(browser, "what is shown is old")
+                self.assertFalse(is_enough.is_set())
+            finally:
+                is_enough.set()
+            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_in_the_background(self) -> Deferred[None]:
+        """The title of a tab that nobody looks at follows what happens."""
+
+        def steps(browser: Any) -> None:
+            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+            hide = "Object.defineProperty(document, 'hidden', {get: () => true})"
+            browser.execute_script(hide)
+            self.tell(self.stop_writer)
+            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_what_is_selected_stays(self) -> Deferred[None]:
+        """What somebody is about to copy is not taken away; the title goes on."""
+
+        def steps(browser: Any) -> None:
+            self.see(browser, "All rows arrive")
+            select = "getSelection().selectAllChildren(document.querySelector('h1'))"
+            browser.execute_script(select)
+            self.tell(self.stop_writer)
+            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+            chosen = browser.execute_script("return getSelection().toString()")
+            self.assertEqual(chosen, "generic_worker1 of example.com")
+            browser.execute_script("getSelection().removeAllRanges()")
+            self.see(browser, "1 of 2 streams stalled")
 
         return self.in_browser("light", 1200, steps)

@@ -30,6 +30,7 @@ from synapse_replication.app.status_page import duration, judge
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.instrumentation.status import (
+    WORST_FIRST,
     Condition,
     ProcessStatus,
     decode_status,
@@ -44,14 +45,6 @@ __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
 WATCH_EVERY = 2.0
 
 _STYLES = {"good": "green", "busy": "yellow", "bad": "bold red"}
-#: The worst first.
-_ORDER = (
-    Condition.STALLED,
-    Condition.WAITING,
-    Condition.CATCHING_UP,
-    Condition.LIVE,
-    Condition.WRITTEN_HERE,
-)
 
 
 @attrs.frozen
@@ -207,7 +200,7 @@ def _writers(deployment: DeploymentStatus) -> Table:
     ]
     rows.sort(
         key=lambda row: (
-            _ORDER.index(row[0].condition),
+            WORST_FIRST.index(row[0].condition),
             row[1],
             row[0].stream_name,
             row[0].instance_name,

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from twisted.web.resource import Resource
 
 from synapse_replication.instrumentation.status import (
+    WORST_FIRST,
     Condition,
     ProcessStatus,
     WriterStatus,
@@ -45,16 +46,10 @@ _TONES = {
 }
 
 
-#: What is to be seen first on the page.
-_ORDER = (
-    Condition.STALLED,
-    Condition.WAITING,
-    Condition.CATCHING_UP,
-    Condition.LIVE,
-    Condition.WRITTEN_HERE,
-)
 #: So that a verdict is not told by its colour alone.
 _SIGNS = {"good": "\u2714", "busy": "\u25cf", "bad": "\u2716"}
+#: How long the page waits for what is new before it says that nobody answers, in ms.
+PATIENCE_MS = 4000
 
 
 @attrs.frozen
@@ -207,10 +202,12 @@ class StatusPageResource(_StatusResource):
             status=status,
             now=self._wall_clock(),
             writers=sorted(
-                status.writers, key=lambda writer: _ORDER.index(writer.condition)
+                status.writers, key=lambda writer: WORST_FIRST.index(writer.condition)
             ),
             members=sorted(status.members, key=lambda member: not member.is_gone),
             verdict=judge(status),
             stalled=group_stalls(status.writers),
             nonce=nonce,
+            bad=_SIGNS["bad"],
+            patience_ms=PATIENCE_MS,
         ).encode()

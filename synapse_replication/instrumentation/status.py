@@ -18,6 +18,7 @@ from synapse_replication.errors import StatusError
 
 __all__ = [
     "REMEDIES",
+    "WORST_FIRST",
     "Condition",
     "DuplicateStatus",
     "LinkStatus",
@@ -45,6 +46,16 @@ class Condition(enum.Enum):
     WAITING = "waiting for POSITION"
     STALLED = "stalled"
     WRITTEN_HERE = "written here"
+
+
+#: What is to be seen first, wherever it is shown.
+WORST_FIRST = (
+    Condition.STALLED,
+    Condition.WAITING,
+    Condition.CATCHING_UP,
+    Condition.LIVE,
+    Condition.WRITTEN_HERE,
+)
 
 
 class StallReason(enum.Enum):
