@@ -13,6 +13,9 @@ from synapse_replication.testing.bench.runner import run_measure
 
 __all__ = ["GROWTHS", "Growth", "Series", "measure_growth"]
 
+#: How long one measure may take, in s; ten million rows take a minute or two.
+_TIMEOUT = 3600
+
 
 @attrs.frozen(kw_only=True)
 class Growth:
@@ -86,10 +89,17 @@ def measure_growth(
         for size in growth.quick_sizes if quick else growth.sizes:
             say(f"{growth.name}: {size:,}")
             costs = [
-                run_measure([sys.executable, program], growth.measure, {"size": size})
+                run_measure(
+                    [sys.executable, program],
+                    growth.measure,
+                    {"size": size},
+                    time_limit=_TIMEOUT,
+                )
                 for _ in range(rounds)
             ]
             cost = statistics.median(c["microseconds"] for c in costs)
             points.append((size, round(cost, 3)))
         series.append(Series(growth.name, points))
+        # All of it is shown at the end, if it gets there.
+        say(series[-1].to_text())
     return series

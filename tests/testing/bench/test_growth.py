@@ -20,7 +20,11 @@ class GrowthTests(SynchronousTestCase):
         asked: list[tuple[str, object]] = []
 
         def measured(
-            command: Sequence[str], measure: str, parameters: dict[str, object]
+            command: Sequence[str],
+            measure: str,
+            parameters: dict[str, object],
+            *,
+            time_limit: float,
         ) -> dict[str, float]:
             self.assertEqual(command[0], sys.executable)
             asked.append((measure, parameters["size"]))
@@ -36,6 +40,7 @@ class GrowthTests(SynchronousTestCase):
             )
         self.assertEqual(asked[:4], [("rows", 10_000)] * 3 + [("rows", 100_000)])
         self.assertEqual(said[0], "rows: 10,000")
+        self.assertEqual(said[-1], series[-1].to_text())
 
     def test_what_is_shown(self) -> None:
         """A series is a line for people, and a value for programs."""
