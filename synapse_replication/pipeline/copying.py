@@ -11,14 +11,17 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from synapse_replication.errors import PipelineError
+
 if TYPE_CHECKING:
     import pyarrow
     from psycopg2.extensions import cursor
 
 __all__ = ["BLOCK_BYTES", "copy_batches"]
 
-#: Bytes of CSV in one batch; a row may be longer.
-BLOCK_BYTES = 2**20
+#: Bytes of CSV in one batch. Arrow reads no row that is longer than a block: where
+#: there is one, the next size is taken.
+BLOCK_BYTES = (2**20, 2**24, 2**28)
 
 #: What a pipe holds.
 _PIPE_BYTES = 2**16
@@ -31,14 +34,46 @@ def copy_batches(
 
     Leaving off early cancels the query.
 
+    :param txn: of a transaction that sees the database at one moment.
     :raises psycopg2.Error: the query fails.
+    :raises PipelineError: a row is longer than any block.
     """
+    import pyarrow as pa
+
+    given = 0
+    for block_bytes in BLOCK_BYTES:
+        txn.execute("SAVEPOINT before_copy")
+        passed_over = 0
+        try:
+            for batch in _copy(txn, sql, stream_name, block_bytes):
+                # The same moment, the same order: what was given is not given again.
+                skip = min(given - passed_over, batch.num_rows)
+                passed_over += skip
+                if skip < batch.num_rows:
+                    given += batch.num_rows - skip
+                    passed_over += batch.num_rows - skip
+                    yield batch.slice(skip)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            txn.execute("ROLLBACK TO SAVEPOINT before_copy")
+        else:
+            return
+    raise PipelineError(
+        f"stream {stream_name} has a row of more than {BLOCK_BYTES[-1] >> 20} MiB, "
+        "which is not read; leave the stream out of streams, or write ids in its place"
+    )
+
+
+def _copy(
+    txn: cursor, sql: str, stream_name: str, block_bytes: int
+) -> Iterator[pyarrow.RecordBatch]:
     read_end, write_end = os.pipe()
     copier = _Copier(txn, sql, write_end)
     copier.start()
     source = os.fdopen(read_end, "rb", buffering=_PIPE_BYTES)
     try:
-        yield from _read_csv(source, stream_name)
+        yield from _read_csv(source, stream_name, block_bytes)
     finally:
         # If we leave off, whoever still writes into the pipe learns it.
         source.close()
@@ -70,7 +105,9 @@ class _Copier(threading.Thread):
             self.error = error
 
 
-def _read_csv(source: Any, stream_name: str) -> Iterator[pyarrow.RecordBatch]:
+def _read_csv(
+    source: Any, stream_name: str, block_bytes: int
+) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -86,7 +123,7 @@ def _read_csv(source: Any, stream_name: str) -> Iterator[pyarrow.RecordBatch]:
     reader = csv.open_csv(
         pa.PythonFile(source, mode="r"),
         read_options=csv.ReadOptions(
-            use_threads=False, block_size=BLOCK_BYTES, column_names=list(types)
+            use_threads=False, block_size=block_bytes, column_names=list(types)
         ),
         # A number in JSON may be followed by a line end.
         parse_options=csv.ParseOptions(newlines_in_values=True),
