@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
@@ -41,6 +41,7 @@ class SpanExport:
 
     def __init__(self, config: ProcessConfig) -> None:
         self._provider: TracerProvider | None = None
+        self._exporter: SpanExporter | None = None
         tracing = config.tracing
         if tracing is None:
             self.tracer = trace.get_tracer("synapse_replication", __version__)
@@ -64,7 +65,7 @@ class SpanExport:
             # We end it, in order.
             shutdown_on_exit=False,
         )
-        exporter = OTLPSpanExporter(
+        self._exporter = exporter = OTLPSpanExporter(
             endpoint=tracing.endpoint,
             headers=dict(tracing.headers),
             timeout=EXPORT_TIMEOUT,
@@ -75,13 +76,24 @@ class SpanExport:
         self.tracer = provider.get_tracer("synapse_replication", __version__)
 
     def stop(self, reactor: Any) -> Deferred[None] | None:
-        """Send what waits; fires when that is done, or failed."""
-        if self._provider is None:
+        """Send what waits; fires when that is done, or failed.
+
+        After :data:`EXPORT_TIMEOUT` no more requests are made: a collector that hangs
+        would hold up the end by as long for each of them.
+        """
+        if self._provider is None or self._exporter is None:
             return None
+        giving_up = reactor.callLater(EXPORT_TIMEOUT, self._exporter.shutdown)
         sent: Deferred[None] = deferToThreadPool(
             reactor, reactor.getThreadPool(), self._provider.shutdown
         )
-        return sent
+
+        def ended(result: Any) -> Any:
+            if giving_up.active():
+                giving_up.cancel()
+            return result
+
+        return sent.addBoth(ended)
 
 
 class _ToOurLog(logging.Handler):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 
 from opentelemetry import trace
+from opentelemetry.sdk.trace.export import SpanExporter
+from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.app.config import ProcessConfig, load_config
-from synapse_replication.app.tracing_export import SpanExport, _ToOurLog
+from synapse_replication.app.tracing_export import EXPORT_TIMEOUT, SpanExport, _ToOurLog
 from tests.app.test_config_files import FilesMixin
 
 
@@ -36,6 +39,77 @@ class SpanExportTests(FilesMixin):
         assert export._provider is not None
         self.addCleanup(export._provider.shutdown)
         self.assertIsNot(trace.get_tracer_provider(), export._provider)
+
+
+class StopTests(FilesMixin):
+    def setUp(self) -> None:
+        super().setUp()
+        settings = {
+            "server_name": "x.test",
+            "redis": {"enabled": True},
+            "synapse_replication": {
+                "streams": ["typing"],
+                "tracing": {"endpoint": "http://127.0.0.1:1"},
+            },
+        }
+        self.export = SpanExport(load_config([self.write("h", json.dumps(settings))]))
+        self.reactor = _OneThread()
+
+    def test_in_time(self) -> None:
+        """When all is sent, nothing is left on the clock."""
+        stopped = self.export.stop(self.reactor)
+        assert stopped is not None
+        self.assertNoResult(stopped)
+        self.reactor.run_waiting()
+        self.successResultOf(stopped)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_a_collector_that_hangs(self) -> None:
+        """What is not sent in time is given up: a queue of requests that nobody answers
+        does not hold up the end of the process, each for its time-out."""
+        exporter = self.export._exporter = _Exporter()
+        stopped = self.export.stop(self.reactor)
+        assert stopped is not None
+        self.reactor.advance(EXPORT_TIMEOUT - 0.1)
+        self.assertFalse(exporter.is_shut_down)
+        self.reactor.advance(0.1)
+        self.assertTrue(exporter.is_shut_down)
+        self.reactor.run_waiting()
+        self.successResultOf(stopped)
+
+
+class _Exporter(SpanExporter):
+    is_shut_down = False
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+class _OneThread(Clock):
+    """A reactor that runs what is for its threads when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[Callable[[], None]] = []
+
+    def getThreadPool(self) -> _OneThread:
+        return self
+
+    def callInThreadWithCallback(
+        self,
+        on_result: Callable[[bool, object], None],
+        func: Callable[..., object],
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        self._waiting.append(lambda: on_result(True, func(*args, **kwargs)))
+
+    def callFromThread(self, func: Callable[..., object], *args: object) -> None:
+        func(*args)
+
+    def run_waiting(self) -> None:
+        for run in self._waiting:
+            run()
 
 
 class LogTests(FilesMixin):
