@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from synapse_replication.errors import PipelineError
@@ -59,9 +59,10 @@ from synapse_replication.pipeline.transforms.audit_wire import (
     damage_findings,
     order_findings,
     reset_findings,
+    wire_lines,
     wire_tokens,
 )
-from synapse_replication.pipeline.transforms.findings import Severity
+from synapse_replication.pipeline.transforms.findings import SAMPLES, Severity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,23 +145,27 @@ def audited(
             if archive is None
             else read_archive(session, archive)
         )
+        # What is twice in there is told as such.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
-        all_wire = wire.unionByName(archived_once)
-        tokens = keep(wire_tokens(all_wire))
+        lines = keep(wire_lines(wire.unionByName(archived_once)))
+        tokens = wire_tokens(lines)
         heard = tokens.select("stream", "instance_name").distinct().collect()
         # Now: what was heard before, the sequences have given out.
         facts = read_facts(settings)
-        source = session.read.format("synapse_replication")
-        rows = source.options(**reader_options(settings)).load()
+        rows = _load(session, settings)
         ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
         sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
         lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
         found = [
             session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
-            announced_findings(lost, _texts(lost, rows, rows_archived), facts.tables),
+            announced_findings(
+                lost,
+                _texts(lost, _load(session, settings), rows_archived),
+                facts.tables,
+            ),
             order_findings(tokens, facts.kept, facts.idempotent),
             reset_findings(tokens, facts.in_memory),
-            damage_findings(all_wire),
+            damage_findings(lines),
             two_writers_findings(ids),
             ahead_findings(tokens, rows_archived, facts.given_out),
             not_seen_findings(ids, tokens, facts.idempotent, sole),
@@ -204,8 +209,21 @@ def _archived_wire(
     return wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
 
 
+def _load(session: SparkSession, settings: PipelineSettings) -> DataFrame:
+    """Make a frame of all rows of the tables.
+
+    One for each use: what is pushed down to a source written in Python holds for every
+    use of the same frame.
+    """
+    source = session.read.format("synapse_replication")
+    return source.options(**reader_options(settings)).load()
+
+
 def _texts(lost: DataFrame, rows: DataFrame, archive: DataFrame) -> DataFrame:
-    """Read the rows of lost ids: of each stream, only the range that they lie in."""
+    """Read rows of lost ids, the first few of each line.
+
+    Of each stream, only the range that they lie in is read.
+    """
     bounds = (
         lost.groupBy("stream")
         .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
@@ -217,7 +235,13 @@ def _texts(lost: DataFrame, rows: DataFrame, archive: DataFrame) -> DataFrame:
             bound.low, bound.high
         )
     columns = ("stream", "stream_id", "row_index", "row")
-    wanted = lost.select("stream", "stream_id").distinct()
+    of_line = Window.partitionBy("recording", "line_number").orderBy("stream_id")
+    wanted = (
+        lost.withColumn("rank", sf.row_number().over(of_line))
+        .where(sf.col("rank") <= SAMPLES)
+        .select("stream", "stream_id")
+        .distinct()
+    )
     parts = [
         frame.where(near)
         .select(*columns)

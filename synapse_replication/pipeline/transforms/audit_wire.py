@@ -26,6 +26,7 @@ __all__ = [
     "line_text",
     "order_findings",
     "reset_findings",
+    "wire_lines",
     "wire_tokens",
 ]
 
@@ -51,28 +52,36 @@ _ORDER_TEXTS = {
 }
 
 
-def wire_tokens(wire: DataFrame) -> DataFrame:
-    """Keep what says where a writer is: last rows of tokens, and positions.
+def wire_lines(wire: DataFrame) -> DataFrame:
+    """Keep of each line of recordings what an audit asks for: no row's text.
 
     :param wire: of WIRE_SCHEMA.
-    :return: ``is_row`` tells RDATA from POSITION; no row's text.
+    :return: TOKEN_COLUMNS, where ``is_row`` is null but for RDATA and POSITION; and
+        ``is_damaged``, of what is no record.
     """
-    chosen = wire.select(
+    command = sf.col("command")
+    return wire.select(
         "recording",
         "line_number",
         "t",
-        "command",
         "stream",
         "instance_name",
+        sf.when(command.isin("RDATA", "POSITION"), command == "RDATA").alias("is_row"),
         "prev_token",
         "token",
+        (command.isNull() & (sf.col("line") == "")).alias("is_damaged"),
     )
-    kept = chosen.where(
-        sf.col("command").isin("RDATA", "POSITION") & sf.col("token").isNotNull()
-    )
-    return kept.withColumn("is_row", sf.col("command") == "RDATA").select(
-        *TOKEN_COLUMNS
-    )
+
+
+def wire_tokens(lines: DataFrame) -> DataFrame:
+    """Keep what says where a writer is: last rows of tokens, and positions.
+
+    :param lines: of :func:`wire_lines`.
+    :return: TOKEN_COLUMNS.
+    """
+    chosen = lines.select(*TOKEN_COLUMNS)
+    told = chosen.where(sf.col("is_row").isNotNull() & sf.col("token").isNotNull())
+    return told.select(*TOKEN_COLUMNS)
 
 
 def line_text(prefix: str = "") -> Column:
@@ -275,17 +284,16 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     )
 
 
-def damage_findings(wire: DataFrame) -> DataFrame:
+def damage_findings(lines: DataFrame) -> DataFrame:
     """Find lines of recordings that are no records.
 
     A torn last line is how a file ends that is being written, or whose recorder was
     killed.
 
-    :param wire: of WIRE_SCHEMA.
+    :param lines: of :func:`wire_lines`.
     """
-    columns = wire.select("recording", "line_number", "command", "line")
-    damaged = sf.col("command").isNull() & (sf.col("line") == "")
-    wrong = sf.when(damaged, sf.col("line_number"))
+    columns = lines.select("recording", "line_number", "is_damaged")
+    wrong = sf.when(sf.col("is_damaged"), sf.col("line_number"))
     grouped = columns.groupBy("recording").agg(
         sf.max("line_number").alias("end"),
         sf.count(wrong).alias("count"),

@@ -18,7 +18,7 @@ from synapse_replication.testing.simulation.process import (
 )
 from synapse_replication.testing.simulation.watcher import Counts
 
-__all__ = ["LIVENESS_SECONDS", "Result", "simulate"]
+__all__ = ["LIVENESS_SECONDS", "Result", "Run", "simulate"]
 
 #: When traffic and faults begin, s.
 BEGIN = 2.0
@@ -64,7 +64,7 @@ def simulate(
     :param parts: other classes than the real ones, to see the bugs found.
     :param trace_to: is given (time, text) of what happens.
     """
-    run = _Run(seed, parts, trace_to)
+    run = Run(seed, parts, trace_to)
     failure: str | None = None
     try:
         run.run()
@@ -93,12 +93,19 @@ def simulate(
     )
 
 
-class _Run:
+class Run:
+    """A simulation that can be looked at: what is in its cluster, and after it.
+
+    Arguments are those of :func:`simulate`.
+
+    :ivar agreed_after: s from the end of the faults until all positions agreed.
+    """
+
     def __init__(
         self,
         seed: int,
-        parts: Parts | None,
-        trace_to: Callable[[float, str], object] | None,
+        parts: Parts | None = None,
+        trace_to: Callable[[float, str], object] | None = None,
     ) -> None:
         self.cluster = Cluster(seed, parts, trace_to)
         self.agreed_after = 0.0
@@ -107,6 +114,10 @@ class _Run:
         self._rate = self._random.choice([4.0, 8.0, 16.0])
 
     def run(self) -> None:
+        """Run to the end.
+
+        :raises ViolationError: something did not hold.
+        """
         cluster = self.cluster
         for name in PROCESSES:
             cluster.clock.callLater(self._random.random(), cluster.start, name)

@@ -1,0 +1,84 @@
+"""What tests of the audit are made of: rows, lines of a recording, and findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
+from tests.pipeline.spark import shared_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+__all__ = [
+    "TOKENS_SCHEMA",
+    "Found",
+    "evidence",
+    "found",
+    "make_rows",
+    "make_tokens",
+    "rows_of",
+    "tokens_of",
+]
+
+TOKENS_SCHEMA = (
+    "recording string, line_number long, t double, stream string, "
+    "instance_name string, is_row boolean, prev_token long, token long"
+)
+
+#: Kind, severity, stream, writer, first and last token, count.
+Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
+
+
+def make_rows(*rows: tuple[str, str, int]) -> DataFrame:
+    """Make rows of (stream, writer, id), one for each."""
+    return shared_session().createDataFrame(
+        [
+            (stream, writer, id_, 0, f'["row {id_}"]', None)
+            for stream, writer, id_ in rows
+        ],
+        ROWS_SCHEMA,
+    )
+
+
+def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
+    """Make the tokens of a recording of its lines, one a second."""
+    return shared_session().createDataFrame(
+        list(tokens_of(lines, recording)), TOKENS_SCHEMA
+    )
+
+
+def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]:
+    """Take lines apart; numbers of lines and seconds from 1."""
+    for number, line in enumerate(lines, 1):
+        name, *rest = line.split(" ", 4)
+        head = recording, number, float(number), *rest[:2]
+        if name == "POSITION":
+            yield *head, False, *map(int, rest[2:])
+        elif name == "RDATA" and rest[2] != "batch":
+            yield *head, True, None, int(rest[2])
+
+
+def found(findings: DataFrame) -> list[Found]:
+    """Tell what was found, without texts, in order."""
+    return sorted(
+        (tuple(row)[:7] for row in rows_of(findings)),
+        key=lambda values: [str(value) for value in values],
+    )
+
+
+def evidence(findings: DataFrame) -> list[Any]:
+    """Give the evidence of each finding."""
+    return [json.loads(row.evidence) for row in rows_of(findings)]
+
+
+def rows_of(findings: DataFrame) -> list[Row]:
+    """Give findings; they are of the schema, and no text is left out."""
+    assert findings.schema.names == FINDINGS_SCHEMA.names
+    rows = findings.collect()
+    for row in rows:
+        assert row.message, row
+        assert row.evidence, row
+    return rows
