@@ -313,6 +313,11 @@ class _Archive:
         # Read before the database is: what comes meanwhile counts as not archived.
         newest = self._newest
         latest = database_offsets(SourceOptions.parse(settings.options()))
+        if not latest:
+            raise PipelineError(
+                "the database has no table of any stream: is it the homeserver's? "
+                "Tables of your own must be declared in the configuration (-c)"
+            )
         archived = {} if newest is None else archived_offsets(newest)
         lag = lag_of(archived, latest)
         self._metrics.set_lag(lag, time.time())

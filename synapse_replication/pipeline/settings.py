@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import ConfigError, PipelineError
-from synapse_replication.streams.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 
 __all__ = ["PipelineSettings", "settings_of_config", "settings_of_dsn"]
@@ -70,9 +69,5 @@ def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
     return PipelineSettings(
         config.database.conninfo,
         dict(config.writers),
-        tuple(
-            stream
-            for stream in config.streams
-            if isinstance(stream, TableStream) and stream.name not in STANDARD_STREAMS
-        ),
+        tuple(stream for stream in config.streams if isinstance(stream, TableStream)),
     )

@@ -172,6 +172,12 @@ class ArchiveTests(SynchronousTestCase):
         self.archive()
         self.assertEqual(self.archived(), read_keys(self.dsn))
 
+    def test_no_tables(self) -> None:
+        """A database without any stream is an error, not an empty archive."""
+        self.dsn = shared_postgres().new_database()
+        error = self.assertRaises(PipelineError, self.archive)
+        self.assertIn("no table of any stream", str(error))
+
     def test_continuous(self) -> None:
         """It goes on until it is told to stop; folders are compacted meanwhile, and
         metrics tell how far it is."""
