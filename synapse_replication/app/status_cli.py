@@ -37,6 +37,7 @@ from synapse_replication.instrumentation.status import (
     describe_lag,
     describe_progress,
     group_stalls,
+    printable,
 )
 
 __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
@@ -162,12 +163,16 @@ class StatusService(Service):
             return str(error)
 
 
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
+
+
 def render(deployment: DeploymentStatus) -> RenderableType:
     """Draw a deployment for a terminal: the verdicts, what is wrong, all writers."""
     parts: list[RenderableType] = []
     for name, status in sorted(deployment.processes.items()):
         verdict = judge(status)
-        line = Text(f"{name}: ")
+        line = _text(f"{name}: ")
         line.append(verdict.text, _STYLES[verdict.tone])
         down = ", ".join(link.name for link in status.links if not link.up)
         line.append(f" (down: {down})" if down else "")
@@ -175,16 +180,16 @@ def render(deployment: DeploymentStatus) -> RenderableType:
         for duplicate in status.duplicates:
             places = duplicate.places or "it is not known where"
             text = f"  two processes are called {duplicate.instance_name} ({places})"
-            parts.append(Text(text, "red"))
+            parts.append(_text(text, "red"))
         for group in group_stalls(status.writers):
             since = duration(group.stalled_for)
             text = f"  {group.names}: stalled for {since}. {group.detail}"
-            parts += [Text(text, "red"), Text(f"  -> {group.remedy}")]
+            parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
     for name, why in sorted(deployment.unreachable.items()):
-        parts.append(Text(f"{name}: does not answer: {why}", "bold red"))
+        parts.append(_text(f"{name}: does not answer: {why}", "bold red"))
     if deployment.not_asked:
         names = ", ".join(deployment.not_asked)
-        parts.append(Text(f"Heard, and not asked, since not in instance_map: {names}"))
+        parts.append(_text(f"Heard, and not asked, since not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
 
@@ -212,10 +217,10 @@ def _writers(deployment: DeploymentStatus) -> Table:
             state += f", {describe_progress(writer)}"
         style = "red" if writer.condition is Condition.STALLED else ""
         table.add_row(
-            Text(name),
-            Text(writer.stream_name),
-            Text(writer.instance_name),
-            Text(state, style),
+            _text(name),
+            _text(writer.stream_name),
+            _text(writer.instance_name),
+            _text(state, style),
             "?" if writer.position is None else f"{writer.position:,}",
             describe_lag(writer),
             duration(writer.lag_seconds) if writer.lag else "",

@@ -35,6 +35,7 @@ __all__ = [
     "encode_status",
     "group_stalls",
     "name_writers",
+    "printable",
 ]
 
 
@@ -225,6 +226,15 @@ class StallGroup:
 CUT_OFF_AFTER = 10.0
 
 
+def printable(text: str) -> str:
+    """Escape what is no text: peers' names must not steer a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _name(writer: WriterStatus) -> str:
+    return printable(f"{writer.stream_name}/{writer.instance_name}")
+
+
 def describe_progress(writer: WriterStatus) -> str:
     """Say how much of a catch-up is done, in ids."""
     start = writer.started_from or 0
@@ -242,7 +252,7 @@ def describe_lag(writer: WriterStatus) -> str:
 
 def describe_writer(writer: WriterStatus) -> str:
     """Say in one line what a writer's rows do."""
-    name = f"{writer.stream_name}/{writer.instance_name}"
+    name = _name(writer)
     if writer.condition is Condition.STALLED:
         return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
     if writer.condition is Condition.CATCHING_UP:
@@ -263,23 +273,18 @@ def describe_process(status: ProcessStatus) -> str:
     stalled = status.stalled
     if stalled:
         worst = max(stalled, key=lambda writer: writer.stalled_for)
-        return (
-            f"stalled: {worst.stream_name}/{worst.instance_name}: {worst.detail}"
-            + _and_more(stalled)
-        )
+        return f"stalled: {_name(worst)}: {worst.detail}" + _and_more(stalled)
     if status.is_cut_off:
         return "no link is up"
     fetching = [w for w in followed if w.started_from is not None]
     if fetching:
         last = max(fetching, key=lambda writer: writer.lag)
-        name = f"{last.stream_name}/{last.instance_name}"
-        return f"catching up {name} {describe_progress(last)}" + _and_more(fetching)
+        return f"catching up {_name(last)} {describe_progress(last)}" + _and_more(
+            fetching
+        )
     waiting = [w for w in followed if w.condition is Condition.WAITING]
     if waiting:
-        return (
-            f"waiting for {waiting[0].stream_name}/{waiting[0].instance_name}"
-            + _and_more(waiting)
-        )
+        return f"waiting for {_name(waiting[0])}" + _and_more(waiting)
     if status.not_ready:
         return f"not ready: {status.not_ready[0]}"
     if not followed:
@@ -289,7 +294,7 @@ def describe_process(status: ProcessStatus) -> str:
     text = f"live: {_count(streams, 'stream')} of {_count(writers, 'writer')}"
     last = max(followed, key=lambda writer: writer.lag)
     if last.lag:
-        text += f", {last.stream_name}/{last.instance_name} {last.lag:,} behind"
+        text += f", {_name(last)} {last.lag:,} behind"
     return text
 
 
@@ -322,7 +327,7 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
 
 def name_writers(group: Sequence[WriterStatus]) -> str:
     """Name the first of some writers, and count the others."""
-    names = [f"{writer.stream_name}/{writer.instance_name}" for writer in group]
+    names = [_name(writer) for writer in group]
     text = ", ".join(names[:_MAX_NAMES_SHOWN])
     more = len(names) - _MAX_NAMES_SHOWN
     return f"{text} and {more} more" if more > 0 else text

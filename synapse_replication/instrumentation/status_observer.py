@@ -45,6 +45,7 @@ from synapse_replication.instrumentation.status import (
     StallReason,
     WriterStatus,
     describe_writer,
+    printable,
 )
 
 __all__ = ["StatusLimits", "StatusObserver"]
@@ -409,6 +410,7 @@ class StatusObserver(ReplicationObserver):
         self, name: str, writer: _Writer, now: float
     ) -> Iterator[tuple[StallReason, float, str]]:
         """Say what keeps a writer's rows from us, since when, the root of it first."""
+        shown = printable(name)
         if writer.connection is None and not any(
             link.up for link in self._links.values()
         ):
@@ -420,9 +422,9 @@ class StatusObserver(ReplicationObserver):
         member = self._members.get(name)
         if member is not None and self._is_gone(member, now):
             detail = (
-                f"{name} said goodbye"
+                f"{shown} said goodbye"
                 if member.news.is_leaving
-                else f"{name} sends no heartbeats any more"
+                else f"{shown} sends no heartbeats any more"
             )
             yield StallReason.WRITER_GONE, member.heard, detail
         if writer.failing_since is not None:
@@ -433,7 +435,7 @@ class StatusObserver(ReplicationObserver):
             if writer.connection is not None or writer.catch_up is not None:
                 yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and writer.catch_up is None:
-            detail = f"{name} has not told where it stands; does it run?"
+            detail = f"{shown} has not told where it stands; does it run?"
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 
     def _is_gone(self, member: _Member, now: float) -> bool:

@@ -91,6 +91,23 @@ class RenderTests(SynchronousTestCase):
         self.assertIn("w9: does not answer: refused", text)
         self.assertIn("not in instance_map: w3, w4", text)
 
+    def test_terminals_are_not_steered(self) -> None:
+        """What peers call themselves is text in a terminal, whatever it is."""
+        for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
+            self.status.position_changed("events\x1b]0;", name, 1)
+            self.status.peer_heard(PeerNews(name, "e", "", "", True, {}))
+            self.status.duplicate_instance(name, "")
+        self.status.position_changed("events", "w\u00e9", 1)
+        self.clock.advance(20)
+        text = draw(
+            DeploymentStatus(
+                {"me": self.status.snapshot()}, {"w9": "\x1b[1m"}, ("w\x1b[1m",)
+            )
+        )
+        self.assertEqual([c for c in text if not c.isprintable() and c != "\n"], [])
+        for shown in (r"w2\x1b[2J", r"w3\n\x07", r"w4\u202e", "w\u00e9"):
+            self.assertIn(shown, text)
+
 
 class DeploymentStatusTests(SynchronousTestCase):
     def test_is_well(self) -> None:
