@@ -16,12 +16,13 @@ from synapse_replication.app.journal import JournalSink
 def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Hold up the reactor.
 
-    :param config: ``file``.
+    :param config: ``file``: as long as it is there; ``.held`` beside it says so.
     """
     file = Path(config["file"])
 
     def block() -> None:
         while file.exists():
+            file.with_suffix(".held").touch()
             time.sleep(0.05)
 
     return TimerService(0.05, block)
