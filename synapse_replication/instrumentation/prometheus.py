@@ -218,10 +218,15 @@ class PrometheusObserver(ReplicationObserver):
             name are added up.
         """
         gauges: dict[tuple[Any, ...], float] = {}
+        connections: set[str] = set()
         for source in self._buffer_sources:
             for buffers in source():
+                is_known = buffers.connection in connections
+                has_room = len(connections) < MAX_CHILDREN
+                connection = buffers.connection if is_known or has_room else OTHER
+                connections.add(connection)
                 for definition, attribute in _BUFFERS:
-                    key: tuple[Any, ...] = (definition, buffers.connection)
+                    key: tuple[Any, ...] = (definition, connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
         for stream_name, backlog in self._backlog:
             gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows

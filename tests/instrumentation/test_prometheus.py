@@ -220,6 +220,19 @@ class PrometheusObserverTests(SynchronousTestCase):
         open_now.clear()
         self.assertIsNone(self.value(pending, name="w1"))
 
+    def test_names_of_connections_are_bounded(self) -> None:
+        """C56: buffers of connections beyond a bound are added up under one label."""
+        self.counting.watch_buffers(
+            lambda: [
+                ConnectionBuffers(f"peer{number}", 1, 0, 0, 0)
+                for number in (*range(MAX_CHILDREN + 50), 0)
+            ]
+        )
+        sample = PROTOCOL + "pending_commands"
+        self.assertEqual(self.value(sample, name=OTHER), 50)
+        self.assertEqual(self.value(sample, name="peer0"), 2)
+        self.assertEqual(self.value(sample, name=f"peer{MAX_CHILDREN}"), None)
+
     def test_backlogs_are_read_at_each_scrape(self) -> None:
         """The gauges of backlogs show how much of each stream is kept now."""
         backlog = Backlog(BacklogOptions(max_rows=2))
