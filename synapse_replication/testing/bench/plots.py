@@ -42,7 +42,7 @@ def plot_growth(series: Sequence[Series], file: Path) -> None:
         sizes, costs = zip(*one.points, strict=True)
         axes.plot(sizes, costs, marker="o", color="#3465a4")
         axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.15 * max(costs))
         axes.set_xlabel(one.name)
         axes.set_ylabel("µs a row")
         axes.spines[["top", "right"]].set_visible(False)

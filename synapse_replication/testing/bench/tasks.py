@@ -116,7 +116,7 @@ def _catch_up(name: str, count: int, database: Database) -> Task:
         group="storage",
         measure="catch_up",
         count=count,
-        quick_count=count // 50,
+        quick_count=count // 20,
         # Of the same table: a row is a row.
         stock_part=10,
         database=database,
