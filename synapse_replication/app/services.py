@@ -99,7 +99,6 @@ class ProcessService(Service):
                 for writer in writers
             ],
             needs_link=config.redis is not None or bool(config.tcp_connect),
-            monotonic=self._clock.seconds,
         )
         self._hooks = ReplicationHooks(
             self._clock,

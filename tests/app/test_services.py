@@ -93,6 +93,16 @@ class ProcessServiceTests(FilesMixin):
         )
         self.assertEqual(self.recorder.calls, ["start"])
 
+    def test_a_step_of_the_clock(self) -> None:
+        """When the machine's clock is set, which a reactor's time follows, nobody is
+        taken to be stalled for that long."""
+        process = self.make()
+        process.startService()
+        self.reactor.advance(86_400)
+        status = process.snapshot()
+        self.assertLess(status.up_for, 3600)
+        self.assertEqual(status.stalled, ())
+
     def test_stop(self) -> None:
         """The user's code ends first, the sink is closed when nothing uses it."""
         process = self.make()
