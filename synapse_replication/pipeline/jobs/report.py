@@ -282,9 +282,16 @@ def _read_findings(session: SparkSession, folder: str) -> DataFrame:
 def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> ReportData:
     from synapse_replication.pipeline.transforms import report_rows
 
-    totals = _fetch(
-        report_rows.totals(rows).orderBy("stream", "instance_name"), WriterTotal
-    )
+    tokens = report_rows.by_token(rows).persist()
+    try:
+        totals = _fetch(
+            report_rows.totals(tokens).orderBy("stream", "instance_name"), WriterTotal
+        )
+        batches = _fetch(
+            report_rows.batch_sizes(tokens).orderBy("stream", "bucket"), BatchBucket
+        )
+    finally:
+        tokens.unpersist()
     window = _window(
         window_s,
         (total.first_ts for total in totals),
@@ -293,11 +300,9 @@ def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> Report
     return attrs.evolve(
         data,
         totals=totals,
+        batches=batches,
         rows_window=window,
         over_time=_fetch(report_rows.over_time(rows, window), WindowCount),
-        batches=_fetch(
-            report_rows.batch_sizes(rows).orderBy("stream", "bucket"), BatchBucket
-        ),
     )
 
 

@@ -15,27 +15,43 @@ from pyspark.sql import functions as sf
 
 from synapse_replication.streams.registry import STANDARD_STREAMS
 
-__all__ = ["ACCURACY", "batch_sizes", "hottest", "over_time", "totals", "window_start"]
+__all__ = [
+    "ACCURACY",
+    "batch_sizes",
+    "by_token",
+    "hottest",
+    "over_time",
+    "totals",
+    "window_start",
+]
 
 #: Percentiles are exact to one in so many.
 ACCURACY = 10_000
 
 
-def totals(rows: DataFrame) -> DataFrame:
-    """Count the rows of each writer, and say between which tokens and times.
+def by_token(rows: DataFrame) -> DataFrame:
+    """Put together the rows of each token: what costs most, for others to share.
 
-    :return: ``stream``, ``instance_name``, ``rows``, ``tokens``, ``first_token``,
-        ``last_token``, ``timed`` (rows whose time is known), ``first_ts``,
-        ``last_ts``.
+    :return: ``stream``, ``instance_name``, ``stream_id``, ``rows``, ``timed`` (rows
+        whose time is known), ``first_ts``, ``last_ts``.
     """
     counted = rows.select("stream", "instance_name", "stream_id", "written_ts")
-    by_token = counted.groupBy("stream", "instance_name", "stream_id").agg(
+    return counted.groupBy("stream", "instance_name", "stream_id").agg(
         sf.count(sf.lit(1)).alias("rows"),
         sf.count("written_ts").alias("timed"),
         sf.min("written_ts").alias("first_ts"),
         sf.max("written_ts").alias("last_ts"),
     )
-    by_writer = by_token.groupBy("stream", "instance_name").agg(
+
+
+def totals(tokens: DataFrame) -> DataFrame:
+    """Count the rows of each writer, and say between which tokens and times.
+
+    :param tokens: of :func:`by_token`.
+    :return: ``stream``, ``instance_name``, ``rows``, ``tokens``, ``first_token``,
+        ``last_token``, ``timed``, ``first_ts``, ``last_ts``.
+    """
+    by_writer = tokens.groupBy("stream", "instance_name").agg(
         sf.sum("rows").alias("rows"),
         sf.count(sf.lit(1)).alias("tokens"),
         sf.min("stream_id").alias("first_token"),
@@ -72,30 +88,40 @@ def over_time(rows: DataFrame, window_s: int) -> DataFrame:
     return counted.select("stream", "instance_name", "start", "rows")
 
 
-def batch_sizes(rows: DataFrame) -> DataFrame:
+def batch_sizes(tokens: DataFrame) -> DataFrame:
     """Count tokens by the number of rows that share them.
 
+    :param tokens: of :func:`by_token`.
     :return: ``stream``, ``bucket`` (1, 2, 4, 8 ...: sizes from there to below the
         next), ``tokens``, ``p50``, ``p99``, ``largest`` (of the stream, rows).
     """
-    keyed = rows.select("stream", "instance_name", "stream_id")
-    sizes = keyed.groupBy("stream", "instance_name", "stream_id").agg(
-        sf.count(sf.lit(1)).alias("size")
+    sizes = (
+        tokens.select("stream", sf.col("rows").alias("size"))
+        .groupBy("stream", "size")
+        .agg(sf.count(sf.lit(1)).alias("tokens"))
     )
-    by_bucket = sizes.groupBy("stream", _bucket(sf.col("size"))).agg(
-        sf.count(sf.lit(1)).alias("tokens")
+    of_stream = Window.partitionBy("stream").rowsBetween(
+        Window.unboundedPreceding, Window.unboundedFollowing
     )
-    whole = sizes.groupBy("stream").agg(
-        sf.percentile_approx("size", [0.5, 0.99], ACCURACY).alias("percentiles"),
-        sf.max("size").alias("largest"),
-    )
-    return by_bucket.join(whole, on="stream", how="inner").select(
+    whole = sf.percentile("size", [0.5, 0.99], sf.col("tokens")).over(of_stream)
+    described = sizes.select(
         "stream",
-        "bucket",
+        _bucket(sf.col("size")),
         "tokens",
-        sf.col("percentiles")[0].alias("p50"),
-        sf.col("percentiles")[1].alias("p99"),
-        "largest",
+        whole.alias("whole"),
+        sf.max("size").over(of_stream).alias("largest"),
+    )
+    return (
+        described.groupBy("stream", "bucket", "whole", "largest")
+        .agg(sf.sum("tokens").alias("tokens"))
+        .select(
+            "stream",
+            "bucket",
+            "tokens",
+            sf.ceil(sf.col("whole")[0]).alias("p50"),
+            sf.ceil(sf.col("whole")[1]).alias("p99"),
+            "largest",
+        )
     )
 
 
