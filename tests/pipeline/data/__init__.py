@@ -1,0 +1,1 @@
+"""Data that tests of the pipeline read."""

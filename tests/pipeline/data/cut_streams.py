@@ -1,0 +1,94 @@
+"""Cut the tables of streams out of a Synapse database, as SQL for tests.
+
+How ``real_streams.sql.gz`` was made: the dump of the deployment whose beginning is the
+recording that comes with the package was restored into an empty database, then::
+
+    python -m tests.pipeline.data.cut_streams "dbname=..." real_streams.sql.gz
+
+Columns are those of ``tests.storage.synapse_extract``; rows are those with ids up to a
+little beyond the recording's end. Ids of events and rooms are cut to twelve characters:
+they are still all different, and take a quarter of the space. Users were made up.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+from pathlib import Path
+
+import psycopg2
+
+from tests.storage.synapse_extract import SCHEMA
+
+#: Columns whose values are cut.
+_LONG_IDS = ("event_id", "room_id", "redacts", "relates_to_id")
+_LENGTH = 12
+#: Columns of JSON, which is written as text.
+_JSON = ("affected_fields",)
+
+_OF_EVENTS = "event_id IN (SELECT event_id FROM events WHERE stream_ordering <= 4050)"
+#: Which rows of a table are kept, if not those with the ids of the recording.
+_KEPT = {
+    "events": "stream_ordering <= 4050",
+    "ex_outlier_stream": "event_stream_ordering <= 4050",
+    "current_state_delta_stream": "stream_id <= 4050",
+    "stream_positions": "TRUE",
+    "pushers": "TRUE",
+    "cache_invalidation_stream_by_instance": "stream_id <= 1500",
+}
+_ABOUT_EVENTS = (
+    "state_events",
+    "redactions",
+    "event_relations",
+    "room_memberships",
+    "rejections",
+)
+
+
+def _value(column: str) -> str:
+    if column in _LONG_IDS:
+        return f"left({column}, {_LENGTH})"
+    return f"{column}::text" if column in _JSON else column
+
+
+def main(dsn: str, path: str) -> None:
+    """Write the file."""
+    statements = []
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\);", SCHEMA, re.DOTALL)
+        for table, body in (
+            *tables,
+            ("stream_positions", "stream_name t, instance_name t, stream_id t"),
+        ):
+            columns = re.findall(r"(?:^|,)\s*([a-z_]+) ", body)
+            values = ", ".join(map(_value, columns))
+            if table in _ABOUT_EVENTS:
+                kept = _OF_EVENTS
+            else:
+                kept = _KEPT.get(table, "stream_id <= 700")
+            cursor.execute(f"SELECT {values} FROM {table} WHERE {kept} ORDER BY 1")
+            places = f"({', '.join(['%s'] * len(columns))})"
+            rows = [cursor.mogrify(places, row).decode() for row in cursor.fetchall()]
+            if rows:
+                statements.append(
+                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES\n"
+                    + ",\n".join(rows)
+                    + ";\n"
+                )
+        cursor.execute("SELECT sequencename, last_value FROM pg_sequences ORDER BY 1")
+        for name, last in cursor.fetchall():
+            if re.search(r"stream|receipts|inbox|account_data|device_lists", name) or (
+                re.match(r"pushers|thread|sticky|profile|quarantined", name)
+            ):
+                statements.append(
+                    f"CREATE SEQUENCE {name};\nSELECT setval('{name}', "
+                    f"{last or 1}, {'true' if last else 'false'});\n"
+                )
+    with gzip.GzipFile(path, "wb", mtime=0) as file:
+        file.write("".join(statements).encode())
+    sys.stdout.write(f"{Path(path).stat().st_size} bytes\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
