@@ -13,7 +13,8 @@ they miss and fetch it. Therefore rows and positions are not kept while there is
 no connection; that announcement covers them. Other commands, which nothing else
 brings, are kept up to a bound, and those that were not acknowledged are published
 again, in order: each says how something is now, so that twice does no harm, and all
-about one thing come from one process.
+about one thing come from one process. One that Redis refused (an ACL without its
+channel) is not: it would be refused for ever, and cost a connection each time.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
@@ -94,6 +95,8 @@ class RedisSender:
         # would be published again, with how many there were after each.
         self._written = 0
         self._unanswered: deque[tuple[int, _Pending]] = deque()
+        # The last of those that found no room there, as such a count.
+        self._forgotten_upto = 0
         self._waiters: list[Deferred[None]] = []
         self.receivers: int | None = None
 
@@ -158,8 +161,10 @@ class RedisSender:
             counts[command_name] = counts.get(command_name, 0) + len(lines)
         acknowledged = self._written - protocol.unacknowledged
         waiting = self._unanswered
-        while waiting and (waiting[0][0] <= acknowledged or len(waiting) > MAX_KEPT):
+        while waiting and waiting[0][0] <= acknowledged:
             waiting.popleft()
+        while len(waiting) > MAX_KEPT:
+            self._forgotten_upto, _ = waiting.popleft()
         self._written += len(data)
         protocol.write_publishes(data)
         for command_name, count in counts.items():
@@ -221,22 +226,35 @@ class RedisSender:
         for command_name, channel, line in kept:
             self.publish(command_name, channel.decode(), [line])
 
-    def connection_down(self, protocol: RedisSenderProtocol, count: int) -> None:
-        """Take note that a connection ended with ``count`` unanswered publishes."""
-        if protocol is self._protocol:
-            self._drop_protocol(count)
+    def connection_down(
+        self, protocol: RedisSenderProtocol, count: int, *, is_refused: bool = False
+    ) -> None:
+        """Take note that a connection ended with ``count`` unanswered publishes.
 
-    def _drop_protocol(self, unacknowledged: int) -> None:
+        :param is_refused: the first of them was refused.
+        """
+        if protocol is self._protocol:
+            self._drop_protocol(count, is_refused=is_refused)
+
+    def _drop_protocol(self, unacknowledged: int, *, is_refused: bool = False) -> None:
         self._protocol = None
+        # Nothing waits for a transport that is gone.
+        self._paused = False
         if self._flush_call is not None:
             self._flush_call.cancel()
             self._flush_call = None
         self._lost += unacknowledged
-        acknowledged, self._written = self._written - unacknowledged, 0
+        done, self._written = self._written - unacknowledged + is_refused, 0
+        if self._forgotten_upto > done:
+            self._observer.failure(
+                "keeping commands until Redis answers",
+                BufferError(f"{MAX_KEPT} wait already; earlier ones may be lost"),
+            )
+        self._forgotten_upto = 0
         unanswered, self._unanswered = self._unanswered, deque()
         for end, (command_name, channel, lines) in unanswered:
-            if end > acknowledged:
-                self._keep(command_name, channel, lines[-(end - acknowledged) :])
+            if end > done:
+                self._keep(command_name, channel, lines[-(end - done) :])
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         for command_name, channel, lines in pending:
             self._keep(command_name, channel, lines)
@@ -283,12 +301,13 @@ class RedisSenderProtocol(RedisProtocol):
         self._awaited: deque[int] = deque()
         self.unacknowledged = 0
         self._proved = False
+        self._is_refused = False
         return super().connectionMade()
 
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
         count, self.unacknowledged = self.unacknowledged, 0
-        self.factory.sender.connection_down(self, count)
+        self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
 
     def link_established(self) -> None:
@@ -346,6 +365,7 @@ class RedisSenderProtocol(RedisProtocol):
         self.unacknowledged -= acknowledged
         if refusal is not None:
             # Counted as lost with all behind it; our positions go out again.
+            self._is_refused = True
             self.cut(f"Redis refuses to publish: {refusal}")
         elif acknowledged and not self._proved:
             self._proved = True

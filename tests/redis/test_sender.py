@@ -155,6 +155,11 @@ class RedisSenderTests(SynchronousTestCase):
         self.turn()
         return b"".join(transport.take()[1:])
 
+    @property
+    def failures(self) -> list[str]:
+        """What was told to have failed."""
+        return [event[1] for event in self.memory.events.all if event[0] == "failure"]
+
     def test_published_again(self) -> None:
         """C12: commands that nothing else brings are published until acknowledged."""
         self.memory.establish()
@@ -197,6 +202,47 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
         )
+        self.assertIn("keeping commands until Redis answers", self.failures)
+
+    def test_forgotten_and_acknowledged(self) -> None:
+        """What found no room is not reported if Redis answered for it after all."""
+        self.patch(sender_module, "MAX_KEPT", 3)
+        self.memory.establish()
+        for number in range(6):
+            self.sender.publish("PING", "hs", [b"PING %d" % number])
+            self.turn()
+        self.memory.say(0, b":1\r\n" * 3)
+        again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
+        )
+        self.assertEqual(self.failures, [])
+
+    def test_refused_is_not_published_again(self) -> None:
+        """
+        C15: a command that Redis refuses costs one connection, not all that follow;
+        what stood behind it is published again.
+        """
+        self.memory.establish()
+        self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
+        self.turn()
+        self.memory.say(0, b"-NOPERM no channel\r\n")
+        self.assertEqual(
+            self.lose_and_connect(),
+            b"".join(encode_publishes(b"hs", [_POSITION, b"USER_SYNC 1"])),
+        )
+
+    def test_lost_while_paused(self) -> None:
+        """A link whose sender is gone is not behind: nobody is to wait for it."""
+        self.memory.establish()
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        producer.pauseProducing()
+        subscriber = self.memory.protocols[1]
+        self.assertTrue(subscriber.is_behind)
+        self.memory.lose(0)
+        self.assertFalse(subscriber.is_behind)
 
     def test_announcing_fails(self) -> None:
         """If the announcement fails, nothing is sent; it is made on the next one."""
