@@ -456,10 +456,10 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(ids.get_current_token(), 1)
         self.assertEqual(ids.get_minimal_local_current_token(), 1)
         go_on.set()
+        # The row's transaction has ended; with it that of the position began.
         await self.database.settled()
-        while not self.stored():
-            await self.turns()
         self.assertEqual(ids.get_current_token(), 2)
+        await self.database.settled()
         self.assertEqual(self.stored(), {"master": 2})
         # And the next goes on from there.
         self.assertEqual(await self.write(ids), 3)
