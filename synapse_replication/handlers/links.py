@@ -168,7 +168,7 @@ class Collapsed:
         if there was no POSITION.
     :ivar was_reset: the stream began again among the items.
     :ivar ends_in_batch: the last rows that were dropped are of a batch that is
-        not finished.
+        not finished; ``None`` if there were no rows.
     :ivar rows: how many rows were dropped.
     """
 
@@ -178,7 +178,7 @@ class Collapsed:
     upto: int | None = None
     lowest_position: int | None = None
     was_reset: bool = False
-    ends_in_batch: bool = False
+    ends_in_batch: bool | None = None
     rows: int = 0
 
     def add(self, item: RdataRun | PositionCommand | LostRow | Collapsed) -> None:
@@ -201,7 +201,8 @@ class Collapsed:
             self.rows += item.rows
             if item.lowest_position is not None:
                 self._announce(item.lowest_position)
-            self.ends_in_batch = item.ends_in_batch
+            if item.ends_in_batch is not None:
+                self.ends_in_batch = item.ends_in_batch
         else:
             self.ends_in_batch = True
 

@@ -1,7 +1,9 @@
 """What becomes of a stream's queue when it is full.
 
 Theory of operation: rows that wait can be fetched again, so what is kept of them is
-how far they reach, for each writer of each link. Nothing else is lost.
+how far they reach, for each writer of each link. What a writer told of itself on the
+extension is kept, the latest of each: it may be of rows that never came. Nothing else
+is lost.
 
 Spec, section 5; cases C3, C57.
 """
@@ -55,6 +57,7 @@ def collapse(
     """
     kept: list[Queued[tuple[Link, Item]]] = []
     collapsed: dict[tuple[Link, str], Collapsed] = {}
+    told: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
 
     def of_writer(link: Link, instance_name: str) -> Collapsed:
         key = link, instance_name
@@ -67,10 +70,10 @@ def collapse(
         if isinstance(item, CatchUpStep):
             kept.append(queued)
         elif isinstance(item, Told):
-            # What came before it is fetched in any case.
-            pass
+            told[link, item.instance_name] = queued
         elif isinstance(item, NewEpoch):
             # What came before it is of no use any more.
+            told.pop((link, item.instance_name), None)
             earlier = collapsed.pop((link, item.instance_name), None)
             if earlier is not None:
                 discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
@@ -84,4 +87,4 @@ def collapse(
         discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
         left.rows = 0
         kept.append(Queued((link, left), 1, ROW_OVERHEAD))
-    return kept
+    return [*kept, *told.values()]

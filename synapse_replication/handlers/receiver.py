@@ -71,8 +71,8 @@ _SLICE = 100
 class ReceiverOptions:
     """The bounds of a received stream.
 
-    :ivar max_queue_size: bytes that wait in its queue; beyond, rows are fetched
-        again instead.
+    :ivar max_queue_size: bytes that wait in its queue, and of an unfinished batch;
+        beyond, rows are fetched again instead.
     :ivar max_batch_rows: rows of an unfinished batch; beyond, they are fetched
         when the batch is finished.
     :ivar break_after_rows: rows handled before the reactor gets its turn.
@@ -341,11 +341,15 @@ class StreamReceiver:
         whole = self._gather(state, tokens, rows)
         if whole:
             await self._take_batches(link, instance_name, state, position, whole)
-        if len(state.pending) > self._options.max_batch_rows:
+        if self._is_too_much(state.pending):
             # Only now: the batches before it are whole.
             self._discard(instance_name, DiscardReason.CATCHING_UP, len(state.pending))
             state.pending = []
             state.has_lost_rows = True
+
+    def _is_too_much(self, pending: list[bytes]) -> bool:
+        most, size = self._options.max_batch_rows, self._options.max_queue_size
+        return len(pending) > most or sum(map(len, pending)) > size
 
     @staticmethod
     def _gather(
@@ -549,8 +553,12 @@ class StreamReceiver:
         if key not in link.writers and (link.is_lost or item.lowest_position is None):
             return
         state = link.writers.setdefault(key, WriterState())
+        if item.ends_in_batch is not None:
+            state.has_lost_rows = item.ends_in_batch
+        elif state.pending:
+            # The batch goes on behind what was dropped.
+            state.has_lost_rows = True
         state.pending = []
-        state.has_lost_rows = item.ends_in_batch
         if item.upto is None:
             return
         description, run = self._description, state.catch_up

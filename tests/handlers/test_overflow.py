@@ -45,15 +45,41 @@ class CollapseTests(SynchronousTestCase):
             kept,
             [
                 Collapsed("a", False, 1, 5, ends_in_batch=True),
-                Collapsed("b", False, 1, 7, 7),
+                Collapsed("b", False, 1, 7, 7, ends_in_batch=False),
             ],
         )
         reason = DiscardReason.CATCHING_UP
         self.assertEqual(self.discards, [("a", reason, 4), ("b", reason, 2)])
 
     def test_what_a_new_epoch_makes_useless(self) -> None:
-        """Rows of an earlier epoch are not fetched; what was told is fetched anyway."""
+        """Of an earlier epoch no rows are fetched, nor does it count what it told."""
         epoch = NewEpoch("a", 3)
         kept = self.collapse(RdataRun("s", "a", [9], [b"x"]), Told("a", 9), epoch)
         self.assertEqual(kept, [epoch])
         self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
+
+    def test_what_was_told(self) -> None:
+        """The latest that each writer told is kept, behind its rows."""
+        kept = self.collapse(
+            Told("a", 4), Told("b", 3), RdataRun("s", "a", [5], [b"x"]), Told("a", 5)
+        )
+        self.assertEqual(
+            kept,
+            [
+                Collapsed("a", False, 5, 5, ends_in_batch=False),
+                Told("a", 5),
+                Told("b", 3),
+            ],
+        )
+
+    def test_positions_end_no_batch(self) -> None:
+        """Whether a batch goes on is what the last rows say, collapsed before or not."""
+        rows = RdataRun("s", "a", [5, None], [b"x", b"y"])
+        (once,) = self.collapse(rows, PositionCommand("s", "a", 5, 5))
+        assert isinstance(once, Collapsed)
+        (twice,) = self.collapse(once, PositionCommand("s", "a", 5, 5))
+        assert isinstance(twice, Collapsed)
+        self.assertEqual([once.ends_in_batch, twice.ends_in_batch], [True, True])
+        (none,) = self.collapse(PositionCommand("s", "a", 5, 5))
+        assert isinstance(none, Collapsed)
+        self.assertIsNone(none.ends_in_batch)

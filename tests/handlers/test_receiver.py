@@ -207,6 +207,21 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 9, ["0", "1", "2", "3", "4"])])
         self.assertEqual(it.stream.requests, [("w", 0, 9)])
 
+    def test_a_batch_has_a_greatest_size_in_bytes(self) -> None:
+        """A batch of few long rows is fetched at its end, too."""
+        it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        texts = [str(n) * 400 for n in range(4)]
+        it.stream.persist("w", 9, *([text] for text in texts))
+        it.receive("POSITION events w 0 0")
+        for text in texts[:3]:
+            it.receive(f'RDATA events w batch ["{text}"]')
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.CATCHING_UP], 3
+        )
+        it.receive(f'RDATA events w 9 ["{texts[3]}"]')
+        self.assertEqual(it.texts(), [("w", 9, texts)])
+        self.assertEqual(it.stream.requests, [("w", 0, 9)])
+
     def test_batch_too_large_behind_a_whole_one(self) -> None:
         """C10: the batch that is too large is fetched, not the one before it."""
         it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
@@ -472,6 +487,20 @@ class OverflowTests(SynchronousTestCase):
         it.receive('RDATA events b 7 ["b"]')
         self.assertEqual(it.host.rows.tokens("b"), [7])
 
+    def test_batch_around_what_found_no_room(self) -> None:
+        """C10: a batch of which the beginning was forgotten is fetched at its end."""
+        it = receiving(receiver=ReceiverOptions(max_queue_size=300))
+        it.stream.persist("w", 1, ["a"], ["b"])
+        it.receive("POSITION events v 0 0", "POSITION events w 0 0")
+        it.receive('RDATA events w batch ["a"]')
+        it.host.rows.is_held = True
+        it.receive('RDATA events v 1 ["v"]')
+        it.receive(*["POSITION events w 0 0"] * 5)
+        it.host.rows.is_held = False
+        it.host.rows.release()
+        it.receive('RDATA events w 1 ["b"]')
+        self.assertEqual(it.texts(), [("v", 1, ["v"]), ("w", 1, ["a", "b"])])
+
     def test_rows_of_strangers_stay_dropped(self) -> None:
         """Dropped rows of a writer that was never connected are not fetched."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
@@ -547,6 +576,21 @@ class ToldTests(SynchronousTestCase):
         self.fill(process, 4)
         self.assertEqual([token for _, token, _ in process.texts()], [1, 2, 3, 4])
         self.assertEqual(len(process.stream.requests), 1)
+
+    def test_gap_of_another_writer(self) -> None:
+        """What a writer told that had no rows in the queue is looked at all the same."""
+        process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        process.receive("POSITION events w 0 0", "POSITION events v 0 0")
+        process.stream.persist("v", 1, ["lost"])
+        process.host.rows.is_held = True
+        self.fill(process, 2, 3)
+        process.handler.writer_told(process.connection, "v", {"events": 1})
+        self.fill(process, 4, 5)
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual(process.host.rows.tokens("v"), [1])
+        self.assertEqual(process.host.rows.tokens("w"), [2, 3, 4, 5])
 
     def test_new_epoch_outlives_the_rows_before_it(self) -> None:
         """Of rows that an earlier start sent, none is asked of the next one."""
