@@ -90,15 +90,14 @@ def observer_of(hs: Any) -> ReplicationObserver:
     """Give the observer of a homeserver: one for all its parts."""
     observer = _observers.get(hs)
     if observer is None:
-        seconds = hs.get_reactor().seconds
         logger: Any = StandardLogger(logging.getLogger("synapse_replication"))
         name = hs.get_instance_name()
-        status = StatusObserver(hs.hostname, name, monotonic=seconds)
+        status = StatusObserver(hs.hostname, name)
         observer = CompositeObserver(
             [
                 status,
-                LoggingObserver(logger, seconds),
-                PrometheusObserver(host_metrics(), hs.hostname, seconds, status=status),
+                LoggingObserver(logger),
+                PrometheusObserver(host_metrics(), hs.hostname, status=status),
             ]
         )
         _observers[hs] = observer
