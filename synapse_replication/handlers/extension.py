@@ -144,6 +144,7 @@ class ReplicationExtension:
         self._last_heartbeat = self._last_answer = -math.inf
         self._tick: DelayedCall | None = None
         self._answer: DelayedCall | None = None
+        self._has_left = False
         command_handler.listen_to_sending(self)
 
     # -- start and end ----------------------------------------------------------------
@@ -153,12 +154,14 @@ class ReplicationExtension:
         self._tick = self._clock.call_later(self._options.busy_interval, self._look)
 
     def stop(self) -> None:
-        """Say goodbye, and send nothing more by itself. Rows were sent before."""
+        """Say goodbye; it is the last word. Rows were sent before."""
         for call in (self._tick, self._answer):
             if call is not None and call.active():
                 call.cancel()
         self._tick = self._answer = None
         self._send(self._message(MessageType.GOODBYE))
+        # Others take who speaks to be there.
+        self._has_left = True
 
     def _look(self) -> None:
         # First, so that nothing that fails ends it.
@@ -172,6 +175,8 @@ class ReplicationExtension:
     def extension_up(self, connection: ExtensionConnection) -> None:
         """Say hello on a link, before anything else is sent on it."""
         self._connections.append(connection)
+        if self._has_left:
+            return
         connection.send_extension([encode_message(self._message(MessageType.HELLO))])
 
     def sending_resumed(self) -> None:
@@ -230,7 +235,7 @@ class ReplicationExtension:
         self._observer.duplicate_instance(message.instance_name, " and ".join(places))
 
     def _answer_soon(self) -> None:
-        if self._answer is not None and self._answer.active():
+        if self._has_left or (self._answer is not None and self._answer.active()):
             return
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
@@ -309,7 +314,7 @@ class ReplicationExtension:
         self._send(self._message(MessageType.HEARTBEAT))
 
     def _send(self, message: ExtensionMessage) -> None:
-        if self._connections:
+        if self._connections and not self._has_left:
             payload = encode_message(message)
             # A snapshot: a peer may be lost by being told.
             for connection in tuple(self._connections):

@@ -475,6 +475,28 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
         self.assertIsNone(self.reader.epochs.epoch_of("w"))
 
+    def test_goodbye_is_the_last_word(self) -> None:
+        """
+        Who has said goodbye answers nobody, whatever is heard or connected before its
+        links close: it would be taken to be there still. No timer is left.
+        """
+        assert self.writer.extension is not None
+        self.bus.advance(1)
+        self.writer.extension.stop()
+        SpeakingProcess(self.bus, "another")
+        self.writer.extension.sending_resumed()
+        self.writer.leave()
+        self.writer.join()
+        self.write(1)
+        self.bus.advance(10)
+        kinds = [
+            json.loads(message.payload)["type"]
+            for message in self.bus.seen
+            if message.is_extension and message.sender == "w"
+        ]
+        self.assertEqual(kinds[kinds.index("goodbye") :], ["goodbye"])
+        self.assertIsNone(self.reader.epochs.epoch_of("w"))
+
 
 class MessageTests(ExtensionTests):
     def test_bad_messages(self) -> None:
