@@ -168,8 +168,8 @@ class ProcessService(Service):
         setup = StreamSetup(config, host, database, client, self._reactor)
         await setup.run(sink)
         if self._backlog is not None:
-            for name, token in setup.nothing_before.items():
-                self._backlog.of(name).pass_over(0, token)
+            for name, (start, token) in setup.nothing_before.items():
+                self._backlog.of(name).pass_over(start, token)
         services = [service for make in make_modules if (service := make(host))]
         handler, extension = self._make_handler(client)
         self._watch_positions(handler)

@@ -49,12 +49,15 @@ from synapse_replication.streams.registry import STANDARD_STREAMS, StandardStrea
 from synapse_replication.streams.stream import UpdateFunction
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["StreamSetup"]
+__all__ = ["LOOK_BACK", "StreamSetup"]
 
 _log = Logger()
 
 #: Between two attempts to reach the database at the start, in s.
 _LONGEST_DELAY = 5.0
+
+#: How many ids who begins to write a stream looks at, for rows of its own.
+LOOK_BACK = 100_000
 
 #: What a row replaces older rows of, for streams in memory where it does.
 _KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
@@ -70,7 +73,7 @@ class StreamSetup:
     :param client: asks writers for what they hold in memory.
     :param reactor: to come back from the database's threads.
     :ivar nothing_before: of streams in the database that this process begins to write:
-        it has no row up to this token.
+        it has no row above the first of these tokens, up to the second.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class StreamSetup:
         self._host = host
         self._database = database
         self._client = client
-        self.nothing_before: dict[str, int] = {}
+        self.nothing_before: dict[str, tuple[int, int]] = {}
         self._saved: Positions = {}
         #: Of the streams in the database, by name; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
@@ -123,7 +126,8 @@ class StreamSetup:
         """See whether this process has rows of a stream that it begins to write.
 
         Readers that hear of a new writer ask for its rows from where they are. If
-        there are none, nobody needs to ask the database for them.
+        there are none, nobody needs to ask the database for them. Readers are not far
+        behind; a look at all of a big table might take minutes.
         """
         name, me = stream.description.name, self._config.instance_name
         # Who wrote before is stored, and so is an earlier start that may have.
@@ -131,9 +135,10 @@ class StreamSetup:
             return
         token = stream.current_token(me)
         if token > 0:
-            page = await stream.get_updates_since(me, 0, token)
+            start = max(0, token - LOOK_BACK)
+            page = await stream.get_updates_since(me, start, token)
             if not page.updates and page.upto_token == token:
-                self.nothing_before[name] = token
+                self.nothing_before[name] = start, token
 
     async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
         name = stream.description.name

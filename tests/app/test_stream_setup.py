@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from synapse_replication.app.clock import ReactorClock
 from synapse_replication.app.config import ProcessConfig
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
-from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.app.stream_setup import LOOK_BACK, StreamSetup
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
@@ -198,7 +198,7 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
         await self.set_up(SavingSink({}), "b")
-        self.assertEqual(self.nothing_before, {"notes": 7})
+        self.assertEqual(self.nothing_before, {"notes": (0, 7)})
         # Now it is stored that it writes: from here on it may have rows.
         for name in ("b", "a", "reader"):
             await self.set_up(SavingSink({}), name)
@@ -211,6 +211,15 @@ class StreamSetupTests(TestCase):
         self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
         await self.set_up(SavingSink({}), "b")
         self.assertEqual(self.nothing_before, {})
+
+    async def test_looks_at_no_big_table(self) -> None:
+        """C58: of a big table only the newest ids are looked at, and claimed."""
+        last = LOOK_BACK + 10
+        self.store(a=last)
+        self.execute(f"SELECT setval('notes_seq', {last})")
+        self.execute(f"INSERT INTO notes VALUES ({last}, 'a', 'x'), (10, 'b', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {"notes": (10, last)})
 
     async def test_main_makes_the_table_and_others_wait(self) -> None:
         """Processes may start in any order: main makes the table of positions."""
