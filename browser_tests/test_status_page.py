@@ -123,6 +123,15 @@ class StatusPageTests(TestCase):
         """Wait until the tab has a title."""
         WebDriverWait(browser, PATIENCE).until(lambda seen: seen.title == text)
 
+    def check_width(self, browser: Any) -> None:
+        """See that nobody has to scroll sideways."""
+        # A phone shows more, and smaller, where something is too wide: innerWidth grows.
+        page = "const page = document.documentElement; "
+        wide = browser.execute_script(
+            page + "return [page.scrollWidth, page.clientWidth]"
+        )
+        self.assertEqual(wide[0], wide[1], "it must be scrolled sideways")
+
     def keep(self, browser: Any, name: str) -> None:
         """Keep a picture, if somebody wants to look at it."""
         folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
@@ -164,10 +173,7 @@ class StatusPageTests(TestCase):
             self.see(browser, "stream_writer1 said goodbye")
             self.keep(browser, f"{name}-stalled")
             self.assertTrue(browser.execute_script("return window.notLoadedAgain"))
-            wide = "return document.documentElement.scrollWidth > window.innerWidth"
-            self.assertFalse(
-                browser.execute_script(wide), "it must be scrolled sideways"
-            )
+            self.check_width(browser)
 
         return steps
 
@@ -188,6 +194,26 @@ class StatusPageTests(TestCase):
             self.watch("dark-phone")(browser)
 
         return self.in_browser("dark", 390, steps)
+
+    def test_many_streams_on_a_phone(self) -> Deferred[None]:
+        """With hundreds of streams of long names, the first of them is in sight."""
+
+        def many() -> None:
+            for number in range(300):
+                stream = f"a_stream_with_a_rather_long_name_{number % 30}"
+                writer = f"a_process_with_a_rather_long_name_{number // 30}"
+                self.observer.position_changed(stream, writer, 10**12)
+
+        def steps(browser: Any) -> None:
+            self.tell(many)
+            self.see(browser, "Waiting for 300 of 302 streams")
+            self.keep(browser, "many-streams")
+            self.check_width(browser)
+            place = "document.querySelector('tbody tr').getBoundingClientRect()"
+            row = browser.execute_script(f"return {place}.bottom")
+            self.assertLess(row, 900)
+
+        return self.in_browser("light", 390, steps)
 
     def test_process_gone(self) -> Deferred[None]:
         """A page whose process is gone says that what it shows is old."""

@@ -130,6 +130,21 @@ class StatusPageTests(PageMixin):
         names = re.findall(r"data-writer=\"([^\"]+)\"", self.page())
         self.assertEqual(names, ["typing/&lt;w3&gt;", "events/w2", "events/w1"])
 
+    def test_not_ready(self) -> None:
+        """What is missing before a process is ready is named, but no list of it stands
+        before what the page is for."""
+        self.go_live(("events", "w1"))
+        self.assertIn(
+            "Not ready: events/w2 waiting for POSITION; typing/&lt;w3&gt; waiting for "
+            "POSITION</p>",
+            self.page(),
+        )
+        for number in range(10):
+            self.observer.position_changed("receipts", f"w{number}", 1)
+        text = self.page()
+        self.assertEqual(text.count("Not ready: "), 1)
+        self.assertIn("receipts/w1 waiting for POSITION; and 9 more</p>", text)
+
     def test_time(self) -> None:
         """The page says of when it is, so that one sees that it moves."""
         resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
