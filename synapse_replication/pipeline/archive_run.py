@@ -291,8 +291,6 @@ class _Archive:
         numbers, metrics = self._numbers, self._metrics
         numbers.batches += 1
         numbers.rows += manifest.rows
-        if numbers.behind is not None:
-            numbers.behind = max(0, numbers.behind - manifest.rows)
         metrics.batch_seconds.observe(seconds)
         for stream, rows in _rows_by_stream(manifest).items():
             metrics.rows.labels(stream).inc(rows)
