@@ -117,6 +117,12 @@ class ReplicationObserver:
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         """A line was passed over: it did not parse, or is not allowed here."""
 
+    def request_refused(self, status: int, why: str) -> None:
+        """An HTTP request was refused, for its parameters, its secret, ...
+
+        :param why: holds nothing that a stranger said.
+        """
+
     # -- rows -----------------------------------------------------------------------
 
     def rows_received(self, stream_name: str, count: int) -> None:

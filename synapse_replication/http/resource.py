@@ -99,7 +99,7 @@ class ReplicationResource(Resource):
                 return self._status()
             stream, from_token, upto_token = self._read(request)
         except _RefusedError as refused:
-            return _refuse(request, refused)
+            return self._refuse(request, refused)
         if self._backlog is not None and request.args.get(b"backlog") == [b"1"]:
             name = stream.description.name
             with self._observer.serving_rows(name, _headers(request)):
@@ -108,7 +108,8 @@ class ReplicationResource(Resource):
                     gone = (
                         f"the rows of {name} after {from_token} are not in the backlog"
                     )
-                    return _refuse(request, _RefusedError(410, "M_UNKNOWN", gone))
+                    missing = _RefusedError(410, "M_UNKNOWN", gone)
+                    return self._refuse(request, missing)
                 return _encode(found)
         Deferred.fromCoroutine(self._answer(request, stream, from_token, upto_token))
         return NOT_DONE_YET
@@ -171,6 +172,10 @@ class ReplicationResource(Resource):
                 "M_UNAUTHORIZED",
                 "the worker_replication_secret is missing or wrong",
             )
+
+    def _refuse(self, request: Any, refused: _RefusedError) -> bytes:
+        self._observer.request_refused(refused.status, str(refused))
+        return _refuse(request, refused)
 
     def _find(self, name: str) -> Stream:
         stream = self._streams.get_streams().get(name)

@@ -39,6 +39,8 @@ _ALARMING = frozenset(
         DiscardReason.HANDLER_FAILED,
     }
 )
+#: Another epoch, or no longer there: the reader goes on elsewhere.
+_BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
 
@@ -105,6 +107,17 @@ class LoggingObserver(ReplicationObserver):
             "Passed over a line from {connection}: {error}",
             connection=connection,
             error=error,
+        )
+
+    def request_refused(self, status: int, why: str) -> None:
+        if status in _BACKLOG_ANSWERS:
+            return
+        self._repeating(
+            self._logger.warn,
+            ("request_refused", status),
+            "Refused a request for rows with {status}: {why}",
+            status=status,
+            why=why,
         )
 
     def discarded(

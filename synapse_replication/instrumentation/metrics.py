@@ -205,6 +205,12 @@ REFUSED_LINES = _counter(
     "error",
     says="Lines that were passed over: they did not parse or are not allowed.",
 )
+REFUSED_REQUESTS = _counter(
+    "synapse_replication_refused_requests",
+    "status",
+    says="Requests for rows over HTTP that were refused, by status: 401 without the "
+    "secret, 400 for bad parameters; 409 and 410 are a backlog's orderly answers.",
+)
 EXTRA_FIELDS = _counter(
     "synapse_replication_rows_with_extra_fields",
     "stream_name",

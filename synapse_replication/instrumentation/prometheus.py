@@ -264,6 +264,9 @@ class PrometheusObserver(ReplicationObserver):
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self._count(metrics.REFUSED_LINES, connection, type(error).__name__)
 
+    def request_refused(self, status: int, why: str) -> None:
+        self._count(metrics.REFUSED_REQUESTS, str(status))
+
     def rows_received(self, stream_name: str, count: int) -> None:
         self._rdata.get(stream_name).inc(count)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,13 +72,17 @@ class Directory:
 
 
 class FailureObserver(ReplicationObserver):
-    """Gathers failures."""
+    """Gathers failures, and how many requests were refused with which status."""
 
     def __init__(self) -> None:
         self.failures: list[BaseException] = []
+        self.refusals: Counter[int] = Counter()
 
     def failure(self, what: str, error: BaseException) -> None:
         self.failures.append(error)
+
+    def request_refused(self, status: int, why: str) -> None:
+        self.refusals[status] += 1
 
 
 @attrs.frozen

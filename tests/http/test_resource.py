@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
@@ -104,6 +105,7 @@ class ReplicationResourceTests(SynchronousTestCase):
                 self.assertEqual(status, 401)
                 self.assertNotIn("hush", str(body))
         self.assertEqual(self.events.asked, [])
+        self.assertEqual(self.observer.refusals, {401: 6})
 
     def test_no_secret_configured(self) -> None:
         """Where no secret is configured, none is asked for."""
@@ -164,6 +166,10 @@ class ReplicationResourceTests(SynchronousTestCase):
             )
             body = json.loads(self.successResultOf(treq.content(response)))
             self.assertNotIn("hush", str(body))
+            counted, self.observer.refusals = self.observer.refusals, Counter()
+            self.assertEqual(
+                counted, {} if response.code == 200 else {response.code: 1}
+            )
             if response.code == 200:
                 self.assertEqual(secret, "hush")
                 self.assertEqual(sorted(body), ["limited", "updates", "upto_token"])

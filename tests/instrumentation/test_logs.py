@@ -102,6 +102,14 @@ class LoggingObserverTests(SynchronousTestCase):
             ],
         )
 
+    def test_refused_requests(self) -> None:
+        """Who asks without the secret makes one line; a backlog's answers make none."""
+        for status in (401, 401, 409, 410):
+            self.observer.request_refused(status, "why it is")
+        self.assertEqual(
+            self.lines(), [("warn", "Refused a request for rows with 401: why it is")]
+        )
+
     def test_each_unknown_stream_makes_no_line(self) -> None:
         """C56: a peer that makes up names of streams cannot fill the log."""
         for number in range(100):

@@ -108,6 +108,7 @@ class PrometheusObserverTests(SynchronousTestCase):
             observer.commands_received("redis", command, 1)
         observer.commands_sent("redis", "RDATA", 1)
         observer.line_refused("redis", error)
+        observer.request_refused(401, "no secret")
         observer.rows_received("events", 1)
         observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
         observer.extra_fields("events", 1)
