@@ -42,6 +42,7 @@ _NAMES = (
     "endingToken",
     "maxRowsPerTrigger",
     "numPartitions",
+    "filterPushdown",
     "deployment",
 )
 
@@ -75,6 +76,7 @@ class SourceOptions:
     :ivar ending_token: as given.
     :ivar max_rows: most rows of a batch of a continuous read; ``None`` for no limit.
     :ivar num_partitions: how many tasks read; ``None`` for as many as are worth it.
+    :ivar filter_pushdown: answer conditions by reading less.
     """
 
     conninfo: Mapping[str, str] = attrs.field(repr=False)
@@ -86,6 +88,7 @@ class SourceOptions:
     ending_token: str = LATEST
     max_rows: int | None = None
     num_partitions: int | None = None
+    filter_pushdown: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -115,6 +118,7 @@ class SourceOptions:
             ending_token=_token(given, "endingToken", LATEST),
             max_rows=_count(given, "maxRowsPerTrigger"),
             num_partitions=_count(given, "numPartitions"),
+            filter_pushdown=_flag(given, "filterPushdown"),
         )
 
 
@@ -175,6 +179,13 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
             f"option {name} is '{excerpt(text)}'; write a whole number of 1 or more"
         )
     return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "false").lower()
+    if text not in ("true", "false"):
+        raise PipelineError(f"option {name} is '{excerpt(text)}'; write true or false")
+    return text == "true"
 
 
 def parse_token(

@@ -82,7 +82,7 @@ class SourceTests(SynchronousTestCase):
 
     def test_conditions_are_pushed_down(self) -> None:
         """Spark checks only what the source cannot; no plan shows the password."""
-        frame = read(extract_dsn()).where(
+        frame = read(extract_dsn(), filterPushdown="true").where(
             "stream = 'events' AND instance_name IN ('p1', 'x') AND stream_id >= 5 "
             "AND stream_id < 8 AND row_index = 0"
         )
@@ -93,6 +93,16 @@ class SourceTests(SynchronousTestCase):
         self.assertNotIn("stream_id", physical.split("Filter")[1].split("\n")[0])
         self.assertNotIn(server().password, plan)
         self.assertNotIn(server().password, str(frame))
+
+    def test_a_frame_serves_many_queries(self) -> None:
+        """What one query asks for limits no other query of the same frame."""
+        frame = read(extract_dsn())
+        everything = frame.count()
+        caches = frame.where("stream = 'caches'")
+        events = frame.where("stream = 'events'")
+        counts = caches.count(), events.count()
+        self.assertEqual(frame.count(), everything)
+        self.assertEqual(caches.union(events).count(), sum(counts))
 
     def test_nothing_to_read(self) -> None:
         """A query for nothing gives nothing."""

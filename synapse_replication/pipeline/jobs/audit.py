@@ -215,7 +215,7 @@ def _load(session: SparkSession, settings: PipelineSettings) -> DataFrame:
     One for each use: what is pushed down to a source written in Python holds for every
     use of the same frame.
     """
-    source = session.read.format("synapse_replication")
+    source = session.read.format("synapse_replication").option("filterPushdown", True)
     return source.options(**reader_options(settings)).load()
 
 
