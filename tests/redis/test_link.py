@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
-from twisted.internet.task import deferLater
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SkipTest, TestCase
 
 from synapse_replication.errors import ServerStartError
@@ -119,6 +119,42 @@ class Peer:
                 all(word in str(event) for word in words) for event in self.events.all
             )
         )
+
+
+class SteppedReactor:
+    """Opens real connections; what time it is, a test says."""
+
+    def __init__(self, reactor: Any, clock: Clock) -> None:
+        self.connectTCP = reactor.connectTCP
+        self.callLater = clock.callLater
+        self.seconds = clock.seconds
+
+
+class ClosingServer(Factory):
+    """Closes each connection when it has been spoken to, with an answer or none.
+
+    :ivar accepted: how many there were.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.accepted = 0
+
+    def buildProtocol(self, addr: object) -> Protocol:
+        self.accepted += 1
+        return Closing(self.answer)
+
+
+class Closing(Protocol):
+    """A connection of a :class:`ClosingServer`."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(self._answer)
+        self.transport.loseConnection()
 
 
 class RealRedisTestCase(TestCase):
@@ -411,6 +447,40 @@ class FaultTests(RealRedisTestCase):
         self.assertNotIn("hush", str(peer.events.all))
         redis.command("CONFIG", "SET", "requirepass", "hush")
         await peer.up()
+
+    async def test_accepts_then_closes(self) -> None:
+        """
+        C16: on real sockets, a server that closes each connection, at once or after an
+        answer, is tried again when it was said, each time later, and no oftener.
+        """
+        for answer in (b"", b"+PONG\r\n"):
+            closing = ClosingServer(answer)
+            port = self.reactor.listenTCP(0, closing, interface="127.0.0.1")
+            clock = Clock()
+            options = RedisOptions("127.0.0.1", port.getHost().port)
+            peer = Peer(SteppedReactor(self.reactor, clock), options, "hs")
+            for attempt in range(1, 9):
+                delays = await self.refused(peer, attempt)
+                self.assertEqual(closing.accepted, 2 * attempt)
+                clock.advance(max(delays))
+            self.assertGreaterEqual(min(await self.refused(peer, 9)), 2.5)
+            await peer.link.stop()
+            self.assertEqual(clock.getDelayedCalls(), [])
+            await port.stopListening()
+
+    async def refused(self, peer: Peer, attempt: int) -> list[float]:
+        """Wait until both connections failed so often; give how long each waits."""
+        events = peer.events
+        delays: list[float] = []
+        for name in ("redis_out", "redis"):
+            said = ("again", name)
+            await events.until(
+                lambda said=said: (  # type: ignore[misc]
+                    sum(event[:2] == said for event in events.all) >= attempt
+                )
+            )
+            delays.append([e[3] for e in events.all if e[:2] == said][-1])
+        return delays
 
     async def test_stalling_server(self) -> None:
         """C15: a server that swallows AUTH, then is replaced by one that answers."""
