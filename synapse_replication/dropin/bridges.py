@@ -20,9 +20,11 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.secrets import without_secrets
 from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
 from synapse_replication.wire.commands import (
     Command,
+    encode_command,
     parse_command_from_line,
 )
 
@@ -118,27 +120,32 @@ class ForeignHandler:
             elif isinstance(item, RdataRun):
                 for token, row in zip(item.tokens, item.rows, strict=True):
                     text = "batch" if token is None else str(token)
-                    self._tell(
-                        connection,
-                        f"RDATA {item.stream_name} {item.instance_name} {text} "
-                        f"{row.decode()}",
-                    )
+                    head = f"RDATA {item.stream_name} {item.instance_name} {text} "
+                    self._tell(connection, "RDATA", head.encode() + row)
             else:
-                self._tell(connection, f"{item.NAME} {item.to_line()}")
+                self._tell(connection, item.NAME, encode_command(item), item)
 
-    def _tell(self, connection: ReplicationConnection, line: str) -> None:
-        # It may ask whether the command is of the host's own class.
-        command = installed("commands", "parse_command_from_line")(line)
-        method = getattr(self._original, f"on_{command.NAME}", None)
+    def _tell(
+        self,
+        connection: ReplicationConnection,
+        name: str,
+        line: bytes,
+        ours: Command | None = None,
+    ) -> None:
+        method = getattr(self._original, f"on_{name}", None)
         if method is None:
             return
         try:
-            waiting = method(connection, command)
+            # It may ask whether the command is of the host's own class. What we take
+            # for a line, or for a row, may be none to the host.
+            parse = installed("commands", "parse_command_from_line")
+            waiting = method(connection, parse(line.decode()))
         except Exception as error:  # noqa: BLE001 -- the observer is told
-            self._observer.failure(f"handling {command.NAME}", error)
+            shown = error if ours is None else without_secrets(error, ours)
+            self._observer.failure(f"handling {name}", shown)
             return
         if inspect.isawaitable(waiting):
-            self._run(f"replication-{command.NAME}", lambda: waiting)
+            self._run(f"replication-{name}", lambda: waiting)
 
 
 def as_connection_handler(

@@ -55,6 +55,9 @@ class SingleCommandHandler:
     def on_POSITION(self, connection: Any, command: Any) -> None:
         raise ValueError("no such stream")
 
+    def on_USER_IP(self, connection: Any, command: Any) -> None:
+        raise RuntimeError(f"cannot insert {command.access_token}")
+
     def on_REPLICATE(self, connection: Any, command: Any) -> Deferred[None]:
         return self.waiting
 
@@ -136,6 +139,35 @@ class ForeignHandlerTests(SynchronousTestCase):
         self.assertIsInstance(error, ValueError)
         self.handler.received(self.connection, read_lines([b"REPLICATE"]))
         self.assertEqual(self.hs.calls, [("process", "replication-REPLICATE")])
+
+    def test_what_the_host_cannot_read(self) -> None:
+        """
+        C17: a row or a command that the host cannot read costs that one alone.
+        """
+        self.handler.received(
+            self.connection,
+            read_lines(
+                [b"RDATA s w 3 \xff", b"RDATA s w 4 nonsense", b'RDATA s w 5 ["b"]']
+            ),
+        )
+        self.assertEqual(
+            [what for what, _ in self.hs.observer.failures], ["handling RDATA"] * 2
+        )
+        self.assertEqual(
+            self.original.calls, [("RDATA", RdataCommand("s", "w", 5, ["b"]))]
+        )
+
+    def test_no_secret_is_told(self) -> None:
+        """
+        What the host says of a USER_IP that it failed to handle shows no access token.
+        """
+        self.handler.received(
+            self.connection, read_lines([b'USER_IP @u:x ["syt_abc","::1","x","D",1]'])
+        )
+        ((what, error),) = self.hs.observer.failures
+        self.assertIn("USER_IP", what)
+        self.assertIn("***", str(error))
+        self.assertNotIn("syt_abc", repr(error))
 
     def test_of_others(self) -> None:
         """
