@@ -7,12 +7,15 @@ connects is, if it is asked for a certificate.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from OpenSSL import SSL, crypto
 from service_identity import VerificationError
 from twisted.internet.error import VerifyError
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.ssl import (
     Certificate,
     CertificateOptions,
@@ -20,8 +23,12 @@ from twisted.internet.ssl import (
     optionsForClientTLS,
     trustRootFromCertificates,
 )
+from twisted.logger import Logger
+from zope.interface import implementer
 
 __all__ = ["client_context", "explain", "server_context"]
+
+_log = Logger()
 
 _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
@@ -55,7 +62,7 @@ def client_context(
     certificate_file: Path | None = None,
     private_key_file: Path | None = None,
 ) -> Any:
-    """Make what connects to a server and verifies it.
+    """Make what connects to a server and verifies it; files are read for each connection.
 
     :param hostname: the name, or the address, that its certificate must have.
     :param authority_file: PEM certificates that are trusted, or a folder of such
@@ -66,6 +73,45 @@ def client_context(
     :raises OSError: a file cannot be read.
     :raises ValueError: a file does not hold what it should.
     """
+    return _ReadAnew(
+        partial(
+            _read_context, hostname, authority_file, certificate_file, private_key_file
+        )
+    )
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _ReadAnew:
+    """Makes each connection of files as they are then: certificates are renewed.
+
+    While they do not fit together those of before serve on, and that is logged.
+
+    :param read: makes a context; it must work the first time.
+    """
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self._read = read
+        self._latest = read()
+
+    def clientConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
+        """Make the TLS side of one connection; Twisted's name."""
+        try:
+            self._latest = self._read()
+        except (OSError, ValueError) as error:
+            _log.warn(
+                "A TLS connection is made with the files of before: {error}",
+                error=error,
+            )
+        connection: SSL.Connection = self._latest.clientConnectionForTLS(tlsProtocol)
+        return connection
+
+
+def _read_context(
+    hostname: str,
+    authority_file: Path | None,
+    certificate_file: Path | None,
+    private_key_file: Path | None,
+) -> Any:
     authority = own = None
     extra: dict[str, Any] = {}
     if authority_file is not None:

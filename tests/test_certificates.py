@@ -97,6 +97,32 @@ class CertificatesTests(TestCase):
         await self.connect()
         self.assertEqual(self.heard, [b"hello"] * 2)
 
+    async def test_renewed(self) -> None:
+        """What connects takes the certificate of now; a broken one is passed over."""
+        other = PrivateAuthority(self.folder, "other").issue("stranger")
+        mine = self.folder / "mine.pem"
+        pairs = [
+            issued.certificate.read_bytes() + issued.private_key.read_bytes()
+            for issued in (other, self.client)
+        ]
+        mine.write_bytes(pairs[0])
+        context = client_context(
+            "main.example",
+            authority_file=self.authority.certificate,
+            certificate_file=mine,
+        )
+        server = server_context(
+            self.server.certificate,
+            self.server.private_key,
+            client_authority_file=self.authority.certificate,
+        )
+        await self.shake_hands(context, server)
+        self.assertEqual(self.heard, [b"", b""])
+        for text in (pairs[1], b"half of it"):
+            mine.write_bytes(text)
+            await self.shake_hands(context, server)
+            self.assertEqual(self.heard, [b"hello"] * 2)
+
     async def test_client_without_certificate(self) -> None:
         """A client that has none hears and says nothing; both ends are told why."""
         await self.connect(certificate_file=None, private_key_file=None)
