@@ -224,7 +224,11 @@ class SupervisedProcessTests(FilesMixin):
     def test_without_a_manager(self) -> None:
         """Without systemd the configuration is read again all the same."""
         supervised = SupervisedProcess(
-            self.process, self.read_config(), Clock(), self.read_config, self.levels.append
+            self.process,
+            self.read_config(),
+            Clock(),
+            self.read_config,
+            self.levels.append,
         )
         supervised.startService()
         self.process.started.callback(None)

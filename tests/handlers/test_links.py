@@ -80,7 +80,7 @@ class CollapsedTests(SynchronousTestCase):
         """The lowest and highest token of rows are kept, and their number."""
         self.assertEqual(
             self.collapse(run(5, 3), run(None, 9)),
-            Collapsed("w", True, lowest=3, upto=9, rows=4),
+            Collapsed("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
         )
 
     def test_an_unfinished_batch(self) -> None:
@@ -113,7 +113,14 @@ class CollapsedTests(SynchronousTestCase):
         self.assertEqual(
             self.collapse(run(90), position(2), run(3)),
             Collapsed(
-                "w", True, lowest=3, upto=3, lowest_position=2, was_reset=True, rows=2
+                "w",
+                True,
+                lowest=3,
+                upto=3,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=2,
             ),
         )
 
@@ -130,10 +137,17 @@ class CollapsedTests(SynchronousTestCase):
         self.assertEqual(
             self.collapse(run(80), before, run(4)),
             Collapsed(
-                "w", True, lowest=3, upto=4, lowest_position=2, was_reset=True, rows=4
+                "w",
+                True,
+                lowest=3,
+                upto=4,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=4,
             ),
         )
         self.assertEqual(
             self.collapse(self.collapse(run(5)), run(6)),
-            Collapsed("w", True, lowest=5, upto=6, rows=2),
+            Collapsed("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
         )
