@@ -8,6 +8,7 @@ import termios
 from typing import Any
 
 import attrs
+from twisted.protocols.policies import ProtocolWrapper
 
 __all__ = ["TransportBuffers", "read_buffers"]
 
@@ -28,6 +29,9 @@ class TransportBuffers:
 
 def read_buffers(transport: Any) -> TransportBuffers:
     """Look how much lies in a transport's buffers."""
+    while isinstance(transport, ProtocolWrapper):
+        # TLS stands on another one; what it calls its handle is not the kernel's.
+        transport = transport.transport
     return TransportBuffers(
         # Twisted has no public name for these.
         len(getattr(transport, "dataBuffer", b""))
