@@ -185,12 +185,6 @@ class _Connection:
     def close_with_error(self, text: str) -> None:
         """Do nothing: the line is reported, and the next one read."""
 
-    def pause_producing(self) -> None:
-        """Do nothing."""
-
-    def resume_producing(self) -> None:
-        """Do nothing."""
-
 
 class _Replay:
     """A replication host for one recording; gathers a report."""

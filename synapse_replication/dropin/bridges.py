@@ -54,7 +54,7 @@ def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
 class ForeignConnection:
     """A connection that only knows single commands, as one of ours.
 
-    It asks for positions itself when it is up, and cannot be slowed down.
+    It asks for positions itself when it is up.
     """
 
     relays = False
@@ -75,12 +75,6 @@ class ForeignConnection:
 
     def close_with_error(self, text: str) -> None:
         """Leave it open: it deals with lines that it cannot read by itself."""
-
-    def pause_producing(self) -> None:
-        """Read on: it cannot be paused."""
-
-    def resume_producing(self) -> None:
-        """Read on."""
 
 
 class ForeignHandler:

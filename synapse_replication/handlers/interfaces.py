@@ -310,14 +310,6 @@ class ReplicationConnection(Protocol):
         """
         ...
 
-    def pause_producing(self) -> None:
-        """Read no more for now: a queue of ours is full."""
-        ...
-
-    def resume_producing(self) -> None:
-        """Read on."""
-        ...
-
 
 class ConnectionHandler(Protocol):
     """What a connection tells of itself; the command handler is one."""

@@ -106,7 +106,6 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         #: Of the extension: asked for and not confirmed; confirmed.
         self._extension_asked = False
         self._extension_channel: bytes | None = None
-        self._reading_paused = False
         self._pong_timer: IDelayedCall | None = None
         return super().connectionMade()
 
@@ -219,8 +218,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     # -- keep-alive -----------------------------------------------------------------
 
     def keep_alive(self) -> None:
-        # While we do not read, no answer can be seen.
-        if self._reading_paused or self._pong_timer is not None:
+        if self._pong_timer is not None:
             return
         self.transport.write(encode(b"PING"))
         self._pong_timer = self.factory.reactor_clock.callLater(
@@ -276,19 +274,6 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
         The observer was told of the line when it came.
         """
-
-    def pause_producing(self) -> None:
-        """Read no more for now. Redis will cut us off if that takes long."""
-        if not self._reading_paused and not self._lost:
-            self._reading_paused = True
-            self._stop_pong_timer()
-            self.transport.pauseProducing()
-
-    def resume_producing(self) -> None:
-        """Read on."""
-        if self._reading_paused and not self._lost:
-            self._reading_paused = False
-            self.transport.resumeProducing()
 
 
 class SubscriberFactory(SynapseRedisFactory):

@@ -131,7 +131,6 @@ class BaseReplicationStreamProtocol(Protocol):
             speaks_extension=self._extension is not None,
         )
         self._is_extension_up = False
-        self._is_reading_paused = False
         self._is_transport_closing = False
 
     @property
@@ -235,18 +234,6 @@ class BaseReplicationStreamProtocol(Protocol):
         """Close in good order: what waits is still sent."""
         self._connection.close(self._clock.seconds())
         self._flush()
-
-    def pause_producing(self) -> None:
-        if self._connection.is_open and not self._is_reading_paused:
-            self._is_reading_paused = True
-            self._connection.pause_reading()
-            self._transport.pauseProducing()
-
-    def resume_producing(self) -> None:
-        if self._connection.is_open and self._is_reading_paused:
-            self._is_reading_paused = False
-            self._connection.resume_reading(self._clock.seconds())
-            self._transport.resumeProducing()
 
     # -- for metrics ----------------------------------------------------------------
 

@@ -58,7 +58,6 @@ class MemoryConnection:
     :ivar writes: how many lines each call to ``send_lines`` had.
     :ivar closed_with: the texts given to ``close_with_error``.
     :ivar is_behind: long pages are to wait.
-    :ivar is_paused: whether it was asked to read no more.
     :ivar broken: if set, what every sending raises.
     """
 
@@ -75,7 +74,6 @@ class MemoryConnection:
         self.sent: list[str] = []
         self.writes: list[int] = []
         self.closed_with: list[str] = []
-        self.is_paused = False
         self.is_behind = False
         self.broken: Exception | None = None
 
@@ -103,12 +101,6 @@ class MemoryConnection:
     def close_with_error(self, text: str) -> None:
         """Keep the text."""
         self.closed_with.append(text)
-
-    def pause_producing(self) -> None:
-        self.is_paused = True
-
-    def resume_producing(self) -> None:
-        self.is_paused = False
 
 
 @attrs.frozen

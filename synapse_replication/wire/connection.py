@@ -209,7 +209,6 @@ class LineConnection:
         self._pending: deque[tuple[int, bytes]] = deque()
         self._pending_lines = self._pending_bytes = 0
         self._writing_paused = False
-        self._reading_paused = False
         self._peer_pings = False
         self._started = self._last_sent = self._last_received = now
         self._closing_since = now
@@ -343,15 +342,6 @@ class LineConnection:
         else:
             received.items.append(command)
 
-    def pause_reading(self) -> None:
-        """Take note that nothing is read for now: silence is not the peer's."""
-        self._reading_paused = True
-
-    def resume_reading(self, now: float) -> None:
-        """Take note that reading goes on."""
-        self._reading_paused = False
-        self._last_received = now
-
     # -- sending --------------------------------------------------------------------
 
     def send_lines(self, command_name: str, lines: Sequence[bytes], now: float) -> bool:
@@ -448,7 +438,7 @@ class LineConnection:
 
     @property
     def _silence_ends(self) -> float:
-        if self._peer_pings and not self._reading_paused:
+        if self._peer_pings:
             return self._last_received + TIMEOUT
         return math.inf
 

@@ -66,19 +66,6 @@ class KeepAliveTests(SynchronousTestCase):
         memory.reactor.advance(1)
         self.assertTrue(memory.transports[1].aborted)
 
-    def test_paused(self) -> None:
-        """While we do not read, no answer is waited for."""
-        memory = MemoryLink()
-        memory.establish()
-        memory.reactor.advance(30)
-        memory.protocols[1].pause_producing()
-        memory.reactor.advance(60)
-        self.assertFalse(memory.transports[1].aborted)
-        memory.protocols[1].resume_producing()
-        memory.say(1, b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
-        memory.reactor.advance(30)
-        self.assertEqual(memory.transports[1].take(), [_PING] * 2)
-
 
 class HandshakeTests(SynchronousTestCase):
     """C15 and C21: what goes wrong before a connection is of use."""

@@ -340,15 +340,15 @@ class FaultTests(RealRedisTestCase):
         slow = self.start_peer(by_port(redis))
         await writer.up()
         await slow.up()
-        slow.handler.connection.pause_producing()  # type: ignore[union-attr]
+        transport: Any = slow.handler.connection.transport  # type: ignore[union-attr]
+        transport.pauseProducing()
         line = b"RDATA events writer 1 [%b]" % (b"1," * 5000 + b"1")
         while len(redis.clients("pubsub")) == 2:
             writer.handler.connection.send_lines("RDATA", [line] * 100)  # type: ignore[union-attr]
             await writer.sender.drained()
             # The one that pauses is not to hold up the writer's own copy.
             await deferLater(self.reactor, 0.001, lambda: None)
-        if slow.handler.connection is not None:
-            slow.handler.connection.resume_producing()
+        transport.resumeProducing()
         await slow.up(1)
         await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
         self.assertIn("lost_connection", slow.events.all)

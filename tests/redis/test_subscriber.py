@@ -151,25 +151,6 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.reactor.advance(0)
         self.assertEqual(memory.transports[0].take(), [])
 
-    def test_pause(self) -> None:
-        """Pausing stops reading; while paused no PING is sent, so none can fail."""
-        memory = MemoryLink()
-        memory.establish()
-        subscriber = memory.protocols[1]
-        memory.reactor.advance(30)
-        self.assertEqual(memory.transports[1].take(), [encode(b"PING")])
-        subscriber.pause_producing()
-        subscriber.pause_producing()
-        self.assertEqual(memory.transports[1].producerState, "paused")
-        memory.reactor.pump([30] * 5)
-        self.assertEqual(memory.transports[1].take(), [])
-        self.assertFalse(memory.transports[1].aborted)
-        subscriber.resume_producing()
-        self.assertEqual(memory.transports[1].producerState, "producing")
-        memory.lose(1)
-        subscriber.pause_producing()
-        subscriber.resume_producing()
-
     def test_lost(self) -> None:
         """The handler hears of the loss of a connection that it was told of."""
         memory = MemoryLink()

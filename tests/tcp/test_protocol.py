@@ -226,29 +226,6 @@ class ReceiveTests(ProtocolTestCase):
             connection.close_with_error("all of you")
         self.assertEqual(len(self.handler.connections), 5)
 
-    def test_pause(self) -> None:
-        """The handler may stop the reading; the peer is not timed out for it."""
-        protocol = self.connected_server()
-        protocol.dataReceived(b"PING 1\n")
-        protocol.pause_producing()
-        protocol.pause_producing()
-        self.assertEqual(self.transport.producerState, "paused")
-        self.clock.run(60)
-        self.assertFalse(self.transport.disconnecting)
-        protocol.resume_producing()
-        protocol.resume_producing()
-        self.assertEqual(self.transport.producerState, "producing")
-        self.clock.run(30)
-        self.assertTrue(self.transport.disconnecting)
-
-    def test_pause_after_the_end(self) -> None:
-        """A queue may be emptied after the connection is gone."""
-        protocol = self.connected_server()
-        protocol.pause_producing()
-        self.lose(protocol)
-        protocol.resume_producing()
-        protocol.pause_producing()
-
 
 class SendTests(ProtocolTestCase):
     """What goes out."""

@@ -101,13 +101,9 @@ class MemoryConnectionTests(SynchronousTestCase):
         self.assertRaises(ValueError, connection.send_command, PingCommand("1"))
 
     def test_control(self) -> None:
-        """Closing, pausing and resuming are kept."""
+        """Why it was closed is kept."""
         connection = MemoryConnection()
         connection.close_with_error("why")
-        connection.pause_producing()
-        self.assertTrue(connection.is_paused)
-        connection.resume_producing()
-        self.assertFalse(connection.is_paused)
         self.assertEqual(connection.closed_with, ["why"])
 
 

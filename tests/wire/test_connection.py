@@ -470,19 +470,6 @@ class TimeTests(SynchronousTestCase):
             pass
         self.assertTrue(connection.is_open)
 
-    def test_our_own_pause_is_no_silence(self) -> None:
-        """While we do not read, the peer is not blamed for it."""
-        connection = server()
-        connection.receive_data(b"PING 1\n", 0.0)
-        connection.pause_reading()
-        connection.tick(1000.0)
-        self.assertTrue(connection.is_open)
-        connection.resume_reading(1000.0)
-        connection.tick(1024.9)
-        self.assertTrue(connection.is_open)
-        connection.tick(1025.0)
-        self.assertFalse(connection.is_open)
-
     def test_close_that_hangs(self) -> None:
         """A close that lasts 25 s is to be aborted."""
         for close in (
