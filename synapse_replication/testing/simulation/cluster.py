@@ -200,7 +200,9 @@ class Cluster:
             hidden = MEMORY_STREAM in reader.hidden_resets or (
                 reader.epochs.get(MEMORY_STREAM, epoch) != epoch
             )
-            if hidden and not {"main", name} <= self.speak_extension:
+            # Who was started after it knows of no earlier epoch: none is saved.
+            could_see = self.processes[name].epoch < epoch
+            if hidden and not (could_see and {"main", name} <= self.speak_extension):
                 self.counts.hidden_resets.add(f"{name}-{epoch}")
                 continue
             found.append(f"{name} sees {view} of {MEMORY_STREAM}, not {self.in_memory}")
