@@ -53,6 +53,7 @@ class AuditFacts:
     :ivar nameless: names of those whose tables do not tell the writer.
     :ivar tables: of each stream that is kept.
     :ivar given_out: the last id that the sequence of each gave out.
+    :ivar reach: the last id of each that sequence or positions know of; a token.
     :ivar writers: of each, as far as configuration and positions tell.
     :ivar findings: what sequences, tables and positions show by themselves.
     """
@@ -63,6 +64,7 @@ class AuditFacts:
     nameless: frozenset[str]
     tables: Mapping[str, Sequence[str]]
     given_out: Mapping[str, int]
+    reach: Mapping[str, int]
     writers: Mapping[str, frozenset[str]]
     findings: Sequence[Finding]
 
@@ -116,12 +118,19 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
         ),
         tables={name: tuple(state.farthest) for name, state in states.items()},
         given_out={name: state.sequence_value or 0 for name, state in states.items()},
+        reach={name: _reach(state) for name, state in states.items()},
         writers={
             name: frozenset(writer.instance_name for writer in state.writers)
             for name, state in states.items()
         },
         findings=_findings(report, states),
     )
+
+
+def _reach(state: StreamState) -> int:
+    sign = -1 if state.stream.negative else 1
+    stored = (sign * (writer.stored or 0) for writer in state.writers)
+    return max(state.sequence_value or 0, *stored, 0)
 
 
 def _stored_writers(txn: Any) -> dict[str, list[str]]:

@@ -188,6 +188,10 @@ class AuditTests(SynchronousTestCase):
             "INSERT INTO current_state_delta_stream VALUES "
             "(5, '!r', 'm.room.name', '', '$x', 'p2')",
             "INSERT INTO thread_subscriptions VALUES (9, 'master', '!r', '$r', '@c:x')",
+            # Committed, and beyond all positions of its stream.
+            "INSERT INTO sticky_events VALUES (9, 'p1', '$lost', '!r')",
+            "UPDATE stream_positions SET stream_id = 2 "
+            "WHERE stream_name = 'sticky_events'",
         )
         lines = healthy_lines()
         lines.append("RDATA push_rules master 3 []")
@@ -212,6 +216,7 @@ class AuditTests(SynchronousTestCase):
                 ("position_wrong_sign", "backfill"),
                 ("id_of_two_writers", "events"),
                 ("announced_absent", "thread_subscriptions"),
+                ("announced_absent", "sticky_events"),
                 ("row_twice_on_wire", "push_rules"),
                 ("row_out_of_order", "presence"),
                 ("token_ahead", "sticky_events"),
@@ -232,6 +237,22 @@ class AuditTests(SynchronousTestCase):
         self.assertEqual(
             lost["evidence"]["line"], "POSITION thread_subscriptions master 2 10"
         )
+        # The row is shown as tables and archive have it.
+        self.assertEqual(
+            [
+                (row["source"], row["stream_id"], json.loads(row["row"]))
+                for row in lost["evidence"]["rows"]
+            ],
+            [("archive", 9, ["@c:x", "!r", "$r"]), ("tables", 9, ["@c:x", "!r", "$r"])],
+        )
+        lost = found["announced_absent", "sticky_events"]
+        self.assertEqual(
+            [
+                (row["source"], row["stream_id"], json.loads(row["row"]))
+                for row in lost["evidence"]["rows"]
+            ],
+            [("tables", 9, ["!r", "$lost"])],
+        )
 
     def test_no_database(self) -> None:
         """Without a database, the command says what to give; exit status 2."""
@@ -246,7 +267,6 @@ class AuditTests(SynchronousTestCase):
         now = datetime.datetime.now(datetime.timezone.utc)
         source = shared_session().read.format("synapse_replication").option("dsn", dsn)
         lacking, twice = (
-            # A frame for each: filters are pushed down into it.
             archive_rows(source.load(), now).where(condition)
             for condition in (
                 "NOT (stream = 'caches' AND stream_id = 4)",

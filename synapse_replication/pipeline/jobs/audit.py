@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from synapse_replication.pipeline.archive_layout import (
 from synapse_replication.pipeline.archive_purges import read_purged_ranges
 from synapse_replication.pipeline.audit_facts import read_facts
 from synapse_replication.pipeline.audit_report import print_findings, print_json
+from synapse_replication.pipeline.jdbc import read_backfill
 from synapse_replication.pipeline.options import (
     json_option,
     master_option,
@@ -33,11 +35,11 @@ from synapse_replication.pipeline.recordings import read_recordings
 from synapse_replication.pipeline.schemas import (
     ARCHIVE_SCHEMA,
     FINDINGS_SCHEMA,
+    ROWS_SCHEMA,
     WIRE_SCHEMA,
 )
 from synapse_replication.pipeline.session import job_session
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source_options import reader_options
 from synapse_replication.pipeline.transforms.audit_ahead import ahead_findings
 from synapse_replication.pipeline.transforms.audit_announced import (
     announced_absent,
@@ -152,7 +154,8 @@ def audited(
         heard = tokens.select("stream", "instance_name").distinct().collect()
         # Now: what was heard before, the sequences have given out.
         facts = read_facts(settings)
-        rows = _load(session, settings)
+        # Whatever positions say: what is committed beyond them is a row, too.
+        rows = read_backfill(session, settings, endingToken=json.dumps(facts.reach))
         ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
         sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
         lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
@@ -160,7 +163,7 @@ def audited(
             session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
             announced_findings(
                 lost,
-                _texts(lost, _load(session, settings), rows_archived),
+                _texts(session, settings, lost, rows_archived, facts.reach),
                 facts.tables,
             ),
             order_findings(tokens, facts.kept, facts.idempotent),
@@ -209,31 +212,19 @@ def _archived_wire(
     return wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
 
 
-def _load(session: SparkSession, settings: PipelineSettings) -> DataFrame:
-    """Make a frame of all rows of the tables.
-
-    One for each use: what is pushed down to a source written in Python holds for every
-    use of the same frame.
-    """
-    source = session.read.format("synapse_replication").option("filterPushdown", True)
-    return source.options(**reader_options(settings)).load()
-
-
-def _texts(lost: DataFrame, rows: DataFrame, archive: DataFrame) -> DataFrame:
+def _texts(
+    session: SparkSession,
+    settings: PipelineSettings,
+    lost: DataFrame,
+    archive: DataFrame,
+    reach: Mapping[str, int],
+) -> DataFrame:
     """Read rows of lost ids, the first few of each line.
 
     Of each stream, only the range that they lie in is read.
+
+    :param reach: how far each stream is to be read in the database.
     """
-    bounds = (
-        lost.groupBy("stream")
-        .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
-        .collect()
-    )
-    near = sf.lit(False)
-    for bound in bounds:
-        near |= (sf.col("stream") == bound.stream) & sf.col("stream_id").between(
-            bound.low, bound.high
-        )
     columns = ("stream", "stream_id", "row_index", "row")
     of_line = Window.partitionBy("recording", "line_number").orderBy("stream_id")
     wanted = (
@@ -242,14 +233,44 @@ def _texts(lost: DataFrame, rows: DataFrame, archive: DataFrame) -> DataFrame:
         .select("stream", "stream_id")
         .distinct()
     )
-    parts = [
-        frame.where(near)
-        .select(*columns)
-        .join(sf.broadcast(wanted), on=["stream", "stream_id"], how="left_semi")
-        .withColumn("source", sf.lit(source))
-        for frame, source in ((rows, "tables"), (archive, "archive"))
-    ]
-    return parts[0].unionByName(parts[1])
+    bounds = (
+        wanted.groupBy("stream")
+        .agg(sf.min("stream_id").alias("first"), sf.max("stream_id").alias("last"))
+        .collect()
+    )
+    parts = [(session.createDataFrame([], ROWS_SCHEMA), "tables")]
+    for stream, first, last in bounds:
+        of_tables = _read_range(session, settings, stream, first, last, reach[stream])
+        parts.append((of_tables, "tables"))
+        within = sf.col("stream_id").between(first, last)
+        parts.append((archive.where((sf.col("stream") == stream) & within), "archive"))
+    return reduce(
+        DataFrame.unionByName,
+        (
+            frame.select(*columns)
+            .join(sf.broadcast(wanted), on=["stream", "stream_id"], how="left_semi")
+            .withColumn("source", sf.lit(source))
+            for frame, source in parts
+        ),
+    )
+
+
+def _read_range(
+    session: SparkSession,
+    settings: PipelineSettings,
+    stream: str,
+    first: int,
+    last: int,
+    reach: int,
+) -> DataFrame:
+    # What the archive or a recording has may be ahead of the database.
+    return read_backfill(
+        session,
+        settings,
+        streams=stream,
+        startingToken=str(min(first - 1, reach)),
+        endingToken=str(min(last, reach)),
+    )
 
 
 def _purged(session: SparkSession, archive: str | os.PathLike[str]) -> DataFrame:
