@@ -30,6 +30,10 @@ def shared_session() -> SparkSession:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",
+            # A hundred queries of a few rows each: compiling them costs far more than
+            # it saves.
+            "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.sql.codegen.wholeStage": "false",
         },
     )
 
