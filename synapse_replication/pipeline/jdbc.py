@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "find_driver_jar",
     "has_driver",
+    "jdbc_url",
     "latest_token",
     "read_backfill",
     "read_by_jdbc",
@@ -160,7 +162,7 @@ def _properties(conninfo: Mapping[str, Any]) -> dict[str, str]:
         user, password = info.user, info.password
         host, port, name = info.host, info.port, info.dbname
     properties = {
-        "url": f"jdbc:postgresql://{host}:{port}/{name}",
+        "url": jdbc_url(host, port, name),
         "driver": _DRIVER,
         "user": user,
         "password": password or "",
@@ -172,6 +174,16 @@ def _properties(conninfo: Mapping[str, Any]) -> dict[str, str]:
         if key in conninfo:
             properties[key] = str(conninfo[key])
     return properties
+
+
+def jdbc_url(host: str, port: int, name: str) -> str:
+    """Write where a database is as Java does; without user and password.
+
+    :param host: a name or an address.
+    """
+    if ":" in host:
+        host = f"[{host}]"
+    return f"jdbc:postgresql://{host}:{port}/{quote(name, safe='')}"
 
 
 def _read_part(

@@ -21,6 +21,7 @@ from synapse_replication.pipeline.jdbc import (
     JAR_VARIABLE,
     find_driver_jar,
     has_driver,
+    jdbc_url,
     read_backfill,
     read_by_jdbc,
 )
@@ -145,6 +146,13 @@ class JdbcTests(SynchronousTestCase):
         frame = read_backfill(shared_session(), settings_of_dsn(dsn), streams="pushers")
         self.assertIn("BatchScan", frame._jdf.queryExecution().toString())
         self.assertEqual(frame.count(), 2)
+
+    def test_url(self) -> None:
+        """Addresses of IPv6 and odd names of databases reach Java as they are."""
+        self.assertEqual(
+            jdbc_url("::1", 5432, "a b/c?user=x"),
+            "jdbc:postgresql://[::1]:5432/a%20b%2Fc%3Fuser%3Dx",
+        )
 
     def test_find_jar(self) -> None:
         """The driver is found where Debian puts it, or where one says."""
