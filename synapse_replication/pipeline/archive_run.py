@@ -10,7 +10,6 @@ when it is told to. Rows and recordings share nothing but the folder.
 from __future__ import annotations
 
 import datetime
-import re
 import signal
 import threading
 import time
@@ -40,6 +39,7 @@ from synapse_replication.pipeline.archive_wire import (
     find_closed_recordings,
 )
 from synapse_replication.pipeline.archive_writer import Batch, Manifest, Point, Watch
+from synapse_replication.pipeline.failures import shorten
 from synapse_replication.pipeline.recordings import read_recordings
 from synapse_replication.pipeline.session import job_session
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -242,7 +242,7 @@ class _Archive:
                     "the machine is so busy that a process of Python takes more than "
                     "10 s to start, which is as long as Spark waits"
                 ) from error
-            raise PipelineError(_reason(text)) from error
+            raise PipelineError(shorten(error)) from error
 
     # -- rows, in the query's thread ---------------------------------------------------
 
@@ -370,12 +370,6 @@ def _rows_by_stream(manifest: Manifest) -> dict[str, int]:
         stream = unquote(file.partition.split("/")[0].removeprefix("stream="))
         counts[stream] = counts.get(stream, 0) + file.rows
     return counts
-
-
-def _reason(text: str) -> str:
-    """Find what went wrong in what Spark makes of it: our own words, if it was us."""
-    found = re.findall(r"PipelineError: (.*)", text)
-    return found[-1] if found else text.strip().splitlines()[0]
 
 
 @contextmanager

@@ -21,6 +21,12 @@ _OURS = re.compile(
     re.MULTILINE,
 )
 
+#: What Spark says when a file was there when it looked, and is not when it reads.
+_FILE_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
+
+#: What stands before the failure where it came from Java as it is.
+_OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
+
 #: Characters of a failure that is not ours.
 _LONGEST = 400
 
@@ -32,7 +38,13 @@ def shorten(error: BaseException) -> str:
     if ours:
         # The last one was raised last: the cause of the others.
         return str(ours[-1])
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if _FILE_GONE.search(text):
+        return (
+            "a file was removed while it was read: an archive that is compacted or "
+            "purged meanwhile does so. Nothing is lost; run this again"
+        )
+    lines = (line.strip(": \t") for line in text.splitlines())
+    first = next((line for line in lines if line and not _OF_PY4J.match(line)), "")
     first = first or type(error).__name__
     return first if len(first) <= _LONGEST else first[:_LONGEST] + "..."
 

@@ -43,6 +43,20 @@ class ShortFailuresTests(SynchronousTestCase):
         """Of one of Spark's own, the first line, and not too much of it."""
         self.assertEqual(self.told(AnalysisException("\n a\nb")), "a")
         self.assertEqual(len(self.told(AnalysisException("x" * 9000))), 403)
+        of_java = (
+            "An error occurred while calling o7.count.\n: java.lang.Error: why\n at"
+        )
+        self.assertEqual(self.told(AnalysisException(of_java)), "java.lang.Error: why")
+
+    def test_file_gone(self) -> None:
+        """Who reads an archive while it is compacted is told to try again."""
+        told = self.told(
+            AnalysisException(
+                "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while "
+                "reading file file:///a/rows/stream=s/day=d/x.parquet."
+            )
+        )
+        self.assertIn("run this again", told)
 
     def test_others_pass(self) -> None:
         """A mistake in our own code keeps its trace."""

@@ -13,6 +13,7 @@ import click
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive_layout import open_archive, read_archive
+from synapse_replication.pipeline.failures import short_failures, shorten
 from synapse_replication.pipeline.options import (
     json_option,
     master_option,
@@ -140,23 +141,20 @@ def _filter(rows: DataFrame, where: str) -> DataFrame:
         filtered = rows.where(where)
     except (AnalysisException, ParseException) as error:
         raise PipelineError(
-            f"--where {excerpt(where)}: {_first_line(error)} The columns are "
+            f"--where {excerpt(where)}: {shorten(error)} The columns are "
             f"{', '.join(rows.columns)}"
         ) from None
     return filtered
 
 
 def _write(rows: DataFrame, folder: Path, format_: str) -> int:
-    from pyspark.errors import PySparkException
     from pyspark.sql import Observation
     from pyspark.sql import functions as sf
 
     counted = Observation()
     rows = rows.observe(counted, sf.count(sf.lit(1)).alias("rows"))
-    try:
+    with short_failures():
         _write_as(rows, f"file://{folder}", format_)
-    except PySparkException as error:
-        raise PipelineError(f"the export failed: {_first_line(error)}") from error
     written: int = counted.get["rows"]
     return written
 
@@ -175,10 +173,6 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
             escape='"',
             timestampFormat="yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def _tidy(folder: Path, suffix: str) -> None:
