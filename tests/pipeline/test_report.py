@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.jobs.report` and its transforms."""
+"""Tests for :mod:`synapse_replication.pipeline.jobs.report`, report_counts, and transforms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.jobs.report import (
-    ReportInputs,
-    collect_report,
-    report_command,
-)
+from synapse_replication.pipeline.jobs.report import report_command
+from synapse_replication.pipeline.report_counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report_data import (
     BatchBucket,
     Hot,
