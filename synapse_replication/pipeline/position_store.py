@@ -42,7 +42,7 @@ _WRITING = """
     JOIN pg_class AS c ON c.oid = l.relation
     WHERE l.mode = 'RowExclusiveLock' AND l.granted
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(tables)s) AS name)
+        AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
         AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
 
@@ -161,9 +161,11 @@ def check_nobody_writes(
             )
         elif old.stored != new.stored:
             signs.append(f"positions of {new.name} changed")
-    tables = sorted({column.table for history in now for column in history.tables})
-    names = [queries.identifier(name) for name in (*tables, "stream_positions")]
-    cursor.execute(_WRITING, {"tables": names})
+    tables = {column.table for history in now for column in history.tables}
+    # Who took an id and has not written its row yet holds its sequence.
+    sequences = {history.sequence for history in now}
+    names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
+    cursor.execute(_WRITING, {"relations": list(names)})
     signs += [
         f"a transaction (process {pid}) is writing to {table}"
         for table, pid in sorted(cursor.fetchall())

@@ -234,7 +234,11 @@ class BootstrapTests(SynchronousTestCase):
         ):
             cursor.execute("INSERT INTO receipts_linearized VALUES (2, 'master')")
             error = self.assertRaises(PipelineError, self.read)
+            connection.rollback()
+            cursor.execute("SELECT nextval('presence_stream_sequence')")
+            begun = self.assertRaises(PipelineError, self.read)
         self.assertIn("is writing to receipts_linearized", str(error))
+        self.assertIn("is writing to presence_stream_sequence", str(begun))
 
     def test_writer_began(self) -> None:
         """A writer that took an id since then is noticed, and nothing is written."""
