@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 
@@ -95,7 +96,8 @@ def find_old_days(layout: ArchiveLayout, before: datetime.date) -> list[OldDay]:
             found.append(
                 OldDay(
                     kind,
-                    folder.parent.name.removeprefix("stream=")
+                    # Spark writes a slash as %2F.
+                    unquote(folder.parent.name.removeprefix("stream="))
                     if kind == "rows"
                     else None,
                     day,

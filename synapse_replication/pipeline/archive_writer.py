@@ -298,7 +298,9 @@ class ArchiveWriter:
                 rows=count_rows(path),
                 size=path.stat().st_size,
             )
-        for parent in {path.parent for path in paths}:
+        # Up to the attempt's own name.
+        above = {parent for path in paths for parent in path.parents}
+        for parent in above - set(self._staging.parents):
             sync_folder(parent)
 
     def _publish(self, manifest: Manifest) -> None:

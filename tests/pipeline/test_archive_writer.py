@@ -53,8 +53,14 @@ class ArchiveWriterTests(SynchronousTestCase):
 
     def test_batches(self) -> None:
         """Batches are archived by stream and day, and counted."""
+        synced: list[Path] = []
+        self.patch(archive_writer, "sync_folder", synced.append)
         writer = self.writer()
         first = writer.write(make_rows(1, 40), make_batch(0))
+        # Also the names of the folders above staged files: the manifest counts on them.
+        staging = self.layout.staging / "rows"
+        for folder in ("", first.attempt, f"{first.attempt}/stream=s0"):
+            self.assertIn(staging / folder, synced)
         second = writer.write(make_rows(41, 60), make_batch(1))
         self.assertEqual((first.rows, second.rows), (40, 20))
         self.assertEqual(rows_by_spark(self.layout.folder), _expected(60))

@@ -47,6 +47,15 @@ class PurgeTests(SynchronousTestCase):
         self.before = rows_by_pyarrow(self.folder)
         self.assertEqual(len(self.before), 8)
 
+    def test_escaped_name(self) -> None:
+        """A stream is on record by its name, however its folder has to be written."""
+        rows = open_archive(self.folder).rows
+        (rows / "stream=s0").rename(rows / "stream=a%2Fb")
+        days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        self.assertEqual([day.stream for day in days], ["a/b", "s1"])
+        ranges = read_purged_ranges(open_archive(self.folder))
+        self.assertEqual([each.stream for each in ranges], ["a/b", "s1"])
+
     def test_purge(self) -> None:
         """Whole days go, the others stay; what went is on record, by day and writer."""
         days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
