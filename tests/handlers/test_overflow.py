@@ -1,4 +1,4 @@
-"""Tests of what is kept of a full queue; see test_receiver.py for what comes of it."""
+"""Tests of what is kept of a full queue; see test_receiver_overflow.py for what comes of it."""
 
 from __future__ import annotations
 
