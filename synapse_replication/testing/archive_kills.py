@@ -228,6 +228,10 @@ class KillTest:
             # Without its Java, Python ends by itself.
             if status < 0 or (status != 0 and kill.whom == "java"):
                 self.result.kills += 1
+            elif status != 0:
+                self.result.problems.append(f"{kill}: the run failed by itself")
+            elif kill.point is not None:
+                self.result.problems.append(f"{kill}: the run never came there")
             seen = self._look(str(kill))
             self._say(
                 f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
