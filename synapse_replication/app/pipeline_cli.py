@@ -2,7 +2,8 @@
 
 What each job needs is imported when it runs: the rest of the command line works
 without Spark. Exit status: 0 when all went well, 1 when something failed or an
-audit found an error, 2 when the command or the configuration is wrong.
+audit found an error, 2 when the command or the configuration is wrong, or an audit
+could not be made.
 """
 
 from __future__ import annotations

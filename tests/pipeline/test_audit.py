@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.recordings import shipped_recording
 from synapse_replication.pipeline.archive_layout import open_archive
+from synapse_replication.pipeline.jobs import audit
 from synapse_replication.pipeline.jobs.audit import audit_command
 from synapse_replication.pipeline.transforms.archive import archive_rows
 from synapse_replication.storage.schema.deltas import DELTAS
@@ -260,6 +261,19 @@ class AuditTests(SynchronousTestCase):
 
         self.assertEqual(result.exit_code, 2)
         self.assertIn("--dsn", result.output)
+
+    def test_cannot_be_read(self) -> None:
+        """What cannot be read is told as such, at once: exit status 2, not that of an
+        error that was found."""
+        self.patch(audit, "job_session", None)
+        for args in (
+            ["--dsn", "host=127.0.0.1 port=1 password=hush"],
+            ["--dsn", real_dsn(), "--archive", self.folder],
+        ):
+            result = CliRunner().invoke(audit_command, [*map(str, args)])
+            self.assertEqual(result.exit_code, 2)
+            self.assertRegex(result.output, "cannot be reached|is no archive")
+            self.assertNotIn("hush", result.output)
 
     def _archive(self, dsn: str) -> Path:
         """Make an archive that has one row twice and lacks one."""

@@ -25,6 +25,8 @@ from synapse_replication.pipeline.archive_layout import (
 from synapse_replication.pipeline.archive_purges import read_purged_ranges
 from synapse_replication.pipeline.audit_facts import read_facts
 from synapse_replication.pipeline.audit_report import print_findings, print_json
+from synapse_replication.pipeline.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.jdbc import read_backfill
 from synapse_replication.pipeline.options import (
     json_option,
@@ -74,6 +76,13 @@ __all__ = ["audit_command", "audited", "write_findings"]
 #: Exit status when something is wrong.
 EXIT_ERRORS = 1
 
+
+class _CannotTellError(click.ClickException):
+    """Nothing was proved: whoever asks by the exit status must not take it for that."""
+
+    exit_code = 2
+
+
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
 
 
@@ -105,16 +114,28 @@ def audit_command(
     """Look for lost, doubled and misplaced rows.
 
     Compares tables, sequences, positions, recordings and archive. Changes nothing, and
-    can be run beside a deployment. Exit status 1 if there is an error.
+    can be run beside a deployment. Exit status 1 if there is an error, 2 if that cannot
+    be told.
     """
-    with (
-        job_session("synapse-replication audit", master=master) as session,
-        audited(session, settings, recordings=recordings, archive=archive) as findings,
-    ):
-        if out is not None:
-            write_findings(findings, out)
-        show = print_json if as_json else print_findings
-        counts = show(findings, sys.stdout)
+    try:
+        with short_failures():
+            # What is wrong is told at once: Spark takes its time.
+            with reading(settings.conninfo, PLAN_TIMEOUT):
+                pass
+            if archive is not None:
+                open_archive(archive)
+            with (
+                job_session("synapse-replication audit", master=master) as session,
+                audited(
+                    session, settings, recordings=recordings, archive=archive
+                ) as findings,
+            ):
+                if out is not None:
+                    write_findings(findings, out)
+                show = print_json if as_json else print_findings
+                counts = show(findings, sys.stdout)
+    except PipelineError as error:
+        raise _CannotTellError(str(error)) from error
     if counts[Severity.ERROR]:
         sys.exit(EXIT_ERRORS)
 
