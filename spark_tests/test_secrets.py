@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -23,6 +25,8 @@ session = make_session("secrets", master="local[2]", settings={
     "spark.ui.enabled": "true", "spark.ui.port": "0",
     "spark.eventLog.enabled": "true", "spark.eventLog.dir": folder + "/events",
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions":
+        f"-Xss8m -Dlog4j2.configurationFile={folder}/log4j2.properties",
 })
 context = session.sparkContext
 context.setLogLevel("DEBUG")
@@ -69,6 +73,13 @@ class SecretsTests(SynchronousTestCase):
         fill_database(dsn, 2000)
         folder = Path(self.mktemp()).absolute()
         (folder / "events").mkdir(parents=True)
+        # Ours leaves out all but the first line of a message.
+        ours = files("synapse_replication.pipeline") / "log4j2.properties"
+        whole, changed = re.subn(
+            "(?m)(layout.pattern =).*", r"\1 %p %c: %m%n%ex", ours.read_text()
+        )
+        self.assertEqual(changed, 1)
+        (folder / "log4j2.properties").write_text(whole)
         script = folder / "script.py"
         script.write_text(_SCRIPT)
         output = folder / "output"
