@@ -69,8 +69,6 @@ def ahead_findings(
     return ahead.select(
         *finding(
             Kind.TOKEN_AHEAD,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
             first=sf.col("given_out") + 1,
             last=sf.col("farthest"),
             count=sf.col("farthest") - sf.col("given_out"),

@@ -108,11 +108,6 @@ def announced_findings(
     return grouped.select(
         *finding(
             Kind.ANNOUNCED_ABSENT,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("recording"),
                 " line ",
@@ -184,11 +179,6 @@ def not_seen_findings(
     return grouped.select(
         *finding(
             Kind.ROW_NOT_SEEN,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("recording"),
                 ": ",

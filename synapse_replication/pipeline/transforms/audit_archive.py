@@ -47,11 +47,6 @@ def rows_twice_findings(archive: DataFrame) -> DataFrame:
     return grouped.select(
         *finding(
             Kind.ROW_TWICE_IN_ARCHIVE,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 "the archive holds ",
                 sf.col("count"),
@@ -87,7 +82,6 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
             instance_name=nothing,
             first=nothing,
             last=nothing,
-            count=sf.col("count"),
             message=[
                 "the archive holds ",
                 sf.col("count"),
@@ -154,11 +148,6 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
     return grouped.select(
         *finding(
             Kind.ROW_NOT_ARCHIVED,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("count"),
                 " rows of ",

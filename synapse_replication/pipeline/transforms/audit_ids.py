@@ -115,11 +115,7 @@ def two_writers_findings(ids: DataFrame) -> DataFrame:
     return grouped.select(
         *finding(
             Kind.ID_OF_TWO_WRITERS,
-            stream=sf.col("stream"),
             instance_name=sf.col("first_writer"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("count"),
                 " ids of ",
@@ -151,11 +147,6 @@ def gone_findings(ids: DataFrame) -> DataFrame:
     return grouped.select(
         *finding(
             Kind.ROW_GONE,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("count"),
                 " ids of ",
@@ -244,11 +235,7 @@ def gap_findings(ids: DataFrame) -> DataFrame:
     return told.select(
         *finding(
             Kind.ID_WITHOUT_ROW,
-            stream=sf.col("stream"),
             instance_name=sf.lit(None),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("count"),
                 " ids of ",

@@ -209,11 +209,6 @@ def _order_findings(judged: DataFrame) -> DataFrame:
     return grouped.select(
         *finding(
             sf.col("kind"),
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
-            first=sf.col("first"),
-            last=sf.col("last"),
-            count=sf.col("count"),
             message=[
                 sf.col("recording"),
                 ": ",
@@ -255,8 +250,6 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     return resets.select(
         *finding(
             Kind.STREAM_RESET,
-            stream=sf.col("stream"),
-            instance_name=sf.col("instance_name"),
             first=sf.col("token"),
             last=sf.col("line_before.token"),
             count=sf.lit(1),
@@ -315,7 +308,6 @@ def damage_findings(lines: DataFrame) -> DataFrame:
             instance_name=nothing,
             first=nothing,
             last=nothing,
-            count=sf.col("count"),
             message=[sf.col("recording"), " line ", sf.col("first"), ": ", text],
             evidence={
                 "recording": sf.col("recording"),

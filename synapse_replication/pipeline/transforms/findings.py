@@ -91,15 +91,17 @@ SEVERITIES: Final[Mapping[Kind, Severity]] = MappingProxyType(
 def finding(
     kind: Kind | Column,
     *,
-    stream: Column,
-    instance_name: Column,
-    first: Column,
-    last: Column,
-    count: Column,
     message: Sequence[Column | str],
     evidence: Mapping[str, Column],
+    stream: Column | None = None,
+    instance_name: Column | None = None,
+    first: Column | None = None,
+    last: Column | None = None,
+    count: Column | None = None,
 ) -> list[Column]:
     """Write the columns of FINDINGS_SCHEMA, for a ``select``.
+
+    What is not given is the column of the parameter's name.
 
     :param kind: or a column of the values of kinds.
     :param message: texts and columns, which become one sentence.
@@ -120,14 +122,18 @@ def finding(
     return [
         kind.alias("kind"),
         severity.alias("severity"),
-        stream.cast("string").alias("stream"),
-        instance_name.cast("string").alias("instance_name"),
-        first.cast("long").alias("first_token"),
-        last.cast("long").alias("last_token"),
-        count.cast("long").alias("count"),
+        _given_or("stream", stream).cast("string").alias("stream"),
+        _given_or("instance_name", instance_name).cast("string").alias("instance_name"),
+        _given_or("first", first).cast("long").alias("first_token"),
+        _given_or("last", last).cast("long").alias("last_token"),
+        _given_or("count", count).cast("long").alias("count"),
         sf.concat(*parts).alias("message"),
         sf.to_json(sf.struct(*fields)).alias("evidence"),
     ]
+
+
+def _given_or(name: str, column: Column | None) -> Column:
+    return sf.col(name) if column is None else column
 
 
 def _severity_of(kind: Column) -> Column:
