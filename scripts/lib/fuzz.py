@@ -27,7 +27,12 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.streams.registry import STANDARD_STREAMS
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.tokens import MultiWriterStreamToken
-    from synapse_replication.wire.batching import RdataRun, RefusedLine, read_lines
+    from synapse_replication.wire.batching import (
+        InterleavedRun,
+        RdataRun,
+        RefusedLine,
+        read_lines,
+    )
     from synapse_replication.wire.commands import encode_command
     from synapse_replication.wire.connection import (
         MAX_LINE_LENGTH,
@@ -136,6 +141,8 @@ def read_as_lines(data: bytes) -> None:
     for item in read_lines(data.split(b"\n")):
         if isinstance(item, RdataRun):
             assert len(item.tokens) == len(item.rows)
+        elif isinstance(item, InterleavedRun):
+            assert len(item.tokens) == len(item.rows) == len(item.instance_names)
         elif isinstance(item, RefusedLine):
             be_short(item.error)
         else:

@@ -21,7 +21,12 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.secrets import without_secrets
-from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
+from synapse_replication.wire.batching import (
+    InterleavedRun,
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+)
 from synapse_replication.wire.commands import (
     Command,
     encode_command,
@@ -104,6 +109,9 @@ class ForeignHandler:
         """Tell of the end of a connection."""
         self._original.lost_connection(connection)
 
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Do nothing: it never waited."""
+
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
@@ -112,12 +120,18 @@ class ForeignHandler:
             if isinstance(item, RefusedLine):
                 connection.close_with_error(str(item.error))
             elif isinstance(item, RdataRun):
-                for token, row in zip(item.tokens, item.rows, strict=True):
-                    text = "batch" if token is None else str(token)
-                    head = f"RDATA {item.stream_name} {item.instance_name} {text} "
-                    self._tell(connection, "RDATA", head.encode() + row)
+                self._tell_rows(connection, item)
+            elif isinstance(item, InterleavedRun):
+                for run in item.runs():
+                    self._tell_rows(connection, run)
             else:
                 self._tell(connection, item.NAME, encode_command(item), item)
+
+    def _tell_rows(self, connection: ReplicationConnection, run: RdataRun) -> None:
+        for token, row in zip(run.tokens, run.rows, strict=True):
+            text = "batch" if token is None else str(token)
+            head = f"RDATA {run.stream_name} {run.instance_name} {text} "
+            self._tell(connection, "RDATA", head.encode() + row)
 
     def _tell(
         self,

@@ -38,7 +38,12 @@ from synapse_replication.handlers.secrets import without_secrets
 from synapse_replication.handlers.sender import CommandSender
 from synapse_replication.handlers.user_syncs import RepeatedSyncs
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.wire.batching import RdataRun, ReceivedItem, RefusedLine
+from synapse_replication.wire.batching import (
+    InterleavedRun,
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+)
 from synapse_replication.wire.commands import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
@@ -208,39 +213,47 @@ class ReplicationCommandHandler(CommandSender):
         if link is None:
             # Closed, and the rest of what was read with it.
             return
-        runs: dict[StreamReceiver, list[RdataRun]] = {}
         for item in items:
             if isinstance(item, RdataRun):
-                self._take_rows(link, item, runs)
-                continue
-            self._put_runs(link, runs)
-            if isinstance(item, RefusedLine):
+                self._take_rows(link, item)
+            elif isinstance(item, InterleavedRun):
+                self._take_interleaved(link, item)
+            elif isinstance(item, RefusedLine):
                 self._take_refusal(link, item)
             else:
                 self._take_command(connection, item)
-        self._put_runs(link, runs)
 
-    def _put_runs(self, link: Link, runs: dict[StreamReceiver, list[RdataRun]]) -> None:
-        for receiver, of_stream in runs.items():
-            receiver.put_rows(link, of_stream)
-        runs.clear()
-
-    def _take_rows(
-        self, link: Link, run: RdataRun, runs: dict[StreamReceiver, list[RdataRun]]
-    ) -> None:
+    def _take_rows(self, link: Link, run: RdataRun) -> None:
         receiver = self._receivers.get(run.stream_name)
         if run.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
         else:
-            runs.setdefault(receiver, []).append(run)
+            receiver.put_rows(link, run)
             return
         self._observer.discarded(
             run.stream_name, run.instance_name, reason, len(run.rows)
         )
 
     def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
+    def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
+        receiver = self._receivers.get(run.stream_name)
+        if receiver is None:
+            for of_writer in run.runs():
+                self._take_rows(link, of_writer)
+            return
+        if self._instance_name in run.instance_names:
+            others = run.without(self._instance_name)
+            self._observer.discarded(
+                run.stream_name,
+                self._instance_name,
+                DiscardReason.OWN_ECHO,
+                len(run.rows) - len(others.rows),
+            )
+            run = others
+        receiver.put_interleaved(link, run)
+
         if refused.stream_name is not None and refused.instance_name is not None:
             receiver = self._receivers.get(refused.stream_name)
             if receiver is not None and refused.instance_name != self._instance_name:
@@ -335,15 +348,13 @@ class ReplicationCommandHandler(CommandSender):
         """Take one row that was parsed already."""
         link = self._links.get(connection)
         if link is not None:
-            runs: dict[StreamReceiver, list[RdataRun]] = {}
             run = RdataRun(
                 command.stream_name,
                 command.instance_name,
                 [command.token],
                 [encode_json(command.row)],
             )
-            self._take_rows(link, run, runs)
-            self._put_runs(link, runs)
+            self._take_rows(link, run)
         return None
 
     def on_USER_SYNC(

@@ -14,8 +14,6 @@ Spec, section 5; cases C7 to C10.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
@@ -26,7 +24,6 @@ __all__ = [
     "CatchUpRun",
     "CatchUpStep",
     "Collapsed",
-    "Interleaved",
     "Link",
     "LostRow",
     "NewEpoch",
@@ -108,17 +105,7 @@ class Link:
                 del self.writers[key]
 
 
-# What waits in a stream's queue, besides RdataRun and PositionCommand.
-
-
-@attrs.frozen(eq=False)
-class Interleaved:
-    """Rows of one stream that arrived together, of more than one writer.
-
-    :ivar runs: in the order of arrival.
-    """
-
-    runs: Sequence[RdataRun]
+# What waits in a stream's queue, besides rows and PositionCommand.
 
 
 @attrs.frozen

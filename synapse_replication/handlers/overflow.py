@@ -16,7 +16,6 @@ from typing import TypeAlias
 from synapse_replication.handlers.links import (
     CatchUpStep,
     Collapsed,
-    Interleaved,
     Link,
     LostRow,
     NewEpoch,
@@ -24,14 +23,14 @@ from synapse_replication.handlers.links import (
 )
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.queues import Queued
-from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.batching import InterleavedRun, RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
 __all__ = ["ROW_OVERHEAD", "Item", "collapse"]
 
 Item: TypeAlias = (
     RdataRun
-    | Interleaved
+    | InterleavedRun
     | PositionCommand
     | LostRow
     | Collapsed
@@ -78,8 +77,8 @@ def collapse(
             if earlier is not None:
                 discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
             kept.append(queued)
-        elif isinstance(item, Interleaved):
-            for run in item.runs:
+        elif isinstance(item, InterleavedRun):
+            for run in item.runs():
                 of_writer(link, run.instance_name).add(run)
         else:
             of_writer(link, item.instance_name).add(item)

@@ -37,7 +37,6 @@ from synapse_replication.handlers.links import (
     CatchUpRun,
     CatchUpStep,
     Collapsed,
-    Interleaved,
     Link,
     LostRow,
     NewEpoch,
@@ -58,7 +57,7 @@ from synapse_replication.streams.catchup import (
     plan_catch_up,
 )
 from synapse_replication.streams.stream import Stream
-from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.batching import InterleavedRun, RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
 __all__ = ["ReceiverOptions", "StreamReceiver"]
@@ -138,20 +137,25 @@ class StreamReceiver:
 
     # -- from the handler ---------------------------------------------------------
 
-    def put_rows(self, link: Link, runs: Sequence[RdataRun]) -> None:
-        """Take rows that came together, in their order of arrival."""
-        count = size = 0
-        newest: dict[str, int] = {}
-        for run in runs:
-            count += len(run.rows)
-            size += sum(map(len, run.rows))
-            if (token := run.tokens[-1]) is not None:
-                newest[run.instance_name] = token
+    def put_rows(self, link: Link, run: RdataRun) -> None:
+        """Take rows of one writer that came together, in their order of arrival."""
+        count = len(run.rows)
         self._observer.rows_received(self._name, count)
+        if (token := run.tokens[-1]) is not None:
+            self._observer.position_announced(self._name, run.instance_name, token)
+        size = sum(map(len, run.rows)) + count * ROW_OVERHEAD
+        self._queue.put((link, run), count, size)
+
+    def put_interleaved(self, link: Link, run: InterleavedRun) -> None:
+        """Take rows of several writers that came together, in order of arrival."""
+        count = len(run.rows)
+        self._observer.rows_received(self._name, count)
+        newest = dict(zip(run.instance_names, run.tokens, strict=True))
         for instance_name, token in newest.items():
-            self._observer.position_announced(self._name, instance_name, token)
-        item = runs[0] if len(runs) == 1 else Interleaved(runs)
-        self._queue.put((link, item), count, size + count * ROW_OVERHEAD)
+            if token is not None:
+                self._observer.position_announced(self._name, instance_name, token)
+        size = sum(map(len, run.rows)) + count * ROW_OVERHEAD
+        self._queue.put((link, run), count, size)
 
     def put_lost_row(self, link: Link, instance_name: str) -> None:
         """Take note, in its place, of a row that could not be read."""
@@ -209,8 +213,8 @@ class StreamReceiver:
         link, item = queued
         if isinstance(item, RdataRun):
             await self._take_rows(link, item)
-        elif isinstance(item, Interleaved):
-            await self._take_interleaved(link, item.runs)
+        elif isinstance(item, InterleavedRun):
+            await self._take_interleaved(link, item)
         elif isinstance(item, PositionCommand):
             await self._take_position(link, item)
         elif isinstance(item, CatchUpStep):
@@ -239,31 +243,35 @@ class StreamReceiver:
         if state is None:
             self._discard(instance_name, DiscardReason.NOT_CONNECTED, len(run.rows))
             return
-        for start in range(0, len(run.rows), _SLICE):
-            tokens = run.tokens[start : start + _SLICE]
-            rows = run.rows[start : start + _SLICE]
+        count = len(run.rows)
+        for start in range(0, count, _SLICE):
+            tokens, rows = run.tokens, run.rows
+            if count > _SLICE:
+                tokens = tokens[start : start + _SLICE]
+                rows = rows[start : start + _SLICE]
             await self._take_slice(link, instance_name, state, tokens, rows)
             if self._pacer.is_due(len(rows)):
                 await self._pacer.take_break()
 
-    async def _take_interleaved(self, link: Link, runs: Sequence[RdataRun]) -> None:
-        """Take runs of several writers, in their order; short ones many at a time."""
+    async def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
+        """Take rows of several writers, a slice at a time, decoded together."""
+        # Whose position is to be told: once, not with each row.
         moved: set[str] = set()
-        first = 0
-        while first < len(runs):
-            count = len(runs[first].rows)
-            last = first + 1
-            while last < len(runs) and count + len(runs[last].rows) <= _SLICE:
-                count += len(runs[last].rows)
-                last += 1
-            if last == first + 1:
-                await self._take_rows(link, runs[first])
+        for start in range(0, len(run.rows), _SLICE):
+            part = run.part(start, start + _SLICE)
+            typed = None
+            if None not in part.tokens:
+                with suppress(RowDecodeError):
+                    decoded = self._description.codec.decode(part.rows)
+                    typed = None if decoded.with_extra_fields else decoded.rows
+            if typed is None:
+                for of_writer in part.runs():
+                    await self._take_rows(link, of_writer)
             else:
-                await self._take_short_runs(link, runs[first:last], moved)
-                if self._pacer.is_due(count):
-                    self._tell_moved(moved)
-                    await self._pacer.take_break()
-            first = last
+                await self._take_typed(link, part, typed, moved)
+            if self._pacer.is_due(len(part.rows)):
+                self._tell_moved(moved)
+                await self._pacer.take_break()
         self._tell_moved(moved)
 
     def _tell_moved(self, moved: set[str]) -> None:
@@ -271,43 +279,44 @@ class StreamReceiver:
             self._catch_ups.position_changed(instance_name)
         moved.clear()
 
-    async def _take_short_runs(
-        self, link: Link, runs: Sequence[RdataRun], moved: set[str]
+    async def _take_typed(
+        self, link: Link, part: InterleavedRun, typed: list[Any], moved: set[str]
     ) -> None:
-        """Take a slice of rows of several writers, decoded together.
+        """Hand on single rows of live writers, each as it comes; others as ever.
 
         :param moved: the writers whose position is to be told later.
         """
-        typed: list[Any] | None = None
-        with suppress(RowDecodeError):
-            decoded = self._description.codec.decode(
-                [text for run in runs for text in run.rows]
-            )
-            if not decoded.with_extra_fields:
-                typed = decoded.rows
-        start = 0
-        for run in runs:
-            instance_name = run.instance_name
-            # None is among them in the last case only.
-            tokens = cast(list[int], run.tokens)
-            end = start + len(tokens)
-            state = link.writers.get((self._name, instance_name))
-            if state is None:
-                self._discard(instance_name, DiscardReason.NOT_CONNECTED, len(tokens))
-            elif typed is not None and self._is_usual(
-                state, tokens, position := self._stream.current_token(instance_name)
+        name = self._name
+        on_rdata = self._sink.on_rdata
+        current_token = self._stream.current_token
+        for instance_name, token, text, row in zip(
+            part.instance_names,
+            # None is not among them.
+            cast(list[int], part.tokens),
+            part.rows,
+            typed,
+            strict=True,
+        ):
+            state = link.writers.get((name, instance_name))
+            if (
+                state is None
+                or not state.is_live
+                or token <= (position := current_token(instance_name))
             ):
-                batches = [
-                    (token, [row])
-                    for token, row in zip(tokens, typed[start:end], strict=True)
-                ]
-                if await self._hand_on(
-                    link, instance_name, state, batches, position, tokens[-1]
-                ):
-                    moved.add(instance_name)
-            else:
-                await self._take_slice(link, instance_name, state, run.tokens, run.rows)
-            start = end
+                await self._take_rows(
+                    link, RdataRun(name, instance_name, [token], [text])
+                )
+                continue
+            try:
+                waiting = on_rdata(name, instance_name, token, [row])
+                if waiting is not None:
+                    await waiting
+                moved.add(instance_name)
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                self._discard(instance_name, DiscardReason.HANDLER_FAILED, 1)
+                self._catch_ups.begin_later(
+                    link, instance_name, state, position, token, error
+                )
 
     @staticmethod
     def _is_usual(state: WriterState, tokens: Sequence[Any], position: int) -> bool:

@@ -28,6 +28,7 @@ from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import EXTENSION, RedisSender
 from synapse_replication.wire.batching import (
+    InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
@@ -167,7 +168,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         observer = self.factory.observer
         counts: dict[str, int] = {}
         for item in items:
-            if isinstance(item, RdataRun):
+            if isinstance(item, (RdataRun, InterleavedRun)):
                 counts["RDATA"] = counts.get("RDATA", 0) + len(item.rows)
             elif isinstance(item, RefusedLine):
                 observer.line_refused(self.name, item.error)

@@ -2,8 +2,9 @@
 
 Theory of operation: nearly every line of a busy link is RDATA, so those are not
 made into commands one by one. :func:`read_lines` takes the lines that arrived
-together and gathers them by stream into :class:`RdataRun` objects, two parallel
-lists of tokens and of rows. The rows stay JSON text: whoever takes them out of
+together and gathers them by stream into runs, parallel lists of tokens and of rows:
+an :class:`RdataRun` while they are of one writer, an :class:`InterleavedRun`, with a
+list of the writers, as soon as they are not. The rows stay JSON text: whoever takes them out of
 a queue decodes them, with the types of their stream, and text is the smallest
 form in which they can wait. Every other line becomes a command.
 
@@ -16,7 +17,8 @@ Spec, sections 2 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, groupby
 from typing import TypeAlias
 
 import attrs
@@ -32,7 +34,14 @@ from synapse_replication.wire.commands import (
     parse_token,
 )
 
-__all__ = ["RdataRun", "ReceivedItem", "RefusedLine", "rdata_lines", "read_lines"]
+__all__ = [
+    "InterleavedRun",
+    "RdataRun",
+    "ReceivedItem",
+    "RefusedLine",
+    "rdata_lines",
+    "read_lines",
+]
 
 _BATCH = BATCH.encode()
 #: Fewer digits than the greatest 64-bit integer has: no need to compare.
@@ -41,7 +50,7 @@ _SAFE_DIGITS = 18
 
 @attrs.define
 class RdataRun:
-    """Rows of one writer of one stream that arrived one after the other.
+    """Rows of one writer of one stream that arrived together.
 
     :ivar tokens: the token of each row, ``None`` in all but the last row of a
         batch. A batch may go on in a later run of the same writer.
@@ -53,6 +62,53 @@ class RdataRun:
     instance_name: str
     tokens: list[int | None] = attrs.Factory(list)
     rows: list[bytes] = attrs.Factory(list)
+
+
+@attrs.define
+class InterleavedRun:
+    """Rows of one stream that arrived together, of more than one writer.
+
+    :ivar instance_names: the writer of each row; as long as ``tokens``.
+    :ivar tokens: as in :class:`RdataRun`.
+    :ivar rows: as in :class:`RdataRun`.
+    """
+
+    stream_name: str
+    instance_names: list[str]
+    tokens: list[int | None]
+    rows: list[bytes]
+
+    def part(self, start: int, end: int) -> InterleavedRun:
+        """Take out the rows from ``start`` to before ``end``."""
+        return InterleavedRun(
+            self.stream_name,
+            self.instance_names[start:end],
+            self.tokens[start:end],
+            self.rows[start:end],
+        )
+
+    def without(self, instance_name: str) -> InterleavedRun:
+        """Leave out the rows of one writer; at most one other is left, perhaps."""
+        kept = [name != instance_name for name in self.instance_names]
+        return InterleavedRun(
+            self.stream_name,
+            list(compress(self.instance_names, kept)),
+            list(compress(self.tokens, kept)),
+            list(compress(self.rows, kept)),
+        )
+
+    def runs(self) -> Iterator[RdataRun]:
+        """Take it apart: a run at each row of another writer, in order."""
+        start = 0
+        for instance_name, of_writer in groupby(self.instance_names):
+            end = start + sum(1 for _ in of_writer)
+            yield RdataRun(
+                self.stream_name,
+                instance_name,
+                self.tokens[start:end],
+                self.rows[start:end],
+            )
+            start = end
 
 
 @attrs.frozen
@@ -69,24 +125,25 @@ class RefusedLine:
     instance_name: str | None = None
 
 
-ReceivedItem: TypeAlias = RdataRun | Command | RefusedLine
+ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
 
 
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
     """Read lines that arrived together.
 
-    A run ends at every line that is not RDATA, and at a row of another writer of
-    its stream. Blank lines are passed over. Never raises: what does not parse is
-    in the answer, in its place.
+    A run of a stream ends at every line that is not RDATA. Blank lines are passed
+    over. Never raises: what does not parse is in the answer, in its place.
 
     :param lines: in the order of arrival, without their ends.
     """
     items: list[ReceivedItem] = []
-    # The newest run of each stream, with its writer's name: it may still grow.
-    open_runs: dict[bytes, tuple[bytes, RdataRun]] = {}
-    # Whose run ``tokens`` and ``rows`` belong to.
+    # Of each stream, the run that may still grow.
+    open_runs: dict[bytes, _OpenRun] = {}
+    names: dict[bytes, str] = {}
+    # What is open of the last row's stream, see _OpenRun.
     last_stream: bytes | None = None
-    last_writer = b""
+    first_writer = b""
+    writers: list[str] | None = None
     tokens: list[int | None] = []
     rows: list[bytes] = []
     for line in lines:
@@ -99,18 +156,24 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     if text.isdigit() and len(text) <= _SAFE_DIGITS
                     else _read_token(text)
                 )
-                if writer != last_writer or stream != last_stream:
+                if stream != last_stream:
                     known = open_runs.get(stream)
-                    if known is None or known[0] != writer:
-                        if not stream or not writer:
-                            raise ValueError("a field is empty")
-                        tokens, rows = [], []
-                        run = RdataRun(stream.decode(), writer.decode(), tokens, rows)
-                        open_runs[stream] = writer, run
-                        items.append(run)
-                    else:
-                        tokens, rows = known[1].tokens, known[1].rows
-                    last_stream, last_writer = stream, writer
+                    if known is None:
+                        known = _begin_run(stream, writer, items)
+                        open_runs[stream] = known
+                    first_writer, writers, tokens, rows, _ = known
+                    last_stream = stream
+                if writers is not None:
+                    name = names.get(writer)
+                    if name is None:
+                        name = names[writer] = _read_name(writer)
+                    writers.append(name)
+                elif writer != first_writer:
+                    names[writer] = _read_name(writer)
+                    open_runs[stream] = _interleave(open_runs[stream], items)
+                    writers = open_runs[stream][1]
+                    assert writers is not None
+                    writers.append(names[writer])
             except ValueError as error:
                 items.append(_refuse(words, UnparsableLineError("RDATA", str(error))))
             else:
@@ -124,6 +187,33 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
         open_runs.clear()
         last_stream = None
     return items
+
+
+#: The first writer's name as bytes; the writer of each row, if there are several; the
+#: tokens; the rows; and where the run stands among the items.
+_OpenRun: TypeAlias = tuple[bytes, list[str] | None, list[int | None], list[bytes], int]
+
+
+def _begin_run(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _OpenRun:
+    run = RdataRun(_read_name(stream), _read_name(writer))
+    items.append(run)
+    return writer, None, run.tokens, run.rows, len(items) - 1
+
+
+def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
+    """Go on with a run of one writer as one of several."""
+    first_writer, _, tokens, rows, index = known
+    run = items[index]
+    assert isinstance(run, RdataRun)
+    writers = [run.instance_name] * len(tokens)
+    items[index] = InterleavedRun(run.stream_name, writers, tokens, rows)
+    return first_writer, writers, tokens, rows, index
+
+
+def _read_name(name: bytes) -> str:
+    if not name:
+        raise ValueError("a field is empty")
+    return name.decode()
 
 
 def _read_token(text: bytes) -> int | None:

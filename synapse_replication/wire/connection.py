@@ -55,6 +55,7 @@ from synapse_replication.errors import (
     without_lines,
 )
 from synapse_replication.wire.batching import (
+    InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
@@ -279,7 +280,7 @@ class LineConnection:
         for item in items:
             if not self.is_open:
                 return
-            if isinstance(item, RdataRun):
+            if isinstance(item, (RdataRun, InterleavedRun)):
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
             elif isinstance(item, RefusedLine):

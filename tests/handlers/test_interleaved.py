@@ -85,6 +85,23 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "nobody", DiscardReason.NOT_CONNECTED], 1)
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 1)
 
+    def test_own_rows_among_them(self) -> None:
+        """What this process wrote itself comes back among others' rows, and counts."""
+        it = connected()
+        it.receive(line(1), 'RDATA events reader 2 ["own"]', line(3))
+        self.assertEqual([token for _, token, _ in it.texts()], [1, 3])
+        discards = it.host.observer.discards
+        self.assertEqual(discards["events", "reader", DiscardReason.OWN_ECHO], 1)
+        self.assertEqual(it.host.observer.processes[-1], "replication_stream_events")
+
+    def test_an_unknown_stream(self) -> None:
+        """C56: rows of a stream that nobody knows here are counted, writer by writer."""
+        it = connected()
+        it.receive("RDATA made-up w1 1 []", "RDATA made-up w2 2 []")
+        reason = DiscardReason.UNKNOWN_STREAM
+        discards = it.host.observer.discards
+        self.assertEqual([discards["made-up", w, reason] for w in ("w1", "w2")], [1, 1])
+
     def test_extra_fields_are_counted_once(self) -> None:
         """Rows of a newer peer are handed on, and each is counted."""
         it = connected()

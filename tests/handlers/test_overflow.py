@@ -6,7 +6,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.links import (
     Collapsed,
-    Interleaved,
     Link,
     NewEpoch,
     Told,
@@ -15,7 +14,7 @@ from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.overflow import Item, collapse
 from synapse_replication.handlers.queues import Queued
 from synapse_replication.testing.doubles import MemoryConnection
-from synapse_replication.wire.batching import RdataRun
+from synapse_replication.wire.batching import InterleavedRun, RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
 
@@ -35,9 +34,8 @@ class CollapseTests(SynchronousTestCase):
 
     def test_one_is_left_of_each_writer(self) -> None:
         """C57: rows are forgotten, and how far they reach is kept, writer by writer."""
-        a, b = (RdataRun("s", name, [1, 2], [b"x", b"y"]) for name in "ab")
         kept = self.collapse(
-            Interleaved([a, b]),
+            InterleavedRun("s", ["a", "b", "a", "b"], [1, 1, 2, 2], [b"x"] * 4),
             RdataRun("s", "a", [5, None], [b"x", b"y"]),
             PositionCommand("s", "b", 6, 7),
         )

@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError, UnparsableLineError
 from synapse_replication.wire.batching import (
+    InterleavedRun,
     RdataRun,
     RefusedLine,
     rdata_lines,
@@ -46,7 +47,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_writers_keep_their_order(self) -> None:
-        """Another writer of a stream begins a new run: rows keep their order (C7)."""
+        """Rows of several writers of a stream make one run, in their order (C7)."""
         lines = [
             rdata("events", "w1", None, b"[1]"),
             rdata("events", "w2", None, b"[2]"),
@@ -56,10 +57,47 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(
             read_lines(lines),
             [
-                RdataRun("events", "w1", [None], [b"[1]"]),
-                RdataRun("events", "w2", [None, 8], [b"[2]", b"[3]"]),
-                RdataRun("events", "w1", [7], [b"[4]"]),
+                InterleavedRun(
+                    "events",
+                    ["w1", "w2", "w2", "w1"],
+                    [None, None, 8, 7],
+                    [b"[1]", b"[2]", b"[3]", b"[4]"],
+                )
             ],
+        )
+
+    def test_interleaved_streams(self) -> None:
+        """A stream of one writer is a run of one, whatever the others are."""
+        lines = [
+            rdata("events", "w1", 1, b"[1]"),
+            rdata("caches", "w2", 1, b"[2]"),
+            rdata("events", "w2", 2, b"[3]"),
+            rdata("caches", "w2", 2, b"[4]"),
+            rdata("events", "w1", 3, b"[5]"),
+        ]
+        self.assertEqual(
+            read_lines(lines),
+            [
+                InterleavedRun(
+                    "events", ["w1", "w2", "w1"], [1, 2, 3], [b"[1]", b"[3]", b"[5]"]
+                ),
+                RdataRun("caches", "w2", [1, 2], [b"[2]", b"[4]"]),
+            ],
+        )
+
+    def test_parts_of_an_interleaved_run(self) -> None:
+        """Rows are cut out, left out, and taken apart by writer, in their order."""
+        run = InterleavedRun(
+            "s", ["a", "b", "b", "a"], [1, None, 2, 3], [b"1", b"2", b"3", b"4"]
+        )
+        b = RdataRun("s", "b", [None, 2], [b"2", b"3"])
+        self.assertEqual(
+            list(run.runs()),
+            [RdataRun("s", "a", [1], [b"1"]), b, RdataRun("s", "a", [3], [b"4"])],
+        )
+        self.assertEqual(list(run.without("a").runs()), [b])
+        self.assertEqual(
+            run.part(2, 9), InterleavedRun("s", ["b", "a"], [2, 3], [b"3", b"4"])
         )
 
     def test_streams_are_gathered(self) -> None:
@@ -146,11 +184,15 @@ class ReadLinesTests(SynchronousTestCase):
         """Names that are not UTF-8 are refused, and begin no run."""
         for line in (b"RDATA \xff w1 1 []", b"RDATA events \xff 1 []"):
             good = rdata("events", "w1", 1, b"[1]")
-            items = read_lines([good, line, line, good])
-            self.assertEqual(
-                [type(item) for item in items],
-                [RdataRun, RefusedLine, RefusedLine, RdataRun],
-            )
+            run = RdataRun("events", "w1", [1], [b"[1]"])
+            before, *refused, after = read_lines([good, line, line, good])
+            self.assertEqual([before, after], [run, run])
+            self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
+            # Also where several writers have rows.
+            other = rdata("events", "w2", 2, b"[1]")
+            both, refusal = read_lines([good, other, line])
+            self.assertIsInstance(both, InterleavedRun)
+            self.assertIsInstance(refusal, RefusedLine)
 
     def test_empty_names(self) -> None:
         """A row of no stream, or of no writer, is refused."""
@@ -186,12 +228,14 @@ class ReadLinesTests(SynchronousTestCase):
         seen: list[tuple[str, str, int | None, int, int]] = []
         others = 0
         for item in read_lines(lines):
-            if isinstance(item, RdataRun):
-                for token, row in zip(item.tokens, item.rows, strict=True):
-                    index = int(row[1:-1])
-                    seen.append(
-                        (item.stream_name, item.instance_name, token, index, others)
-                    )
+            if isinstance(item, (RdataRun, InterleavedRun)):
+                runs = [item] if isinstance(item, RdataRun) else item.runs()
+                for run in runs:
+                    for token, row in zip(run.tokens, run.rows, strict=True):
+                        index = int(row[1:-1])
+                        seen.append(
+                            (run.stream_name, run.instance_name, token, index, others)
+                        )
             else:
                 others += 1
         expected = []
