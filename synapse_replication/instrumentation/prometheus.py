@@ -3,7 +3,8 @@
 Theory of operation: :class:`ReplicationMetrics` makes every metric of
 ``metrics.py`` in one registry, once; a :class:`PrometheusObserver` per server
 name counts in them. The child of a metric for a set of label values is looked
-up in a dict of ours, since ``labels()`` costs several times as much.
+up in a dict of ours, since ``labels()`` costs several times as much. What changes with
+every chunk of rows is kept in plain dicts, and read when it is scraped.
 
 Label values that a peer could make up (names of connections and of writers) are
 bounded: what comes after the first thousand children of a metric is counted
@@ -70,6 +71,8 @@ _SCRAPED = {definition for definition, _ in _BUFFERS} | {
     metrics.STALLED_SECONDS,
     metrics.BACKLOG_ROWS,
     metrics.BACKLOG_BYTES,
+    metrics.COMMAND_QUEUE,
+    metrics.POSITION,
 }
 
 _COUNTED_COMMANDS = {
@@ -190,8 +193,8 @@ class PrometheusObserver(ReplicationObserver):
         self._inbound = self._metrics[metrics.INBOUND_COMMANDS]
         self._outbound = self._metrics[metrics.OUTBOUND_COMMANDS]
         self._rdata = self._metrics[metrics.INBOUND_RDATA]
-        self._queues = self._metrics[metrics.COMMAND_QUEUE]
-        self._positions = self._metrics[metrics.POSITION]
+        self._queues: dict[str, int] = {}
+        self._positions: dict[tuple[str, str], int] = {}
         self._current = self._metrics[metrics.CURRENT_POSITION]
         self._sent = self._metrics[metrics.STREAM_UPDATES]
         self._greatest: dict[str, int] = {}
@@ -228,6 +231,12 @@ class PrometheusObserver(ReplicationObserver):
                 for definition, attribute in _BUFFERS:
                     key: tuple[Any, ...] = (definition, connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
+        # Copied, each at once: a scrape may have a thread of its own.
+        for stream_name, length in self._queues.copy().items():
+            gauges[metrics.COMMAND_QUEUE, stream_name] = length
+        for writer_key, token in self._positions.copy().items():
+            key = (metrics.POSITION, *writer_key)
+            gauges[key] = token
         for stream_name, backlog in self._backlog:
             gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows
             gauges[metrics.BACKLOG_BYTES, stream_name] = backlog.size
@@ -281,23 +290,29 @@ class PrometheusObserver(ReplicationObserver):
         self._count(metrics.EXTRA_FIELDS, stream_name, count=count)
 
     def queue_changed(self, stream_name: str, length: int) -> None:
-        self._queues.get(stream_name).set(length)
+        self._queues[stream_name] = length
 
     # -- positions and catch-up -----------------------------------------------------
 
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        self._positions.get(stream_name, instance_name).set(token)
+        self._set_position(stream_name, instance_name, token)
         if token > self._greatest.get(stream_name, -1):
             self._greatest[stream_name] = token
             self._current.get(stream_name).set(token)
+
+    def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        key = stream_name, instance_name
+        if key not in self._positions and len(self._positions) >= MAX_CHILDREN:
+            key = OTHER, OTHER
+        self._positions[key] = token
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self._count(metrics.STREAM_RESETS, stream_name)
-        self._positions.get(stream_name, instance_name).set(to_token)
+        self._set_position(stream_name, instance_name, to_token)
         self._greatest[stream_name] = to_token
         self._current.get(stream_name).set(to_token)
 

@@ -144,6 +144,22 @@ class PrometheusObserverTests(SynchronousTestCase):
             self.value(sample, command="PING", name=f"peer{MAX_CHILDREN}"), None
         )
 
+    def test_positions_of_made_up_writers_are_bounded(self) -> None:
+        """C56: positions of writers beyond a bound share one label, and one entry."""
+        for number in range(MAX_CHILDREN + 50):
+            self.observer.position_changed("events", f"w{number}", number)
+        self.observer.position_changed("events", "w0", 9)
+        sample = "synapse_replication_position"
+        self.assertEqual(
+            self.value(sample, stream_name="events", instance_name="w0"), 9
+        )
+        self.assertEqual(
+            self.value(sample, stream_name=OTHER, instance_name=OTHER),
+            MAX_CHILDREN + 49,
+        )
+        name = f"w{MAX_CHILDREN}"
+        self.assertIsNone(self.value(sample, stream_name="events", instance_name=name))
+
     def test_an_unknown_stream_makes_no_label(self) -> None:
         """C56: the name of a stream that only the peer knows is not in a label."""
         self.observer.discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
