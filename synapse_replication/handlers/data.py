@@ -121,8 +121,8 @@ class ReplicationDataHandler:
 
     def _move(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
-        waiters = self._waiters.get((stream_name, instance_name))
-        if waiters is None:
+        waiters = self._waiters and self._waiters.get((stream_name, instance_name))
+        if not waiters:
             return
         reached = []
         while waiters and waiters[0].position <= token:

@@ -293,6 +293,16 @@ class WriterPositions:
             if instance_name not in self._others:
                 heappush(self._others_heap, (id_, instance_name))
             self._others[instance_name] = id_
+            if id_ == self._persisted_upto + 1 and not (
+                self._finished or self._in_flight_heap or self._fetches
+            ):
+                # The next id, and nothing else is open or ahead: the usual case.
+                self._persisted_upto = id_
+                if id_ > self.max_finished:
+                    self.max_finished = id_
+                if id_ > self._announced:
+                    self._announced = id_
+                return
         if id_ > self._persisted_upto:
             self._finished.add(id_)
         if id_ > self.max_finished:
