@@ -73,8 +73,10 @@ class BackgroundProcesses:
             self._running.discard(process)
 
         process = Deferred.fromCoroutine(run())
-        if not process.called:
-            self._running.add(process)
+        if process.called and not isinstance(process.result, Failure):
+            # Nothing to wait for, as with most chunks of rows.
+            return process
+        self._running.add(process)
         return process.addErrback(failed).addBoth(ended)
 
     @property

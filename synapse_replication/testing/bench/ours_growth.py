@@ -29,8 +29,8 @@ from synapse_replication.testing.bench.traffic import (
 
 __all__ = ["MEASURES"]
 
-#: Rows in a chunk of bytes, about as many as one read of a socket brings.
-_CHUNK = 300
+#: Rows in a chunk of bytes, as many as one read of a socket brings: 64 KiB.
+_CHUNK = 65536 // len(rdata_line(1_000_000))
 #: Where growth is of something else than rows.
 _ROWS = 100_000
 
@@ -102,8 +102,10 @@ def streams(size: int) -> dict[str, float]:
         sources.append(source)
 
     def line_of(token: int) -> bytes:
-        name = f"stream{token % size}"
-        return rdata_line(token).replace(STREAM.encode(), name.encode(), 1)
+        # Each has a sequence of its own, as streams have.
+        name = f"stream{(token - 2) % size}"
+        line = rdata_line((token - 2) // size + 2)
+        return line.replace(STREAM.encode(), name.encode(), 1)
 
     return _receive(sources, [WRITER], _ROWS, line_of)
 
