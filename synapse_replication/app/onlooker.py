@@ -61,6 +61,9 @@ class _Nobody:
     ) -> None:
         """Pass it over: the lines were shown already."""
 
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Do nothing: there is nothing to send."""
+
     def lost_connection(self, connection: ReplicationConnection) -> None:
         """Do nothing: it is made again."""
 

@@ -10,7 +10,7 @@ command handler is ours as well.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -127,8 +127,10 @@ class _ForeignSender:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    is_paused = False
-    unacknowledged = 0
+    is_behind = False
+
+    def call_when_ready(self, callback: Callable[[], object]) -> None:
+        """Do nothing: it never is behind."""
 
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines; what becomes of them is the connection's affair."""

@@ -204,6 +204,7 @@ class ReplicationCommandHandler(CommandSender):
         if link is not None:
             link.lose()
             self._observer.connections_changed(len(self._links))
+            self.ready_again(connection)
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
@@ -236,7 +237,6 @@ class ReplicationCommandHandler(CommandSender):
             run.stream_name, run.instance_name, reason, len(run.rows)
         )
 
-    def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
     def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
         receiver = self._receivers.get(run.stream_name)
         if receiver is None:
@@ -254,6 +254,7 @@ class ReplicationCommandHandler(CommandSender):
             run = others
         receiver.put_interleaved(link, run)
 
+    def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
         if refused.stream_name is not None and refused.instance_name is not None:
             receiver = self._receivers.get(refused.stream_name)
             if receiver is not None and refused.instance_name != self._instance_name:

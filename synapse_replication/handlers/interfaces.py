@@ -306,7 +306,8 @@ class ReplicationConnection(Protocol):
     def is_behind(self) -> bool:
         """Much of what was sent has not been taken: long pages of rows had better wait.
 
-        Never because of a single peer, which must not hold up the others.
+        Never because of a single peer, which must not hold up the others. When it is
+        over, the handler's :meth:`ConnectionHandler.ready_again` is called.
         """
         ...
 
@@ -322,6 +323,10 @@ class ConnectionHandler(Protocol):
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
         """Rows and commands arrived, in this order."""
+        ...
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """The link was behind and is so no more; see ``is_behind``."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:

@@ -13,7 +13,7 @@ Spec, sections 2, 5 and 6; cases C2, C11, C20, C54.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from synapse_replication.errors import LineTooLongError
@@ -89,6 +89,7 @@ class CommandSender:
         self._links: dict[ReplicationConnection, Link] = {}
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
+        self._when_ready: list[Callable[[], object]] = []
 
     def listen_to_sending(self, listener: SendingListener) -> None:
         """Have a listener hear what is sent from now on; one at most."""
@@ -101,6 +102,15 @@ class CommandSender:
     def is_behind(self) -> bool:
         """Tell whether what is sent now would only wait behind what was sent."""
         return any(connection.is_behind for connection in self._links)
+
+    def call_when_ready(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called when :meth:`is_behind` may have become false."""
+        self._when_ready.append(callback)
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Take note that a connection that was behind is so no more, or is gone."""
+        for callback in self._when_ready:
+            callback()
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
         """Give the streams that this process writes."""

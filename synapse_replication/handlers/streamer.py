@@ -4,7 +4,9 @@ Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
 makes it run again. The loop goes round the streams that this process writes, one
 page of rows each, until none has more: a stream with many rows waiting delays
 nobody by more than its page. While a link has not taken what was sent, such a stream
-waits, so that what the others say does not stand behind all of its rows.
+is held up, so that what the others say does not stand behind all of its rows. If
+nothing else is to be done, the loop ends; the link starts it again when it is ready, or
+gone.
 
 What is announced comes from one reading of the stream's own token, taken *before*
 the rows are fetched: every row of ours at or below it is committed and in the
@@ -20,11 +22,12 @@ Spec, section 6; cases C5, C6, C11, C20, C29, C52.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -36,8 +39,6 @@ from synapse_replication.streams.stream import JsonValue, Stream
 __all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
 
 _DESCRIPTION = "replication_streamer"
-#: s until a link that is behind is looked at again.
-_BEHIND_PAUSE = 0.002
 
 
 class RandomSource(Protocol):
@@ -87,8 +88,11 @@ class ReplicationStreamer:
         self._streams = host.streams.get_streams_to_replicate()
         self._poked = False
         self._running = False
-        self._process: Awaitable[object] | None = None
+        # Those that had more to send than a page, when the loop last went round.
+        self._unfinished: list[Stream] = []
+        self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
+        command_handler.call_when_ready(self._go_on)
 
     def start(self) -> None:
         """Listen to the notifier, and look at idle streams from now on."""
@@ -101,9 +105,10 @@ class ReplicationStreamer:
             self._tick.cancel()
             self._tick = None
         self.on_notifier_poke()
-        while self._running:
-            assert self._process is not None
-            await self._process
+        if self._running or self._unfinished:
+            finished: Deferred[None] = Deferred()
+            self._waiters.append(finished)
+            await finished
 
     def _keep_looking(self) -> None:
         self.on_notifier_poke()
@@ -116,15 +121,24 @@ class ReplicationStreamer:
         if self._running:
             self._poked = True
         elif not self._handler.connected():
+            self._unfinished = []
             for stream in self._streams:
                 self._handler.set_last_sent_token(
                     stream.description.name, stream.minimal_local_current_token()
                 )
+            self._look_whether_finished()
         elif any(map(self._has_moved, self._streams)):
-            self._poked = self._running = True
-            self._process = self._host.run_as_background_process(
-                _DESCRIPTION, self._run
-            )
+            self._poked = True
+            self._start()
+
+    def _go_on(self) -> None:
+        """Send what was held up: a link is ready, or gone."""
+        if self._unfinished and not self._running:
+            self.on_notifier_poke()
+
+    def _start(self) -> None:
+        self._running = True
+        self._host.run_as_background_process(_DESCRIPTION, self._run)
 
     def _has_moved(self, stream: Stream) -> bool:
         last_sent = self._handler.last_sent_token(stream)
@@ -134,18 +148,27 @@ class ReplicationStreamer:
     async def _run(self) -> None:
         try:
             with self._observer.background_process(_DESCRIPTION):
-                unfinished: list[Stream] = []
-                while self._poked or unfinished:
-                    streams = list(self._streams) if self._poked else unfinished
+                while self._poked or self._may_go_on():
+                    streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
-                    held_up = unfinished if self._handler.is_behind() else []
-                    unfinished = held_up + await self._send_round(
+                    held_up = self._unfinished if self._handler.is_behind() else []
+                    self._unfinished = held_up + await self._send_round(
                         [stream for stream in streams if stream not in held_up]
                     )
-                    if unfinished:
-                        await self._host.clock.sleep(_BEHIND_PAUSE if held_up else 0)
+                    if self._may_go_on():
+                        await self._host.clock.sleep(0)
         finally:
             self._running = False
+            self._look_whether_finished()
+
+    def _may_go_on(self) -> bool:
+        return bool(self._unfinished) and not self._handler.is_behind()
+
+    def _look_whether_finished(self) -> None:
+        if not self._unfinished:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.callback(None)
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
         """Send a page of each stream; give those that have more."""

@@ -16,6 +16,11 @@ again, in order: each says how something is now, so that twice does no harm, and
 about one thing come from one process. One that Redis refused (an ACL without its
 channel) is not: it would be refused for ever, and cost a connection each time.
 
+Rows may come faster than Redis takes them, and what waits there delays all that is
+published after it. So the sender is *behind* from :data:`MUCH_UNANSWERED` publishes that
+were not answered, or when the transport is full, until few are left: then it says so,
+while Redis still has work to do.
+
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
 
@@ -37,7 +42,13 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
 
-__all__ = ["RedisSender", "RedisSenderProtocol", "SenderFactory"]
+__all__ = [
+    "FEW_UNANSWERED",
+    "MUCH_UNANSWERED",
+    "RedisSender",
+    "RedisSenderProtocol",
+    "SenderFactory",
+]
 
 #: What the announcement of our positions makes good, and so need not be kept.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
@@ -47,6 +58,9 @@ EXTENSION = "EXTENSION"
 _NOT_KEPT = _RECOVERABLE | {EXTENSION}
 #: How much may wait for Redis to read, in bytes of lines, before it is given up.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
+#: So many publishes without an answer are much, and so many are few.
+MUCH_UNANSWERED = 2_000
+FEW_UNANSWERED = 1_000
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 
@@ -89,6 +103,9 @@ class RedisSender:
         self._pending_bytes = 0
         self._flush_call: IDelayedCall | None = None
         self._paused = False
+        # It was behind, and who waits is still to be told that it is so no more.
+        self._was_behind = False
+        self._when_ready: list[Callable[[], object]] = []
         self._kept: deque[tuple[str, bytes, bytes]] = deque()
         self._lost = 0
         # How many publishes were written on this connection; and those of them that
@@ -115,14 +132,31 @@ class RedisSender:
         return sum(len(lines) for _, _, lines in self._pending), self._pending_bytes
 
     @property
-    def is_paused(self) -> bool:
-        """Whether the transport's buffer is full, so that what is published waits."""
-        return self._paused
-
-    @property
     def lost(self) -> int:
         """How many publishes were lost since the last announcement."""
         return self._lost
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether much was published and not answered, so that more only waits."""
+        return self._paused or self.unacknowledged >= MUCH_UNANSWERED
+
+    def call_when_ready(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called each time that it was behind and is so no more.
+
+        Also when the connection was lost: nothing is to be waited for then.
+        """
+        self._when_ready.append(callback)
+
+    def _look_whether_ready(self) -> None:
+        if (
+            self._was_behind
+            and not self._paused
+            and self.unacknowledged <= FEW_UNANSWERED
+        ):
+            self._was_behind = False
+            for callback in self._when_ready:
+                callback()
 
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order, one message each.
@@ -167,6 +201,7 @@ class RedisSender:
             self._forgotten_upto, _ = waiting.popleft()
         self._written += len(data)
         protocol.write_publishes(data)
+        self._was_behind = self._was_behind or self.is_behind
         for command_name, count in counts.items():
             self._observer.commands_sent(self._name, command_name, count)
 
@@ -195,11 +230,15 @@ class RedisSender:
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         self.flush()
-        self.wake_drained()
+        self._wake_drained()
         return waiter
 
-    def wake_drained(self) -> None:
-        """Look whether :meth:`drained` is true now."""
+    def acknowledged(self) -> None:
+        """Look what may go on, now that there are fewer unanswered publishes."""
+        self._look_whether_ready()
+        self._wake_drained()
+
+    def _wake_drained(self) -> None:
         if self._waiters and not self._pending and not self.unacknowledged:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
@@ -258,16 +297,17 @@ class RedisSender:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         for command_name, channel, lines in pending:
             self._keep(command_name, channel, lines)
-        self.wake_drained()
+        self.acknowledged()
 
     def pause(self) -> None:
         """Write no more for now: the transport's buffer is full."""
-        self._paused = True
+        self._paused = self._was_behind = True
 
     def resume(self) -> None:
         """Write on."""
         self._paused = False
         self.flush()
+        self._look_whether_ready()
 
 
 @implementer(IPushProducer)
@@ -370,7 +410,7 @@ class RedisSenderProtocol(RedisProtocol):
         elif acknowledged and not self._proved:
             self._proved = True
             self.link_proved()
-        self.factory.sender.wake_drained()
+        self.factory.sender.acknowledged()
         return True
 
 

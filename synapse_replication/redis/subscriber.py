@@ -49,8 +49,6 @@ __all__ = [
 MAX_LINE_LENGTH = 1024 * 1024
 #: Commands that are published on a channel of their own, and its suffix.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
-#: So many publishes that Redis has not answered are a few ms of its work, at most.
-_MUCH_UNANSWERED = 5_000
 
 
 class ConnectionHandler(Protocol):
@@ -68,6 +66,10 @@ class ConnectionHandler(Protocol):
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
         """Take what arrived together, in order."""
+        ...
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Take note that a connection that was behind is so no more."""
         ...
 
 
@@ -244,8 +246,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     @property
     def is_behind(self) -> bool:
         """Redis has not taken what was published: more would only wait there."""
-        sender = self.factory.sender
-        return sender.is_paused or sender.unacknowledged >= _MUCH_UNANSWERED
+        return self.factory.sender.is_behind
 
     def send_command(self, command: Command) -> None:
         """Publish one command.
@@ -307,3 +308,9 @@ class SubscriberFactory(SynapseRedisFactory):
         self.extension = extension
         self.extension_channel = f"{server_name}/{CHANNEL}"
         self.sender = sender
+        sender.call_when_ready(self._ready_again)
+
+    def _ready_again(self) -> None:
+        for link in list(self.links):
+            if isinstance(link, RedisSubscriber) and link.established:
+                self.command_handler.ready_again(link)

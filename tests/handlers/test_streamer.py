@@ -208,11 +208,8 @@ class ReplicationStreamerTests(SynchronousTestCase):
             self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
         )
 
-    def test_a_link_that_is_behind(self) -> None:
-        """
-        While a link has not taken what was sent, a stream with many rows waits, and
-        the others go on; then it goes on too.
-        """
+    def hold_up(self) -> list[str]:
+        """Be amid many rows when the link falls behind; give the rows that wait."""
         self.build(StreamerOptions(max_rows=2))
         self.events.page_rows = 3
         for token in range(1, 8):
@@ -222,15 +219,71 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.connection.is_behind = True
         self.host.reactor.pump([0.01] * 5)
         self.assertEqual(self.connection.take(), [])
+        return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+
+    def get_ready(self) -> None:
+        """Have the link take what was sent, and say so."""
+        self.connection.is_behind = False
+        self.handler.ready_again(self.connection)
+
+    def test_a_link_that_is_behind(self) -> None:
+        """
+        While a link has not taken what was sent, a stream with many rows waits, and
+        the others go on at once; when the link says that it is ready it goes on too.
+        """
+        waiting = self.hold_up()
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
-        self.host.reactor.advance(0.01)
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
+        self.get_ready()
+        # In the same turn; then a page a turn.
+        self.assertEqual(self.connection.take(), waiting[:2])
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting[2:])
+
+    def test_waiting_costs_nothing(self) -> None:
+        """Who waits for a link does not look at it again and again."""
+        self.hold_up()
+        calls = self.host.reactor.getDelayedCalls()
+        self.assertEqual(len(calls), 1, "the look at idle streams, once a second")
+        processes = len(self.host.observer.processes)
+        self.host.reactor.advance(0.5)
+        self.assertEqual(len(self.host.observer.processes), processes)
+
+    def test_ready_while_rows_are_fetched(self) -> None:
+        """A link that gets ready amid a fetch of another stream is not missed."""
+        waiting = self.hold_up()
+        self.caches.is_held = True
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.get_ready()
+        self.assertEqual(self.connection.take(), [])
+        self.caches.answer()
+        self.host.reactor.pump([0] * 4)
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]', *waiting])
+
+    def test_nobody_said_that_it_is_ready(self) -> None:
+        """A link that is ready and did not say so is found so within a second."""
+        waiting = self.hold_up()
         self.connection.is_behind = False
-        self.host.reactor.pump([0.01] * 3)
-        self.assertEqual(
-            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
-        )
+        self.host.reactor.advance(1)
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting)
+
+    def test_a_link_that_is_lost_while_behind(self) -> None:
+        """Who waits for a link that is lost goes on with the others, or not at all."""
+        waiting = self.hold_up()
+        other = MemoryConnection()
+        self.handler.add_connection(other)
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(other.take(), waiting)
+        self.hold_up()
+        self.handler.lost_connection(self.connection)
+        self.handler.new_connection(other)
+        self.assertIn("POSITION events w 7 7", other.take())
+        self.host.reactor.advance(1)
+        self.assertEqual(other.take(), [])
 
     def test_a_source_that_fails(self) -> None:
         """Rows that could not be fetched are sent a second later, once."""
@@ -283,3 +336,20 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def test_stop_while_a_link_is_behind(self) -> None:
+        """Stopping waits until what is held up was sent, or the last link is gone."""
+        waiting = self.hold_up()
+        stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
+        self.get_ready()
+        self.assertNoResult(stopped[0])
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting)
+        for each in stopped:
+            self.successResultOf(each)
+        self.hold_up()
+        stopping = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopping)
+        self.handler.lost_connection(self.connection)
+        self.successResultOf(stopping)
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])

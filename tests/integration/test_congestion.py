@@ -43,6 +43,8 @@ class Peer:
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None: ...
 
+    def ready_again(self, connection: ReplicationConnection) -> None: ...
+
     def lost_connection(self, connection: ReplicationConnection) -> None:
         self.connections.remove(connection)
 
@@ -73,6 +75,8 @@ class Reader:
             if isinstance(item, RdataRun):
                 self.tokens += item.tokens
                 self._arrived(len(self.tokens))
+
+    def ready_again(self, connection: ReplicationConnection) -> None: ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None: ...
 

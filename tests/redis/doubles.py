@@ -128,6 +128,9 @@ class RecordingHandler:
         self.events.add("new_connection")
         connection.send_command(ReplicateCommand())
 
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        self.events.add("ready_again")
+
     def lost_connection(self, connection: ReplicationConnection) -> None:
         self.connection = None
         self.events.add("lost_connection")

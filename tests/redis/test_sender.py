@@ -233,16 +233,37 @@ class RedisSenderTests(SynchronousTestCase):
             b"".join(encode_publishes(b"hs", [_POSITION, b"USER_SYNC 1"])),
         )
 
-    def test_lost_while_paused(self) -> None:
-        """A link whose sender is gone is not behind: nobody is to wait for it."""
+    def test_lost_while_behind(self) -> None:
+        """
+        A link whose sender is gone is not behind, and says so: nobody is to wait for
+        it, whether the transport was full or answers were missing.
+        """
+        for is_paused in (True, False):
+            self.memory = MemoryLink()
+            self.sender = self.memory.link.sender
+            self.memory.establish()
+            subscriber = self.memory.protocols[1]
+            if is_paused:
+                producer = self.memory.transports[0].producer
+                assert producer is not None
+                producer.pauseProducing()
+            else:
+                self.publish_rows(*range(sender_module.MUCH_UNANSWERED))
+                self.turn()
+            self.assertTrue(subscriber.is_behind)
+            self.assertNotIn("ready_again", self.memory.events.all)
+            self.memory.lose(0)
+            self.assertFalse(subscriber.is_behind)
+            self.assertEqual(self.memory.events.all.count("ready_again"), 1)
+
+    def test_given_up_while_behind(self) -> None:
+        """C12: a Redis that does not read is given up, and who waits is told."""
         self.memory.establish()
-        producer = self.memory.transports[0].producer
-        assert producer is not None
-        producer.pauseProducing()
-        subscriber = self.memory.protocols[1]
-        self.assertTrue(subscriber.is_behind)
-        self.memory.lose(0)
-        self.assertFalse(subscriber.is_behind)
+        self.sender.pause()
+        self.sender._max_pending_bytes = 1000
+        self.sender.publish("RDATA", "hs", [b"x" * 1001])
+        self.assertIn("ready_again", self.memory.events.all)
+        self.assertFalse(self.sender.is_behind)
 
     def test_announcing_fails(self) -> None:
         """If the announcement fails, nothing is sent; it is made on the next one."""

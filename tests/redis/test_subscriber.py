@@ -10,6 +10,7 @@ from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import PureReader, encode, new_reader
+from synapse_replication.redis.sender import FEW_UNANSWERED, MUCH_UNANSWERED
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
@@ -63,20 +64,31 @@ class RedisSubscriberTests(SynchronousTestCase):
         )
 
     def test_behind(self) -> None:
-        """It is behind while thousands of publishes are unanswered, or none is taken."""
+        """
+        It is behind while thousands of publishes are unanswered, or none is taken;
+        it says once that it is ready, while some are still unanswered.
+        """
         memory = MemoryLink()
         memory.establish()
         subscriber = memory.protocols[1]
+        heard = memory.events.all
+        del heard[:]
         self.assertFalse(subscriber.is_behind)
-        subscriber.send_lines("RDATA", [rdata(n) for n in range(6_000)])
+        subscriber.send_lines("RDATA", [rdata(n) for n in range(MUCH_UNANSWERED)])
         memory.reactor.advance(0)
         self.assertTrue(subscriber.is_behind)
-        memory.say(0, b":1\r\n" * 2_000)
+        many = MUCH_UNANSWERED - FEW_UNANSWERED - 1
+        memory.say(0, b":1\r\n" * many)
+        self.assertEqual(heard, [])
+        memory.say(0, b":1\r\n")
         self.assertFalse(subscriber.is_behind)
+        self.assertEqual(heard, ["ready_again"])
+        memory.say(0, b":1\r\n" * FEW_UNANSWERED)
         memory.link.sender.pause()
         self.assertTrue(subscriber.is_behind)
         memory.link.sender.resume()
         self.assertFalse(subscriber.is_behind)
+        self.assertEqual(heard, ["ready_again"] * 2)
 
     def test_chunks(self) -> None:
         """Messages that arrive together are handed on together, by both readers."""

@@ -57,6 +57,9 @@ class RecordingHandler:
         if self.on_received is not None:
             self.on_received(connection)
 
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        raise AssertionError("no connection over direct TCP is ever behind")
+
     def lost_connection(self, connection: ReplicationConnection) -> None:
         self.calls.append("lost")
         self.connections.remove(connection)
