@@ -29,6 +29,7 @@ __all__ = [
     "SERVER_NAME",
     "STREAM",
     "WRITER",
+    "count_rows",
     "flat_out_peer",
     "rdata_line",
     "received_bytes",
@@ -125,7 +126,15 @@ def publish(port: int, kind: str, count: int) -> None:
 
 def _read_replies(redis: socket.socket, count: int) -> None:
     while count > 0:
-        count -= redis.recv(65536).count(b"\n")
+        count -= _received(redis, 65536).count(b"\n")
+
+
+def _received(peer: socket.socket, size: int) -> bytes:
+    data = peer.recv(size)
+    if not data:
+        # Else who waits for more would spin, long after the measure failed.
+        raise ConnectionError("the peer closed the connection amid the measure")
+    return data
 
 
 def count_rows(port: int, count: int) -> None:
@@ -140,7 +149,7 @@ def count_rows(port: int, count: int) -> None:
         _answer("ready")
         data = b""
         while count > 0:
-            data = data[1 - len(mark) :] + redis.recv(1 << 20)
+            data = data[1 - len(mark) :] + _received(redis, 1 << 20)
             count -= data.count(mark)
         _answer({"finished": time.monotonic()})
 
@@ -161,7 +170,7 @@ def serve(rows: int) -> None:
         client.sendall(f"SERVER {SERVER_NAME}\nPING 1\n".encode())
         seen = b""
         while b"REPLICATE" not in seen:
-            seen += client.recv(4096)
+            seen += _received(client, 4096)
         client.sendall(f"POSITION {STREAM} {WRITER} 0 0\n".encode())
         for chunk in chunks:
             client.sendall(chunk)

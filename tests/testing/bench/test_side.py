@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
 import sys
+import threading
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.bench.side import Counting, main, percentiles
 from synapse_replication.testing.bench.traffic import (
     READER,
+    count_rows,
     received_bytes,
     user_ip_line,
 )
@@ -53,3 +56,23 @@ class SideTests(SynchronousTestCase):
         self.assertEqual(len(set(lines)), 1000)
         self.assertNotIn(READER.encode(), greeting)
         self.assertTrue(user_ip_line(7).startswith(b"USER_IP @user7:"))
+
+    def test_the_other_end_goes(self) -> None:
+        """A peer of a measure whose Redis is gone fails, and does not spin."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+
+            def serve() -> None:
+                client, _ = listener.accept()
+                with client:
+                    client.recv(100)
+                    client.sendall(b"*3\r\n$9\r\nsubscribe\r\n")
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                self.assertRaises(ConnectionError),
+            ):
+                count_rows(port, 10)
+            thread.join()
