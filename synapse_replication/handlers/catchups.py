@@ -7,6 +7,10 @@ stream's queue: it puts a step at the queue's end then. A failure, of the source
 of the host, puts the step there later, after a wait that doubles. What was handed
 on is not handed on again: the cursor moves with every token.
 
+While a page is handed on, the next is on its way, one at most: the source and this
+process work at the same time. It is used if the cursor is where it begins, and else
+forgotten.
+
 A run that is not being worked on has exactly one step in the queue or one retry on
 the clock, unless its link is lost: then it is abandoned with the writer's state, so
 that what still waits of the writer's rows cannot pass the gap.
@@ -17,16 +21,16 @@ Spec, section 5; cases C3, C5, C6, C46, C53, C59.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.backlogs import PartialResync
-from synapse_replication.handlers.interfaces import Clock, RowSink
+from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.links import (
     CatchUpRun,
     CatchUpStep,
     Link,
+    ReadAhead,
     WriterState,
 )
 from synapse_replication.handlers.observer import (
@@ -36,8 +40,13 @@ from synapse_replication.handlers.observer import (
     Resync,
 )
 from synapse_replication.handlers.queues import Pacer
-from synapse_replication.streams.catchup import Backoff, Page, check_page
-from synapse_replication.streams.stream import JsonValue, Stream
+from synapse_replication.streams.catchup import (
+    Backoff,
+    Page,
+    check_page,
+    gather_batches,
+)
+from synapse_replication.streams.stream import JsonValue, Stream, StreamUpdateResult
 
 __all__ = ["CatchUps"]
 
@@ -56,6 +65,7 @@ class CatchUps:
         stream: Stream,
         sink: RowSink,
         clock: Clock,
+        run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
         backoff: Backoff,
         pacer: Pacer,
@@ -68,6 +78,7 @@ class CatchUps:
         self._name = stream.description.name
         self._sink = sink
         self._clock = clock
+        self._run_as_background_process = run_as_background_process
         self._observer = observer
         self._backoff = backoff
         self._pacer = pacer
@@ -131,7 +142,7 @@ class CatchUps:
                         if link.is_lost:
                             self._abandon(link, instance_name)
                             return
-                        await self._fetch_page(instance_name, run, event)
+                        await self._fetch_page(link, instance_name, run, event)
                         if self._others_wait() and run.cursor < run.target:
                             self._put_step(link, instance_name, state, run)
                             return
@@ -167,20 +178,22 @@ class CatchUps:
         self._observer.stream_reset(self._name, instance_name, current, restart_token)
 
     async def _fetch_page(
-        self, instance_name: str, run: CatchUpRun, event: CatchUp
+        self, link: Link, instance_name: str, run: CatchUpRun, event: CatchUp
     ) -> None:
-        result = None
-        if self._partial is not None:
-            result = await self._partial.get_updates_since(
-                self._name, instance_name, run.cursor, run.target
-            )
-        if result is None:
-            result = await self._stream.get_updates_since(
-                instance_name, run.cursor, run.target
-            )
-            run.is_full = run.is_full or not self._description.held_in_memory
+        from_token, upto_token = run.cursor, run.target
+        ahead, run.ahead = run.ahead, None
+        if ahead is not None and ahead.from_token == from_token:
+            upto_token = ahead.upto_token
+            result, is_partial = await self._answer(ahead)
+        else:
+            result, is_partial = await self._ask(instance_name, from_token, upto_token)
+        run.is_full |= not (is_partial or self._description.held_in_memory)
         run.has_fetched = True
-        page = check_page(result, run.cursor, run.target, take_encoded=True)
+        page = check_page(result, from_token, upto_token, take_encoded=True)
+        # Rows below a position of an idempotent stream may be committed later.
+        is_wanted = not (link.is_lost or self._description.idempotent)
+        if page.upto_token < run.target and is_wanted:
+            run.ahead = self._ask_ahead(instance_name, page.upto_token, run.target)
         for token, rows in self._typed_batches(instance_name, page):
             waiting = (
                 self._sink.on_rdata(self._name, instance_name, token, rows)
@@ -193,33 +206,67 @@ class CatchUps:
             run.attempts = 0
         run.cursor = page.upto_token
         run.attempts = 0
-        self._observer.catch_up_page(event, page.rows, page.upto_token)
+        self._observer.catch_up_page(event, len(page.tokens), page.upto_token)
         self.position_changed(instance_name)
-        if self._pacer.is_due(page.rows):
+        if self._pacer.is_due(len(page.tokens)):
             await self._pacer.take_break()
+
+    async def _ask(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> tuple[StreamUpdateResult, bool]:
+        """Ask for a page; tell whether it is of what the writer sent last."""
+        if self._partial is not None:
+            result = await self._partial.get_updates_since(
+                self._name, instance_name, from_token, upto_token
+            )
+            if result is not None:
+                return result, True
+        result = await self._stream.get_updates_since(
+            instance_name, from_token, upto_token
+        )
+        return result, False
+
+    def _ask_ahead(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> ReadAhead:
+        ahead = ReadAhead(from_token, upto_token)
+
+        async def ask() -> None:
+            try:
+                ahead.answer = await self._ask(instance_name, from_token, upto_token)
+            except Exception as error:  # noqa: BLE001 -- raised where it is wanted
+                ahead.error = error
+
+        ahead.process = self._run_as_background_process(
+            f"replication_read_ahead_{self._name}", ask
+        )
+        return ahead
+
+    async def _answer(self, ahead: ReadAhead) -> tuple[StreamUpdateResult, bool]:
+        assert ahead.process is not None
+        await ahead.process
+        if ahead.error is not None:
+            raise ahead.error
+        assert ahead.answer is not None
+        return ahead.answer
 
     def _typed_batches(
         self, instance_name: str, page: Page
     ) -> Iterable[tuple[int, list[Any]]]:
         """Make typed rows of fetched ones, all at once if they came as text."""
         if page.is_encoded:
-            texts = [text for _, texts in page.batches for text in texts]
             try:
-                decoded = self._description.codec.decode(texts)
+                decoded = self._description.codec.decode(page.values)
             except RowDecodeError:
                 # Which of them it is shows one by one.
                 pass
             else:
                 if decoded.with_extra_fields:
                     self._observer.extra_fields(self._name, decoded.with_extra_fields)
-                rows = iter(decoded.rows)
-                return [
-                    (token, list(islice(rows, len(texts))))
-                    for token, texts in page.batches
-                ]
+                return gather_batches(page.tokens, decoded.rows)
         return (
             (token, self._typed(instance_name, values, page.is_encoded))
-            for token, values in page.batches
+            for token, values in page.batches()
         )
 
     def _typed(

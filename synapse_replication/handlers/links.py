@@ -14,9 +14,12 @@ Spec, section 5; cases C7 to C10.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
+
 import attrs
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
+from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import PositionCommand
 
@@ -27,9 +30,27 @@ __all__ = [
     "Link",
     "LostRow",
     "NewEpoch",
+    "ReadAhead",
     "Told",
     "WriterState",
 ]
+
+
+@attrs.define(eq=False)
+class ReadAhead:
+    """The next page of a catch-up, on its way while the one before is handed on.
+
+    :ivar from_token: the rows asked for are those above it, up to ``upto_token``.
+    :ivar process: ends, without failing, when one of the following is there.
+    :ivar answer: the source's answer, and whether it is only what the writer sent last.
+    :ivar error: why there is none.
+    """
+
+    from_token: int
+    upto_token: int
+    process: Awaitable[object] | None = None
+    answer: tuple[StreamUpdateResult, bool] | None = None
+    error: Exception | None = None
 
 
 @attrs.define(eq=False)
@@ -44,6 +65,7 @@ class CatchUpRun:
     :ivar is_queued: a step of it waits in the stream's queue.
     :ivar has_fetched: something was fetched.
     :ivar is_full: not all of it came from what its writer sent last.
+    :ivar ahead: the page after the one that is being handed on, if it was asked for.
     """
 
     cursor: int
@@ -54,6 +76,7 @@ class CatchUpRun:
     is_queued: bool = False
     has_fetched: bool = False
     is_full: bool = False
+    ahead: ReadAhead | None = None
 
     def cancel_retry(self) -> None:
         """Make no later attempt: one is made now, or none ever."""
@@ -82,6 +105,20 @@ class WriterState:
     def is_live(self) -> bool:
         """Rows are handed on as they come, and none is missing."""
         return self.catch_up is None and not self.has_lost_rows and not self.pending
+
+    def gather(
+        self, tokens: Sequence[int | None], rows: Sequence[bytes]
+    ) -> list[tuple[int, list[bytes]]]:
+        """Take out the batches that these rows finish; keep what is unfinished."""
+        whole = []
+        pending = self.pending
+        for token, row in zip(tokens, rows, strict=True):
+            pending.append(row)
+            if token is not None:
+                whole.append((token, pending))
+                pending = []
+        self.pending = pending
+        return whole
 
 
 @attrs.define(eq=False)

@@ -127,6 +127,7 @@ class StreamReceiver:
             stream,
             sink,
             clock,
+            run_as_background_process,
             observer,
             options.backoff,
             self._pacer,
@@ -347,7 +348,7 @@ class StreamReceiver:
             ):
                 self._catch_ups.position_changed(instance_name)
             return
-        whole = self._gather(state, tokens, rows)
+        whole = state.gather(tokens, rows)
         if whole:
             await self._take_batches(link, instance_name, state, position, whole)
         if self._is_too_much(state.pending):
@@ -359,21 +360,6 @@ class StreamReceiver:
     def _is_too_much(self, pending: list[bytes]) -> bool:
         most, size = self._options.max_batch_rows, self._options.max_queue_size
         return len(pending) > most or sum(map(len, pending)) > size
-
-    @staticmethod
-    def _gather(
-        state: WriterState, tokens: Sequence[int | None], rows: Sequence[bytes]
-    ) -> list[tuple[int, list[bytes]]]:
-        """Take out the batches that these rows finish; keep what is unfinished."""
-        whole = []
-        pending = state.pending
-        for token, row in zip(tokens, rows, strict=True):
-            pending.append(row)
-            if token is not None:
-                whole.append((token, pending))
-                pending = []
-        state.pending = pending
-        return whole
 
     async def _take_batches(
         self,

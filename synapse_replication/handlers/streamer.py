@@ -213,7 +213,7 @@ class ReplicationStreamer:
         batches: list[tuple[int, list[JsonValue]]] = []
         reached = page.upto_token
         count = 0
-        for token, rows in page.batches:
+        for token, rows in page.batches():
             if count >= self._options.max_rows:
                 reached = batches[-1][0]
                 break

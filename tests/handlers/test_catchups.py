@@ -105,6 +105,57 @@ class PageTests(SynchronousTestCase):
         it.stream.answer()
         self.assertEqual(it.host.rows.tokens("a"), [1, 2])
 
+    def test_the_next_page_is_asked_for_meanwhile(self) -> None:
+        """While the host takes a page, one more is fetched, and no third."""
+        it = receiving(page_rows=1)
+        for n in range(1, 4):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 3 3")
+        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3)])
+        it.host.rows.is_held = False
+        it.host.rows.release()
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)])
+
+    def test_a_page_asked_for_ahead_that_fails(self) -> None:
+        """The failure of a page counts when its turn comes, and it is tried again."""
+        it = receiving(page_rows=1)
+        it.stream.persist("w", 1, ["1"])
+        it.stream.persist("w", 2, ["2"])
+        it.stream.is_held = True
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 2 2")
+        it.stream.answer()
+        it.stream.fail(CatchUpError("down"))
+        self.assertEqual(it.host.observer.catch_up_failures, [])
+        it.stream.is_held = it.host.rows.is_held = False
+        it.host.rows.release()
+        self.assertEqual(len(it.host.observer.catch_up_failures), 1)
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2])
+
+    def test_a_page_asked_for_ahead_of_what_failed(self) -> None:
+        """After the host failed in a page, none that was fetched is passed."""
+        it = receiving(page_rows=2)
+        for n in range(1, 5):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.failures = [None, ValueError("no")]
+        it.receive("POSITION events w 4 4")
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3, 4])
+
+    def test_late_rows_are_not_read_ahead_of(self) -> None:
+        """Where rows may be committed late, no page is fetched before its turn."""
+        it = receiving(page_rows=1, idempotent=True)
+        for n in range(1, 4):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 3 3")
+        self.assertEqual(it.stream.requests, [("w", 0, 3)])
+
     def test_a_row_that_nobody_can_read(self) -> None:
         """C10: a row that cannot be read even when fetched is counted and passed."""
         it = receiving()

@@ -59,7 +59,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w6"), [6])
 
     def test_the_host_fails(self) -> None:
-        """C46: rows of one writer that the host refuses hold up no other."""
+        """Rows of one writer that the host refuses hold up no other."""
         it = connected()
         it.stream.persist("w2", 2, ["2"])
         it.stream.persist("w2", 12, ["12"])
