@@ -7,6 +7,7 @@ so read its configuration again.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -119,7 +120,13 @@ class _Process:
         except Exception:  # noqa: BLE001 -- said on stderr, whatever it is
             self._failed(Failure())  # type: ignore[no-untyped-call]
         else:
-            service.started.addErrback(self._failed)
+            service.started.addCallbacks(self._up, self._failed)
+
+    def _up(self, _: None) -> None:
+        # What the start made stays as long as the process: looking at it again in
+        # every full collection would stop the process for no gain.
+        gc.collect()
+        gc.freeze()
 
     def _failed(self, failure: Failure) -> None:
         if self._stopping:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import signal
 from collections.abc import Callable
@@ -109,6 +110,15 @@ class RunServiceTests(SynchronousTestCase):
         self.assertEqual(self.service.calls, ["start", "stop"])
         for number in _SIGNALS:
             self.assertEqual(signal.getsignal(number), signal.SIG_DFL)
+
+    def test_what_the_start_made_is_left_alone(self) -> None:
+        """The garbage collector does not look again at what the start has made."""
+        self.addCleanup(gc.unfreeze)
+        gc.unfreeze()
+        service = FakeService()
+        service.started.callback(None)
+        run_service(FakeReactor(), lambda: service)
+        self.assertGreater(gc.get_freeze_count(), 1000)
 
     def test_does_not_start(self) -> None:
         """A service that cannot start says why, in words, and the status is 1."""
