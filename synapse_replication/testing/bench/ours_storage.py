@@ -8,6 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from synapse_replication.app.clock import ReactorClock
+from synapse_replication.app.handled import HandledIds
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
@@ -16,11 +17,13 @@ from synapse_replication.storage.id_generators import (
 from synapse_replication.storage.sequences import IdStream
 from synapse_replication.storage.tables import standard_stream
 from synapse_replication.streams.registry import STANDARD_STREAMS
-from synapse_replication.streams.stream import EncodedUpdates
 from synapse_replication.streams.table import IdColumn
-from synapse_replication.testing.bench.side import main, run
+from synapse_replication.testing.bench.ours_host import CountingSink, Process
+from synapse_replication.testing.bench.side import Counting, main, run
 from synapse_replication.testing.bench.tables import make_generator_tables
 from synapse_replication.testing.bench.traffic import READER, STREAM, WRITER
+from synapse_replication.testing.doubles import MemoryConnection
+from synapse_replication.wire.batching import read_lines
 
 __all__ = ["MEASURES"]
 
@@ -66,29 +69,27 @@ def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
 
 
 def catch_up(dsn: str, rows: int) -> dict[str, float]:
-    """Fetch all rows of a writer, and make them typed rows."""
+    """Catch up with a writer from nothing: fetch its rows and hand them on, typed."""
 
     async def fetch(reactor: Any) -> dict[str, float]:
         database = Database(dsn, reactor, max_connections=10)
-        stream = standard_stream(
+        stream: Any = standard_stream(
             STANDARD_STREAMS[STREAM],
             database,
-            await _load(database, reactor, READER),
+            HandledIds(STREAM, READER, {}, 0, None),
             instance_name=READER,
         )
-        codec = stream.description.codec
-        token = count = 0
-        started = time.perf_counter()
-        while token < rows:
-            page = await stream.get_updates_since(WRITER, token, rows)
-            assert isinstance(page.updates, EncodedUpdates)
-            texts = [text for _, text in page.updates.encoded]
-            count += len(codec.decode(texts).rows)
-            token = page.upto_token
-        seconds = time.perf_counter() - started
-        assert count == rows
+        counting = Counting(rows)
+        process = Process(reactor, READER, CountingSink(counting), sources=[stream])
+        connection = MemoryConnection()
+        process.handler.new_connection(connection)
+        line = f"POSITION {STREAM} {WRITER} {rows} {rows}"
+        started = time.monotonic()
+        process.handler.received(connection, read_lines([line.encode()]))
+        await counting.done
+        await process.handler.wait_until_idle()
         await database.close()
-        return {"seconds": seconds}
+        return {"seconds": counting.finished - started}
 
     result: dict[str, float] = run(fetch)
     return result
