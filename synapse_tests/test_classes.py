@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.errors import UnknownCommandError
 from synapse_tests.homeserver import (
     HomeserverTestCase,
@@ -113,6 +115,14 @@ class ProtocolTests(HomeserverTestCase):
             protocol.close()
 
 
+def _log_context(context: Any) -> Any:
+    try:
+        return context.LoggingContext(name="test", server_name="test")
+    except TypeError:
+        # An older one.
+        return context.LoggingContext("test")
+
+
 class HandlerTests(HomeserverTestCase):
     """``handler``, ``resource.ReplicationStreamer`` and ``redis``."""
 
@@ -144,6 +154,24 @@ class HandlerTests(HomeserverTestCase):
         self.assertEqual(set(handler.get_streams()), set(streams))
         for name, stream in handler.get_streams().items():
             self.assertIsInstance(stream, streams[name])
+
+    async def test_waiting_for_background_work(self) -> None:
+        """
+        Who waits for a background process comes back in their own log context.
+        """
+        context = importlib.import_module("synapse.logging.context")
+        host = SynapseHost(self.hs)
+        released: Deferred[None] = Deferred()
+
+        async def work() -> None:
+            await context.make_deferred_yieldable(released)
+
+        with _log_context(context) as ours:
+            process = host.run_as_background_process("some work", work)
+            self.assertIs(context.current_context(), ours)
+            self.hs.get_reactor().callLater(0.01, released.callback, None)
+            await process
+            self.assertIs(context.current_context(), ours)
 
     async def test_redis(self) -> None:
         """

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any
 
+from twisted.internet.defer import Deferred
+
+from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.streams import HostStreams
 from synapse_replication.handlers.interfaces import (
     DelayedCall,
@@ -235,5 +238,18 @@ class SynapseHost:
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Awaitable[Any]:
         """Start ``func`` as a background process of the host."""
-        process: Awaitable[Any] = self._run(description, func)
-        return process
+        return _HostProcess(self._run(description, func))
+
+
+class _HostProcess:
+    """A background process of the host, to be waited for by the host's rule.
+
+    It ends in a log context of its own, and who waits is to come back in theirs.
+    """
+
+    def __init__(self, process: Deferred[Any]) -> None:
+        self._process = process
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        # Not before: this gives the log context up until the process has ended.
+        return make_yieldable(self._process).__await__()
