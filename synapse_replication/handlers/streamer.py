@@ -1,12 +1,12 @@
 """From "something was written" to RDATA and POSITION on the wire.
 
 Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
-makes it run again. The loop goes round the streams that this process writes, one
-page of rows each, until none has more: a stream with many rows waiting delays
-nobody by more than its page. While a link has not taken what was sent, such a stream
-is held up, so that what the others say does not stand behind all of its rows. If
-nothing else is to be done, the loop ends; the link starts it again when it is ready, or
-gone.
+makes it run again. The loop goes round the streams that this process writes, a
+slice of rows each, until none has more: a stream with many rows waiting delays
+nobody by more than its slice. What its source gave beyond that waits for the next
+round. While a link has not taken what was sent, such a stream is held up, so that what
+the others say does not stand behind all of its rows. If nothing else is to be done, the
+loop ends; the link starts it again when it is ready, or gone.
 
 What is announced comes from one reading of the stream's own token, taken *before*
 the rows are fetched: every row of ours at or below it is committed and in the
@@ -22,8 +22,8 @@ Spec, section 6; cases C5, C6, C11, C20, C29, C52.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Protocol
 
 import attrs
@@ -32,7 +32,11 @@ from twisted.internet.defer import Deferred
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sender import CommandSender
-from synapse_replication.streams.catchup import Page, check_page
+from synapse_replication.streams.catchup import (
+    Page,
+    check_page,
+    gather_batches,
+)
 from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
@@ -60,7 +64,7 @@ class StreamerOptions:
     """
 
     announce_interval: float = 1.0
-    max_rows: int = 500
+    max_rows: int = 250
     torture_level: int = 0
 
 
@@ -88,8 +92,10 @@ class ReplicationStreamer:
         self._streams = host.streams.get_streams_to_replicate()
         self._poked = False
         self._running = False
-        # Those that had more to send than a page, when the loop last went round.
+        # Those that had more to send than a slice, when the loop last went round.
         self._unfinished: list[Stream] = []
+        # Of these, by name: up to where rows were sent, and what was fetched beyond.
+        self._rests: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
         command_handler.call_when_ready(self._go_on)
@@ -122,6 +128,7 @@ class ReplicationStreamer:
             self._poked = True
         elif not self._handler.connected():
             self._unfinished = []
+            self._rests.clear()
             for stream in self._streams:
                 self._handler.set_last_sent_token(
                     stream.description.name, stream.minimal_local_current_token()
@@ -171,7 +178,7 @@ class ReplicationStreamer:
                 waiter.callback(None)
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
-        """Send a page of each stream; give those that have more."""
+        """Send a slice of each stream; give those that have more."""
         torture = self._options.torture_level
         if torture:
             self._random.shuffle(streams)
@@ -180,53 +187,58 @@ class ReplicationStreamer:
             if torture:
                 await self._host.clock.sleep(self._random.random() * torture / 1000)
             try:
-                if await self._send_page(stream):
+                if await self._send_slice(stream):
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- the observer is told
                 self._observer.sending_failed(stream.description.name, error)
         return unfinished
 
-    async def _send_page(self, stream: Stream) -> bool:
-        """Send what a stream has, one page at most; tell whether there is more."""
+    async def _send_slice(self, stream: Stream) -> bool:
+        """Send what a stream has, one slice at most; tell whether there is more."""
+        name = stream.description.name
         # Read once, before the rows are fetched: see above.
         upto_token = stream.minimal_local_current_token()
         last_sent = self._handler.last_sent_token(stream)
+        sent_before, page = self._rests.pop(name, (last_sent, None))
         if upto_token < last_sent and _may_reset(stream):
             # It began again while this process runs.
-            self._handler.send_position(stream.description.name, upto_token, upto_token)
+            self._handler.send_position(name, upto_token, upto_token)
             return False
         if upto_token <= last_sent:
             return False
-        if not stream.has_local_updates(last_sent, upto_token):
-            self._announce(stream, last_sent, upto_token)
-            return False
-        result = await stream.get_updates_since(
-            self._host.identity.instance_name, last_sent, upto_token
-        )
-        page = check_page(result, last_sent, upto_token)
-        reached = self._send_batches(stream.description.name, page)
+        if page is None or sent_before != last_sent:
+            if not stream.has_local_updates(last_sent, upto_token):
+                self._announce(stream, last_sent, upto_token)
+                return False
+            result = await stream.get_updates_since(
+                self._host.identity.instance_name, last_sent, upto_token
+            )
+            page = check_page(result, last_sent, upto_token)
+        rest = self._send_rows(name, page)
+        if rest is not None:
+            if not _may_reset(stream):
+                self._rests[name] = self._handler.last_sent_token(stream), rest
+            return True
+        reached = page.upto_token
         self._announce(stream, self._handler.last_sent_token(stream), reached)
         return reached < upto_token
 
-    def _send_batches(self, stream_name: str, page: Page) -> int:
-        """Send the rows of a page; give the token that they reach."""
-        batches: list[tuple[int, list[JsonValue]]] = []
-        reached = page.upto_token
-        count = 0
-        for token, rows in page.batches():
-            if count >= self._options.max_rows:
-                reached = batches[-1][0]
-                break
-            batches.append((token, rows))
-            count += len(rows)
+    def _send_rows(self, stream_name: str, page: Page) -> Page | None:
+        """Send the first rows of a page; give the rest of it."""
+        tokens, rows = page.tokens, page.values
+        rest = None
+        if len(tokens) > self._options.max_rows:
+            end = bisect_right(tokens, tokens[self._options.max_rows - 1])
+            if end < len(tokens):
+                rest = Page(tokens[end:], rows[end:], page.upto_token)
+                tokens, rows = tokens[:end], rows[:end]
         try:
-            texts = iter(encode_json_rows([row for _, rows in batches for row in rows]))
+            texts = encode_json_rows(rows)
         except ValueError:
-            self._send_what_can_be(stream_name, batches)
+            self._send_what_can_be(stream_name, gather_batches(tokens, rows))
         else:
-            encoded = [(token, list(islice(texts, len(r)))) for token, r in batches]
-            self._handler.send_rows(stream_name, encoded)
-        return reached
+            self._handler.send_rows(stream_name, list(gather_batches(tokens, texts)))
+        return rest
 
     def _send_what_can_be(
         self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]

@@ -58,9 +58,10 @@ EXTENSION = "EXTENSION"
 _NOT_KEPT = _RECOVERABLE | {EXTENSION}
 #: How much may wait for Redis to read, in bytes of lines, before it is given up.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
-#: So many publishes without an answer are much, and so many are few.
-MUCH_UNANSWERED = 2_000
-FEW_UNANSWERED = 1_000
+#: So many publishes without an answer are much: 1 ms of its work. So many are few: by
+#: the time that more come it has no others.
+MUCH_UNANSWERED = 250
+FEW_UNANSWERED = 100
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 

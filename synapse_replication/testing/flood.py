@@ -11,6 +11,7 @@ flood must have been handed on, once and in order.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import statistics
@@ -75,7 +76,7 @@ class Report:
     :ivar links_lost: how often Redis cut the reader off, since it was behind.
     :ivar in_order: each row was handed on once, and in order.
     :ivar steady_before: median and 99th percentile of the steady stream, alone.
-    :ivar steady_during: the same while the host was slow and behind.
+    :ivar steady_during: the same while the flood came.
     :ivar memory_before: resident, before the flood.
     :ivar memory_peak: resident, at most.
     """
@@ -137,7 +138,6 @@ class SlowSink:
 
     A row of the other stream says when it was due. Those that were fetched are made
     here, so the first that came tells when.
-
 
     :ivar out_of_order: rows that did not follow the one before.
     :ivar steady: s that each row of the other stream took.
@@ -278,6 +278,7 @@ async def run_flood(
     memory: list[float] = []
     sampling = LoopingCall(lambda: memory.append(_resident()))
     try:
+        _settle()
         reactor.spawnProcess(
             writer,
             sys.executable,
@@ -300,9 +301,10 @@ async def run_flood(
         writer.tell("flood")
         await until("the last row", lambda: observer.newest >= rows)
         sent = time.monotonic()
+        during = list(sink.steady)
         # The host is slow for a while yet: it stands where the flood left it.
         await clock.sleep(_QUIET / 2)
-        handled, during = sink.handled, list(sink.steady)
+        handled = sink.handled
         links_lost = observer.links_lost
         sink.is_slow = False
         await until("all rows", lambda: host.flooded.position >= rows)
@@ -328,6 +330,12 @@ async def run_flood(
         round(memory_before, 1),
         round(max(memory), 1),
     )
+
+
+def _settle() -> None:
+    """Do as a process of this package does when it is up; see ``app/run.py``."""
+    gc.collect()
+    gc.freeze()
 
 
 def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
@@ -380,6 +388,7 @@ async def _write(reactor: Any, port: int, rows: int, rate: int) -> None:
     streamer.start()
 
     steady, flooded = host.steady, host.flooded
+    _settle()
     steady.base = time.monotonic_ns()
 
     def write_steady() -> None:

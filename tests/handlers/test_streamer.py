@@ -208,6 +208,49 @@ class ReplicationStreamerTests(SynchronousTestCase):
             self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
         )
 
+    def test_a_page_is_fetched_once(self) -> None:
+        """
+        A page that is sent in slices is fetched once; no token is cut, and what was
+        committed since comes after it.
+        """
+        self.build(StreamerOptions(max_rows=2))
+        for token in range(1, 4):
+            self.events.persist("w", token, [f"{token}a"], [f"{token}b"], [f"{token}c"])
+        self.host.notifier.notify()
+        self.assertEqual(len(self.connection.take()), 3)
+        self.write(4, "d")
+        self.host.reactor.pump([0] * 2)
+        sent = self.connection.take()
+        self.assertEqual([line.split()[3] for line in sent[2::3]], ["2", "3"])
+        self.assertEqual(sent[-1], 'RDATA events w 4 ["d"]')
+        self.assertEqual(
+            self.events.requests, [("w", 0, 3), ("w", 3, 4)], "one for each commit"
+        )
+
+    def test_nothing_is_kept_of_what_may_begin_again(self) -> None:
+        """Of a stream that may begin again, each slice is fetched when it is sent."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        for token in range(1, 5):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(len(self.connection.take()), 4)
+        self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
+
+    def test_a_page_that_holds_no_more(self) -> None:
+        """What is left of a page is passed over when its stream was moved on since."""
+        self.build(StreamerOptions(max_rows=2))
+        for token in range(1, 6):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.handler.stream_update("events", 3, ["3"])
+        self.connection.take()
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(
+            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in (4, 5)]
+        )
+
     def hold_up(self) -> list[str]:
         """Be amid many rows when the link falls behind; give the rows that wait."""
         self.build(StreamerOptions(max_rows=2))
@@ -236,10 +279,10 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
         self.get_ready()
-        # In the same turn; then a page a turn.
-        self.assertEqual(self.connection.take(), waiting[:2])
+        # In the same turn; then a slice a turn.
+        self.assertEqual(self.connection.take(), waiting[:1])
         self.host.reactor.pump([0] * 2)
-        self.assertEqual(self.connection.take(), waiting[2:])
+        self.assertEqual(self.connection.take(), waiting[1:])
 
     def test_waiting_costs_nothing(self) -> None:
         """Who waits for a link does not look at it again and again."""
