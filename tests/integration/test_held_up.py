@@ -1,0 +1,114 @@
+"""Long pages that wait for a real Redis, whose connections are cut meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet import reactor  # noqa: TID251 -- a real Redis
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
+from synapse_replication.redis.factory import SynapseRedisFactory
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.testing.flood import SERVER_NAME, WRITER, FloodHost
+from synapse_replication.testing.servers import PrivateRedis
+
+#: Rows of a round; a link falls behind many times in it.
+ROWS = 5_000
+
+
+def _factories(peer: Peer) -> tuple[SynapseRedisFactory, ...]:
+    return peer.link._outbound, peer.link._inbound
+
+
+class Peer:
+    """One process: its host, and what replication there is in it."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.host = FloodHost(reactor, name)
+        self.host.rows.is_slow = False
+        observer = self.host.observer
+        self.handler = ReplicationCommandHandler(self.host, observer)
+        self.link = RedisReplicationLink(
+            reactor,
+            RedisOptions(port=port),
+            SERVER_NAME,
+            self.handler,
+            observer,
+            lambda lost: self.handler.announce_positions(),
+        )
+        self.link.start()
+        # What is held up must be woken: no look at idle streams comes to its help.
+        self.streamer = ReplicationStreamer(
+            self.host,
+            self.handler,
+            observer,
+            options=StreamerOptions(announce_interval=3600),
+        )
+        self.streamer.start()
+
+    async def stop(self) -> None:
+        """Send all, and close the connections."""
+        await self.streamer.stop()
+        await self.link.stop()
+
+
+class HeldUpTests(TestCase):
+    """A writer of many rows, and a reader."""
+
+    timeout = 60
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await deferLater(reactor, 0.001)
+
+    async def test_connections_are_cut(self) -> None:
+        """
+        C2, C14: a writer waits for a Redis that is frozen, and no longer when either
+        connection is lost or Redis goes on; in the end the reader has all.
+        """
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        reader, writer = Peer("reader", redis.port), Peer(WRITER, redis.port)
+        self.addCleanup(reader.stop)
+        self.addCleanup(writer.stop)
+        stream = writer.host.flooded
+        for factory in (None, *_factories(writer)) * 2:
+            await self.until_connected(writer)
+            redis.freeze()
+            try:
+                stream.local_token += ROWS
+                writer.host.notifier.notify()
+                await self.until(lambda: writer.link.sender.is_behind)
+                await deferLater(reactor, 0.05)
+                self.assertLess(self.sent(writer), stream.local_token - ROWS / 2)
+                if factory is not None:
+                    for link in list(factory.links):
+                        link.transport.abortConnection()
+                    await self.until(lambda: self.sent(writer) == stream.local_token)
+            finally:
+                redis.thaw()
+            await self.until(lambda: self.sent(writer) == stream.local_token)
+        # The last rows were for nobody, maybe: this tells where the writer stands.
+        await self.until_connected(writer)
+        stream.local_token += 1
+        writer.host.notifier.notify()
+        await self.until(lambda: reader.host.flooded.position == stream.local_token)
+        self.assertEqual(reader.host.rows.out_of_order, 0)
+        self.assertEqual(reader.host.rows.handled, stream.local_token)
+
+    async def until_connected(self, peer: Peer) -> None:
+        await self.until(
+            lambda: peer.handler.connected() and peer.link.sender.connected
+        )
+
+    @staticmethod
+    def sent(writer: Peer) -> int:
+        """Tell up to where the rows were sent."""
+        return writer.handler.last_sent_token(writer.host.flooded)
