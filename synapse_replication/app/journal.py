@@ -5,7 +5,13 @@ token::
 
     {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
 
-A POSITION that moved on without rows is a line with no rows. What was received is
+A POSITION that moved on without rows is a line with no rows. One with an ``epoch``
+says that what comes after it is of that start of the writer, which has a stream in
+memory (see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
+
+    {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
+
+What was received is
 handed to the operating system before the position moves: a kill of the process
 loses nothing that it had taken note of. A torn last line, of a kill in the middle
 of a write, is cut off at the next start; its rows are fetched again.
@@ -45,6 +51,7 @@ class JournalSink:
     def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
         self._to_json = to_json
         self._positions: dict[tuple[str, str], int] = {}
+        self._epochs: dict[tuple[str, str], str] = {}
         # Unbuffered: what write() took, the operating system has.
         self._file = path.open("ab", buffering=0)
         with path.open("rb") as lines:
@@ -67,12 +74,18 @@ class JournalSink:
             if not line.endswith(b"\n"):
                 return good_end
             self._positions[key] = token
+            if "epoch" in entry:
+                self._epochs[key] = entry["epoch"]
             good_end += len(line)
         return good_end
 
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
         """Tell how far each ``(stream, writer)`` got in the file."""
         return dict(self._positions)
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Tell of which start of the writer each position is, where that is known."""
+        return dict(self._epochs)
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -94,13 +107,16 @@ class JournalSink:
         if self._positions.get((stream_name, instance_name)) != token:
             self._append(stream_name, instance_name, token, [])
 
-    def _append(self, stream: str, writer: str, token: int, rows: list[Any]) -> None:
-        line = (
-            encode_json(
-                {"stream": stream, "writer": writer, "token": token, "rows": rows}
-            )
-            + b"\n"
-        )
+    def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
+        """Take note that what comes next is of this epoch, from its beginning."""
+        self._append(stream_name, instance_name, 0, [], epoch=epoch)
+        self._epochs[stream_name, instance_name] = epoch
+
+    def _append(
+        self, stream: str, writer: str, token: int, rows: list[Any], **more: str
+    ) -> None:
+        entry = {"stream": stream, "writer": writer, "token": token, "rows": rows}
+        line = encode_json({**entry, **more}) + b"\n"
         written = 0
         try:
             # One write as a rule; a full disk may take less than all.

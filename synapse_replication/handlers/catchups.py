@@ -25,11 +25,13 @@ from typing import Any
 
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.backlogs import PartialResync
+from synapse_replication.handlers.epochs import HandledEpochs
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.links import (
     CatchUpRun,
     CatchUpStep,
     Link,
+    NewEpoch,
     ReadAhead,
     WriterState,
 )
@@ -86,6 +88,7 @@ class CatchUps:
         self._others_wait = others_wait
         # The stream's own source is the writer's memory already.
         self._partial = None if self._description.held_in_memory else partial
+        self._epochs = HandledEpochs(self._name, sink)
 
     def begin_later(
         self,
@@ -173,9 +176,61 @@ class CatchUps:
         waiting = self._sink.on_position(self._name, instance_name, restart_token)
         if waiting is not None:
             await waiting
+        if run.epoch is not None:
+            # Only now: no token of another epoch may ever be saved with it.
+            await self._epochs.begin(instance_name, run.epoch)
         run.restart_token = None
         run.is_full = True
         self._observer.stream_reset(self._name, instance_name, current, restart_token)
+
+    def is_of_epoch(self, instance_name: str, epoch: str) -> bool:
+        """Tell whether what was handled of a writer is of this epoch."""
+        return self._epochs.is_present(instance_name, epoch)
+
+    async def take_epoch(self, link: Link, item: NewEpoch) -> None:
+        """Fetch all that a writer has in memory, unless it is of the same epoch still.
+
+        If it is not known of which epoch that is which was handled, it may have begun
+        again since. A batch that is not finished may go on, or not: it is fetched.
+        """
+        instance_name, epoch = item.instance_name, item.epoch
+        if link.is_lost or self._epochs.is_present(instance_name, epoch):
+            # It is told again on the next connection.
+            return
+        key = self._name, instance_name
+        state = link.writers.get(key) or WriterState()
+        run = state.catch_up
+        if run is not None:
+            if run.epoch == epoch:
+                # Told twice, and still to be gone back.
+                run.target = max(run.target, item.token)
+                return
+            run.cancel_retry()
+        elif self._stream.current_token(instance_name) == 0 and not state.pending:
+            # Nothing of an earlier epoch was seen.
+            await self._begin_epoch(instance_name, epoch)
+            return
+        link.writers[key] = state
+        if state.pending:
+            self._observer.discarded(
+                self._name,
+                instance_name,
+                DiscardReason.SUPERSEDED_BY_POSITION,
+                len(state.pending),
+            )
+            state.pending = []
+            state.has_lost_rows = True
+        restart_token = min(0, item.token)
+        run = CatchUpRun(restart_token, item.token, restart_token, epoch)
+        state.catch_up = run
+        await self.go_on(link, instance_name, state, run)
+
+    async def _begin_epoch(self, instance_name: str, epoch: str) -> None:
+        try:
+            await self._epochs.begin(instance_name, epoch)
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            # The next heartbeat tells it again.
+            self._observer.failure(f"saving the epoch of {instance_name}", error)
 
     async def _fetch_page(
         self, link: Link, instance_name: str, run: CatchUpRun, event: CatchUp

@@ -22,7 +22,12 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import WaitTimeoutError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall, RowSink
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    DelayedCall,
+    EpochSink,
+    RowSink,
+)
 from synapse_replication.streams.stream import Stream
 
 __all__ = ["AdvancingStream", "LargestToken", "ReplicationDataHandler"]
@@ -60,7 +65,8 @@ class ReplicationDataHandler:
     Used in the reactor's thread only.
 
     :param streams: by name.
-    :param sink: the host's own.
+    :param sink: the host's own; an
+        :class:`~synapse_replication.handlers.interfaces.EpochSink`, perhaps.
     :param largest_token: what the positions that are waited for are capped to. A
         token that nobody allocated (of a database that was restored, say) would
         be waited for in vain.
@@ -103,6 +109,18 @@ class ReplicationDataHandler:
             )
         self._move(stream_name, instance_name, token)
         return None
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Give the epochs that the host saved, if it saves them."""
+        return self._sink.saved_epochs() if isinstance(self._sink, EpochSink) else {}
+
+    def on_epoch(
+        self, stream_name: str, instance_name: str, epoch: str
+    ) -> Awaitable[None] | None:
+        """Have an epoch saved, if the host saves them."""
+        if not isinstance(self._sink, EpochSink):
+            return None
+        return self._sink.on_epoch(stream_name, instance_name, epoch)
 
     async def _advance_after(
         self,

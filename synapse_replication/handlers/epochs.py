@@ -1,4 +1,4 @@
-"""Which start of each process is the present one.
+"""Which start of each process is the present one, and which was handled.
 
 Theory of operation: a process that starts again has another epoch. The newest that was
 heard of a name is the present one, and those before it are *stale*: what they still
@@ -7,6 +7,11 @@ say is not acted on. A stale one that goes on talking is a second process of tha
 that is left, and takes its place.
 
 Bounded: the names that were heard longest ago are forgotten.
+
+What a process held in memory went with its start. So of a stream in memory it is kept,
+too, of which epoch the rows are that were handled (:class:`HandledEpochs`). Whenever
+the present one is another, or it is not known of which they are, all is fetched anew;
+that is decided by the state and not by the news, which may be lost.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ from collections import deque
 
 import attrs
 
-__all__ = ["Heard", "PeerEpochs"]
+from synapse_replication.handlers.interfaces import EpochSink, RowSink
+
+__all__ = ["HandledEpochs", "Heard", "PeerEpochs"]
 
 #: How many instances are remembered.
 MAX_INSTANCES = 1000
@@ -108,3 +115,39 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.is_gone = True
+
+
+class HandledEpochs:
+    """Of which epoch of each writer the rows of a stream are that were handled here.
+
+    They outlive this process if its sink is an
+    :class:`~synapse_replication.handlers.interfaces.EpochSink`. A writer's position is
+    of the epoch that is noted here, or the writer is of another one by now: what
+    follows from the epoch that one has heard may always be handled first.
+    """
+
+    def __init__(self, stream_name: str, sink: RowSink) -> None:
+        self._name = stream_name
+        self._sink = sink if isinstance(sink, EpochSink) else None
+        self._epochs: dict[str, str] = {}
+        if self._sink is not None:
+            self._epochs = {
+                writer: epoch
+                for (stream, writer), epoch in self._sink.saved_epochs().items()
+                if stream == stream_name
+            }
+
+    def is_present(self, instance_name: str, epoch: str) -> bool:
+        """Tell whether what was handled of a writer is of this epoch."""
+        return self._epochs.get(instance_name) == epoch
+
+    async def begin(self, instance_name: str, epoch: str) -> None:
+        """Take note that nothing was handled yet of this epoch, and now will be.
+
+        The sink's failure is raised; nothing has changed then.
+        """
+        if self._sink is not None:
+            waiting = self._sink.on_epoch(self._name, instance_name, epoch)
+            if waiting is not None:
+                await waiting
+        self._epochs[instance_name] = epoch

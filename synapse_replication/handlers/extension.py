@@ -9,7 +9,7 @@ are and how far we told the others. It takes the same of the others and
   came once all that came before was handled: no row that is merely under way looks
   like a gap;
 * has a stream that is in a writer's memory fetched anew when the writer has another
-  epoch, whatever its tokens are now;
+  epoch than what was handled of it, whatever its tokens are now;
 * reports a second process of one name (C63): our own name with an epoch that is not
   ours, or an epoch of somebody's earlier start that goes on talking.
 
@@ -224,27 +224,38 @@ class ReplicationExtension:
         if is_new:
             self._observer.epoch_changed(name)
         self._observer.peer_heard(_news(message))
-        self._handler.writer_told(connection, name, tokens, is_new_epoch=is_new)
-        if kind is MessageType.GOODBYE:
+        is_leaving = kind is MessageType.GOODBYE
+        self._handler.writer_told(
+            connection,
+            name,
+            tokens,
+            is_new_epoch=is_new,
+            # Who goes cannot be asked for all that it has.
+            epoch=None if is_leaving else epoch,
+        )
+        if is_leaving:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
-            self._answer_soon()
+            self._answer_soon(is_new=heard is not Heard.SAME)
 
     def _report_duplicate(self, message: ExtensionMessage, other: str) -> None:
         places = [place for place in (message.where, other) if place]
         self._observer.duplicate_instance(message.instance_name, " and ".join(places))
 
-    def _answer_soon(self) -> None:
-        if self._has_left or (self._answer is not None and self._answer.active()):
+    def _answer_soon(self, *, is_new: bool) -> None:
+        if self._has_left:
             return
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
-        if wait <= 0:
+        if wait <= 0 or (is_new and self._in_memory):
+            # Who hears our position first cannot tell of which epoch it is.
             self._send_answer()
-        else:
+        elif self._answer is None or not self._answer.active():
             self._answer = self._clock.call_later(wait, self._send_answer)
 
     def _send_answer(self) -> None:
+        if self._answer is not None and self._answer.active():
+            self._answer.cancel()
         self._last_answer = self._clock.seconds()
         self._send_heartbeat()
 

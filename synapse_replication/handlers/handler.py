@@ -299,12 +299,15 @@ class ReplicationCommandHandler(CommandSender):
         tokens: Mapping[str, int],
         *,
         is_new_epoch: bool = False,
+        epoch: str | None = None,
     ) -> None:
         """Compare how far a writer told us with what came, after what came before.
 
         :param tokens: up to where it sent its rows or announced its position on this
             connection, by stream.
         :param is_new_epoch: the writer started again.
+        :param epoch: the writer's present one, to be compared with what was handled
+            of it; ``None`` if it is the one that was told last.
         """
         link = self._links.get(connection)
         if link is None:
@@ -313,8 +316,8 @@ class ReplicationCommandHandler(CommandSender):
             receiver = self._receivers.get(stream_name)
             if receiver is None:
                 continue
-            if is_new_epoch:
-                receiver.put_new_epoch(link, instance_name, token)
+            if epoch is not None:
+                receiver.put_epoch(link, instance_name, token, epoch)
             receiver.put_told(link, instance_name, token, is_first=is_new_epoch)
 
     # -- commands, by name ---------------------------------------------------------------

@@ -10,7 +10,7 @@ Spec, sections 1, 5 and 6; docs/plugging-in.rst.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -24,6 +24,7 @@ __all__ = [
     "CommandSink",
     "ConnectionHandler",
     "DelayedCall",
+    "EpochSink",
     "Identity",
     "Notifier",
     "ReplicationConnection",
@@ -131,6 +132,33 @@ class RowSink(Protocol):
         """Take note that a writer has nothing more up to ``token``.
 
         The token may be lower than the current one for a stream that was reset.
+        """
+        ...
+
+
+@runtime_checkable
+class EpochSink(Protocol):
+    """What a row sink offers besides, if it saves positions over a restart.
+
+    What a writer held in memory is gone when it starts again, and its tokens begin
+    anew: what was saved of it then says nothing. So a sink that saves the tokens of
+    such a stream saves which start of the writer, its *epoch*, they are of. If the
+    epoch is another one after a restart, or was not saved, all is fetched from the
+    writer again. Only a writer that speaks the extension tells its epoch.
+    """
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Give the epoch of each ``(stream, writer)``. Asked for at the start."""
+        ...
+
+    def on_epoch(
+        self, stream_name: str, instance_name: str, epoch: str
+    ) -> Awaitable[None] | None:
+        """Take note that what comes next is of this epoch, and begins after token 0.
+
+        To be saved in one step: the epoch, and 0 as the token that was reached.
+        Told of streams held in memory alone, seldom, and in order with the rows. If
+        it fails, the failure is reported, and it is told again later.
         """
         ...
 

@@ -60,6 +60,7 @@ class CatchUpRun:
     :ivar cursor: rows up to here were handed on.
     :ivar target: rows up to here are wanted; grows while new rows arrive.
     :ivar restart_token: go back to this position first; ``None`` if not, or done.
+    :ivar epoch: of the writer, if that is why it goes back.
     :ivar attempts: failures since the last progress.
     :ivar retry: the next attempt, if one is due later.
     :ivar is_queued: a step of it waits in the stream's queue.
@@ -71,6 +72,7 @@ class CatchUpRun:
     cursor: int
     target: int
     restart_token: int | None = None
+    epoch: str | None = None
     attempts: int = 0
     retry: DelayedCall | None = None
     is_queued: bool = False
@@ -167,10 +169,14 @@ class Told:
 
 @attrs.frozen
 class NewEpoch:
-    """The writer started again, and had got to ``token`` when it said so."""
+    """The writer is of another start than what was handled of it, or may be.
+
+    It had got to ``token`` when it said so.
+    """
 
     instance_name: str
     token: int
+    epoch: str
 
 
 @attrs.frozen(eq=False)

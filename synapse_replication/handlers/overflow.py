@@ -2,8 +2,9 @@
 
 Theory of operation: rows that wait can be fetched again, so what is kept of them is
 how far they reach, for each writer of each link. What a writer told of itself on the
-extension is kept, the latest of each: it may be of rows that never came. Nothing else
-is lost.
+extension is kept, the latest of each: it may be of rows that never came. An epoch that
+it told reaches as far as the rows before it, of which only this is left: whether the
+last of them are of a batch that may go on. Nothing else is lost.
 
 Spec, section 5; cases C3, C57.
 """
@@ -57,6 +58,7 @@ def collapse(
     kept: list[Queued[tuple[Link, Item]]] = []
     collapsed: dict[tuple[Link, str], Collapsed] = {}
     told: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
+    epochs: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
 
     def of_writer(link: Link, instance_name: str) -> Collapsed:
         key = link, instance_name
@@ -71,17 +73,25 @@ def collapse(
         elif isinstance(item, Told):
             told[link, item.instance_name] = queued
         elif isinstance(item, NewEpoch):
-            # What came before it is of no use any more.
-            told.pop((link, item.instance_name), None)
-            earlier = collapsed.pop((link, item.instance_name), None)
+            key = link, item.instance_name
+            told.pop(key, None)
+            earlier = collapsed.pop(key, None)
             if earlier is not None:
                 discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
-            kept.append(queued)
+                if earlier.ends_in_batch:
+                    collapsed[key] = Collapsed(
+                        item.instance_name,
+                        resettable,
+                        lowest_position=earlier.lowest_position,
+                        ends_in_batch=True,
+                    )
+            epochs[key] = queued
         elif isinstance(item, InterleavedRun):
             for run in item.runs():
                 of_writer(link, run.instance_name).add(run)
         else:
             of_writer(link, item.instance_name).add(item)
+    kept += epochs.values()
     for (link, instance_name), left in collapsed.items():
         discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
         left.rows = 0

@@ -196,10 +196,13 @@ class StreamReceiver:
             told = Told(instance_name, token, is_first)
             self._queue.put((link, told), 1, ROW_OVERHEAD)
 
-    def put_new_epoch(self, link: Link, instance_name: str, token: int) -> None:
-        """Take note that a writer started again. What it held in memory is gone."""
-        if self._description.held_in_memory:
-            self._queue.put((link, NewEpoch(instance_name, token)), 1, ROW_OVERHEAD)
+    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+        """Take note of a writer's epoch. What it held in memory in others is gone."""
+        if self._description.held_in_memory and not self._catch_ups.is_of_epoch(
+            instance_name, epoch
+        ):
+            item = NewEpoch(instance_name, token, epoch)
+            self._queue.put((link, item), 1, ROW_OVERHEAD)
 
     def _put_step(self, link: Link, step: CatchUpStep) -> None:
         self._queue.put((link, step), 1, ROW_OVERHEAD)
@@ -229,7 +232,7 @@ class StreamReceiver:
         elif isinstance(item, Told):
             await self._take_told(link, item)
         elif isinstance(item, NewEpoch):
-            await self._take_new_epoch(link, item)
+            await self._catch_ups.take_epoch(link, item)
         else:
             state = link.writers.get((self._name, item.instance_name))
             if state is not None:
@@ -519,25 +522,6 @@ class StreamReceiver:
                 self._observer.gap_found(name, instance_name, current, token)
             run = state.catch_up = CatchUpRun(current, token)
             await self._catch_ups.go_on(link, instance_name, state, run)
-
-    async def _take_new_epoch(self, link: Link, item: NewEpoch) -> None:
-        """Fetch all that a writer has in memory, from the beginning."""
-        instance_name = item.instance_name
-        if link.is_lost:
-            return
-        state = link.writers.setdefault((self._name, instance_name), WriterState())
-        if state.catch_up is not None:
-            state.catch_up.cancel_retry()
-        elif self._stream.current_token(instance_name) == 0 and not state.pending:
-            # Nothing of the earlier epoch was seen.
-            return
-        self._discard(
-            instance_name, DiscardReason.SUPERSEDED_BY_POSITION, len(state.pending)
-        )
-        state.pending = []
-        state.has_lost_rows = False
-        run = state.catch_up = CatchUpRun(0, item.token, min(0, item.token))
-        await self._catch_ups.go_on(link, instance_name, state, run)
 
     async def _take_collapsed(self, link: Link, item: Collapsed) -> None:
         """Catch up with what was dropped when the queue was full."""

@@ -51,7 +51,7 @@ class CollapseTests(SynchronousTestCase):
 
     def test_what_a_new_epoch_makes_useless(self) -> None:
         """Of an earlier epoch no rows are fetched, nor does it count what it told."""
-        epoch = NewEpoch("a", 3)
+        epoch = NewEpoch("a", 3, "e")
         kept = self.collapse(RdataRun("s", "a", [9], [b"x"]), Told("a", 9), epoch)
         self.assertEqual(kept, [epoch])
         self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
@@ -81,3 +81,12 @@ class CollapseTests(SynchronousTestCase):
         (none,) = self.collapse(PositionCommand("s", "a", 5, 5))
         assert isinstance(none, Collapsed)
         self.assertIsNone(none.ends_in_batch)
+
+    def test_epochs_that_are_told_again(self) -> None:
+        """However often a writer tells its epoch meanwhile, one word of it is kept."""
+        earlier, latest = NewEpoch("a", 3, "e"), NewEpoch("a", 5, "e")
+        other = NewEpoch("b", 3, "e")
+        kept = self.collapse(
+            earlier, PositionCommand("s", "a", 3, 3), other, latest, Told("a", 6)
+        )
+        self.assertEqual(kept, [latest, other, Told("a", 6)])

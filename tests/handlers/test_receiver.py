@@ -377,9 +377,9 @@ class ToldTests(SynchronousTestCase):
             process.stream.persist("w", token, [text])
             process.receive(f'RDATA events w {token} ["{text}"]')
 
-    def tell(self, process: Receiving, token: int, *, is_new_epoch: bool) -> None:
+    def tell(self, process: Receiving, token: int, epoch: str) -> None:
         process.handler.writer_told(
-            process.connection, "w", {"events": token}, is_new_epoch=is_new_epoch
+            process.connection, "w", {"events": token}, epoch=epoch
         )
 
     def test_heartbeat_is_dropped(self) -> None:
@@ -390,7 +390,7 @@ class ToldTests(SynchronousTestCase):
         self.fill(process, 1, 2, 3)
         # The last of these is what does not fit any more.
         for _ in range(5):
-            self.tell(process, 3, is_new_epoch=False)
+            self.tell(process, 3, "e")
         process.host.rows.is_held = False
         process.host.rows.release()
         process.host.reactor.pump([0.1] * 20)
@@ -425,7 +425,7 @@ class ToldTests(SynchronousTestCase):
         self.fill(process, 50, 51, 52)
         process.stream.forget("w")
         process.stream.persist("w", 2, ["new"])
-        self.tell(process, 2, is_new_epoch=True)
+        self.tell(process, 2, "e")
         process.receive("POSITION events w 2 2", "POSITION events w 2 2")
         for token in (3, 4, 5):
             self.fill(process, token)

@@ -13,7 +13,7 @@ from random import Random
 
 from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.network import Connection
-from synapse_replication.testing.simulation.process import PROCESSES
+from synapse_replication.testing.simulation.process import MEMORY_STREAM, PROCESSES
 
 __all__ = ["Faults"]
 
@@ -49,6 +49,7 @@ class Faults:
             self._crash,
             self._crash_at_point,
             self._crash_at_point,
+            self._outrun,
             self._cut_at_point,
             self._reset,
             self._reset,
@@ -130,6 +131,30 @@ class Faults:
         name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)
         self._armed[point, name] = lambda: self._crash_now(name)
         return f"{name}, {point}"
+
+    def _outrun(self) -> str:
+        """Start the writer in memory again; it passes one who is away meanwhile."""
+        cluster, random = self._cluster, self._random
+        call_later = cluster.clock.callLater
+        name = random.choice([name for name in PROCESSES if name != "main"])
+        is_crash = random.random() < 0.7
+        if is_crash:
+            cluster.crash(name)
+            call_later(4.0, cluster.start, name)
+        else:
+            role = name, "redis"
+            cluster.network.refused.add(role)
+            self._reset_all(*role)
+            call_later(4.0, cluster.network.refused.discard, role)
+        cluster.crash("main")
+        call_later(1.0 + random.random() / 2, cluster.start, "main")
+        for _ in range(random.randrange(5, 40)):
+            call_later(2.5 + random.random(), self._write_in_memory)
+        return f"{name}, which {'crashes' if is_crash else 'hears nothing'}"
+
+    def _write_in_memory(self) -> None:
+        if not self.ended:
+            self._cluster.write("main", MEMORY_STREAM, 1)
 
     def _cut_at_point(self) -> str:
         name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)

@@ -70,6 +70,7 @@ __all__ = [
     "MEMORY_STREAM",
     "PROCESSES",
     "TABLES",
+    "Kept",
     "Parts",
     "Process",
     "SinkError",
@@ -145,6 +146,18 @@ class Parts:
             factory.protocol = self.subscriber
 
 
+@attrs.frozen
+class Kept:
+    """What a process keeps over its crashes, by (stream, writer).
+
+    :ivar positions: how far it got.
+    :ivar epochs: of which lives of writers in memory that is.
+    """
+
+    positions: dict[tuple[str, str], int] = attrs.Factory(dict)
+    epochs: dict[tuple[str, str], str] = attrs.Factory(dict)
+
+
 class _Sink:
     """The host's end: the ledger, and what a reader keeps."""
 
@@ -178,7 +191,7 @@ class _Sink:
             process.reader, stream_name, instance_name, token, rows
         )
         key = stream_name, instance_name
-        process.keep(key, max(token, process.kept.get(key, 0)))
+        process.keep(key, max(token, process.kept.positions.get(key, 0)))
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
         process = self._process
@@ -187,14 +200,30 @@ class _Sink:
         )
         process.keep((stream_name, instance_name), token)
 
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        return self._process.kept.epochs
+
+    def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
+        process = self._process
+        process.cluster.trace(
+            f"{process.name} takes {stream_name} of {instance_name} to be of {epoch}"
+        )
+        if process.cluster.random.random() < process.cluster.sink_failure_chance:
+            process.watcher.counts.sink_failures += 1
+            raise SinkError(f"{epoch} of {stream_name} was not taken")
+        key = stream_name, instance_name
+        process.keep(key, 0)
+        if PROCESSES[process.name]:
+            process.kept.epochs[key] = epoch
+
 
 class Process:
     """One life of a process, from start to crash.
 
-    :param kept: the positions that it kept in its last life, and keeps in this one.
+    :param kept: what it kept in its last life, and keeps in this one.
     """
 
-    def __init__(self, cluster: Cluster, name: str, kept: dict[Any, int]) -> None:
+    def __init__(self, cluster: Cluster, name: str, kept: Kept) -> None:
         self.cluster = cluster
         self.name = name
         self.kept = kept
@@ -224,7 +253,7 @@ class Process:
     def keep(self, key: tuple[str, str], token: int) -> None:
         """Keep a position over a crash, if this process does."""
         if PROCESSES[self.name]:
-            self.kept[key] = token
+            self.kept.positions[key] = token
 
     async def _start(self) -> None:
         cluster, host = self.cluster, self.host
@@ -249,7 +278,7 @@ class Process:
         }
         self.reader = cluster.begins(self.name, positions)
         if PROCESSES[self.name]:
-            self.kept.update(positions)
+            self.kept.positions.update(positions)
         host.set_sink(_Sink(self))
         parts, random = cluster.parts, cluster.random
         receiver = ReceiverOptions(backoff=Backoff(random=random.random))
@@ -319,7 +348,9 @@ class Process:
             )
         own = await self._make_generator(ids) if self.name in table.writers else None
         saved = {
-            writer: token for (of, writer), token in self.kept.items() if of == name
+            writer: token
+            for (of, writer), token in self.kept.positions.items()
+            if of == name
         }
         handled = saved or stored
         unknown = min(handled.values(), default=1)
@@ -368,7 +399,7 @@ class Process:
             page_rows=3,
             on_write=self.host.notifier.notify,
         )
-        if (token := self.kept.get((MEMORY_STREAM, "main"))) is not None:
+        if (token := self.kept.positions.get((MEMORY_STREAM, "main"))) is not None:
             stream.advance("main", token)
         return stream
 
