@@ -5,8 +5,8 @@ command handler and used by our subscription, if both are ours. Its epoch is the
 instance id, which is random and made anew at each start. Stock processes never see the
 channel.
 
-It keeps no backlog: a host's HTTP listener has no place where ours could be asked for
-one, so catch-up goes to the database, as the host's own.
+What it tells of as sent is kept in a backlog, if others can ask for that: see
+``backlogs.py``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,35 @@ from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.streams.backlog import Backlog
 
-__all__ = ["ENVIRONMENT", "extension_of", "make_extension"]
+__all__ = ["ENVIRONMENT", "extension_of", "is_turned_on", "make_extension"]
 
 #: The variable that says whether the extension is spoken: ``true`` or ``false``.
 ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 
 
+def is_turned_on() -> bool:
+    """Tell whether the extension is spoken in this process."""
+    return os.environ.get(ENVIRONMENT, "true") != "false"
+
+
 def make_extension(
-    hs: Any, host: SynapseHost, handler: ReplicationCommandHandler
+    hs: Any,
+    host: SynapseHost,
+    handler: ReplicationCommandHandler,
+    epochs: PeerEpochs,
+    backlog: Backlog | None,
 ) -> ReplicationExtension | None:
-    """Make the extension of a homeserver, unless it was turned off."""
-    if os.environ.get(ENVIRONMENT, "true") == "false":
+    """Make the extension of a homeserver, unless it was turned off.
+
+    :param epochs: of the other processes; to be filled by it.
+    :param backlog: keeps what is sent; ``None`` if nobody can ask for it.
+    """
+    if not is_turned_on():
         return None
     return ReplicationExtension(
-        host, handler, observer_of(hs), PeerEpochs(), None, where=this_place()
+        host, handler, observer_of(hs), epochs, backlog, where=this_place()
     )
 
 

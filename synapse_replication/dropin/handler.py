@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
 from synapse_replication.dropin.adapter import SynapseHost
+from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.bridges import (
     ForeignConnection,
     installed,
@@ -18,6 +19,7 @@ from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
@@ -39,14 +41,22 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     tells what it receives by ``on_<COMMAND>(connection, command)``.
 
     :ivar host: ``hs``, as our streamer wants it.
+    :ivar backlog: what this process sent last; ``None`` if nobody can ask for it.
     :ivar extension: for our subscription; ``None`` if it was turned off.
     """
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
         self.host = SynapseHost(hs)
-        super().__init__(self.host, observer_of(hs))
-        self.extension = make_extension(hs, self.host, self)
+        epochs = PeerEpochs()
+        partial_resync = make_partial_resync(hs, self.host.clock, epochs)
+        super().__init__(
+            self.host,
+            observer_of(hs),
+            options=handler.HandlerOptions(partial=partial_resync),
+        )
+        self.backlog = make_backlog(hs)
+        self.extension = make_extension(hs, self.host, self, epochs, self.backlog)
         self._is_stopping = False
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)

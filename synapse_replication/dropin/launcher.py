@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.substitution import (
     Substitution,
@@ -23,6 +24,7 @@ from synapse_replication.dropin.substitution import (
     substitute,
 )
 from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
+from synapse_replication.streams.backlog import BacklogOptions
 
 __all__ = ["choose", "exec_command", "version_problem"]
 
@@ -99,6 +101,22 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     help="Tell one another epochs and heartbeats, on a channel that stock processes "
     "never see.",
 )
+@click.option(
+    "--backlog-rows",
+    type=click.IntRange(min=0),
+    envvar=ROWS,
+    default=BacklogOptions().max_rows,
+    show_default=True,
+    help="Keep so many rows of each stream for readers that miss them.",
+)
+@click.option(
+    "--backlog-bytes",
+    type=click.IntRange(min=0),
+    envvar=BYTES,
+    default=BacklogOptions().max_bytes,
+    show_default=True,
+    help="Use so much memory for that, for each stream.",
+)
 @click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
 @click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
 @click.option("-m", "module", metavar="MODULE", help="The module to run.")
@@ -107,6 +125,8 @@ def exec_command(
     only: Sequence[str],
     excepted: Sequence[str],
     extension: bool,
+    backlog_rows: int,
+    backlog_bytes: int,
     as_list: bool,
     strict: bool,
     module: str | None,
@@ -136,6 +156,8 @@ def exec_command(
         sys.exit(EXIT_REFUSED)
     # For what the module starts, too.
     os.environ[ENVIRONMENT] = "true" if extension else "false"
+    os.environ[ROWS] = str(backlog_rows)
+    os.environ[BYTES] = str(backlog_bytes)
     # What `python -m` does: the working directory comes first.
     sys.path.insert(0, os.getcwd())
     sys.argv = [module, *arguments]

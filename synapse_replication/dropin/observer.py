@@ -30,8 +30,15 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.streams.backlog import Backlog
 
-__all__ = ["StandardLogger", "adopt_metrics", "host_metrics", "observer_of"]
+__all__ = [
+    "StandardLogger",
+    "adopt_metrics",
+    "host_metrics",
+    "observer_of",
+    "watch_backlog",
+]
 
 #: Modules of the host that define metrics with the names of ours.
 _MODULES = (
@@ -43,6 +50,9 @@ _MODULES = (
 )
 
 _observers: weakref.WeakKeyDictionary[Any, ReplicationObserver] = (
+    weakref.WeakKeyDictionary()
+)
+_metrics: weakref.WeakKeyDictionary[Any, PrometheusObserver] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -93,15 +103,18 @@ def observer_of(hs: Any) -> ReplicationObserver:
         logger: Any = StandardLogger(logging.getLogger("synapse_replication"))
         name = hs.get_instance_name()
         status = StatusObserver(hs.hostname, name)
-        observer = CompositeObserver(
-            [
-                status,
-                LoggingObserver(logger),
-                PrometheusObserver(host_metrics(), hs.hostname, status=status),
-            ]
-        )
+        metrics = PrometheusObserver(host_metrics(), hs.hostname, status=status)
+        observer = CompositeObserver([status, LoggingObserver(logger), metrics])
         _observers[hs] = observer
+        _metrics[hs] = metrics
     return observer
+
+
+def watch_backlog(hs: Any, backlog: Backlog) -> None:
+    """Have the use of a homeserver's backlog read at each scrape."""
+    observer_of(hs)
+    if (metrics := _metrics.get(hs)) is not None:
+        metrics.watch_backlog(backlog)
 
 
 @functools.cache

@@ -47,6 +47,8 @@ class Substitution:
     :ivar shapes: the calls that we know, as :func:`shape` writes them; the host's
         must be one of them. Empty for a value that is not called.
     :ivar methods: the shapes of the methods that the host calls, without ``self``.
+    :ivar extends: what ``replacement`` names is called with the host's own, and gives
+        what takes its place.
     """
 
     part: str
@@ -55,14 +57,16 @@ class Substitution:
     replacement: str
     shapes: tuple[str, ...] = ()
     methods: Mapping[str, str] = MappingProxyType({})
+    extends: bool = False
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
-    def load_replacement(self) -> Any:
-        """Import ours."""
+    def load_replacement(self, original: Any) -> Any:
+        """Import ours, or have it made of the host's."""
         module, _, name = self.replacement.partition(":")
-        return getattr(importlib.import_module(module), name)
+        ours = getattr(importlib.import_module(module), name)
+        return ours(original) if self.extends else ours
 
 
 def shape(function: Any, *, is_method: bool = False) -> str:
@@ -149,10 +153,12 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
         raise SubstitutionError(problems)
     originals: dict[str, Any] = {}
     replaced: dict[int, tuple[Any, Any]] = {}
+    loaded = []
     # All of ours first: an import that fails must change nothing.
-    loaded = [(known, known.load_replacement()) for known in substitutions]
-    for known, replacement in loaded:
+    for known in substitutions:
         original = getattr(sys.modules[known.module], known.name)
+        replacement = known.load_replacement(original)
+        loaded.append((known, replacement))
         originals[str(known)] = original
         replaced[id(original)] = (original, replacement)
     roots = {known.module.partition(".")[0] for known in substitutions}

@@ -21,6 +21,7 @@ PARTS: Final = {
     "protocol": "both ends of a direct TCP connection",
     "handler": "the command handler and the streamer",
     "redis": "connections to Redis",
+    "backlog": "what was sent last, kept for those who missed it",
     "external_cache": "the cache in Redis that all processes share",
     "ids": "ids and positions in the database",
 }
@@ -193,6 +194,19 @@ _REDIS = (
     ),
 )
 
+_BACKLOG = (
+    # What a host mounts where a listener has the resource ``replication``.
+    Substitution(
+        part="backlog",
+        module="synapse.replication.http",
+        name="ReplicationRestResource",
+        replacement=f"{_OURS}.backlogs:with_backlog",
+        shapes=("(hs)",),
+        methods={"render": "(request)"},
+        extends=True,
+    ),
+)
+
 _EXTERNAL_CACHE = (
     Substitution(
         part="external_cache",
@@ -239,6 +253,7 @@ SUBSTITUTIONS: Final = (
     *_PROTOCOL,
     *_HANDLER,
     *_REDIS,
+    *_BACKLOG,
     *_EXTERNAL_CACHE,
     *_IDS,
 )

@@ -198,6 +198,7 @@ def fake_modules(
     contents: dict[str, Mapping[str, Any]] = {
         "synapse": {},
         "synapse.replication.tcp.streams": {"STREAMS_MAP": dict(streams or {})},
+        "synapse.replication.http": {"ReplicationRestResource": object},
         "synapse.storage.util.id_generators": {
             "MultiWriterIdGenerator": object,
             "AbstractStreamIdGenerator": _Abstract,

@@ -21,6 +21,11 @@ class Ours:
     """Stands for a class of ours."""
 
 
+def extend(original: type) -> type:
+    """Make a class of ours of one of the host."""
+    return type("Extended", (original,), {})
+
+
 class Theirs:
     """Stands for a class of the host."""
 
@@ -93,6 +98,16 @@ class SubstituteTests(SynchronousTestCase):
         self.assertIs(self.importing.Theirs, Ours)
         self.assertEqual(self.importing.other, 1)
         self.assertIs(self.foreign.Theirs, Theirs)
+        self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
+
+    def test_extends(self) -> None:
+        """
+        Ours may be made of what the host has, and then stands where that stood.
+        """
+        known = self._known(replacement=f"{__name__}:extend", extends=True)
+        originals = substitute([known])
+        self.assertEqual(self.defining.Theirs.__bases__, (Theirs,))
+        self.assertIs(self.importing.Theirs, self.defining.Theirs)
         self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
 
     def test_differences_are_named(self) -> None:

@@ -1,0 +1,209 @@
+"""Backlogs in a host's processes: what was sent last, kept, served and asked for.
+
+Theory of operation: a host mounts one class at its replication path, on those
+listeners that have the resource ``replication`` and on no other. The class that we
+put in its place is the host's own, with one more answer: a request that says
+``backlog=1`` is for our :class:`ReplicationResource`, and every other is the host's.
+So where the backlog can be asked for is where the host's own rows can, and the same
+``worker_replication_secret`` opens both.
+
+A process keeps a backlog only if it has such a listener, and says so to the others.
+Readers ask a writer that has one before the database, at the place that the host's
+``instance_map`` gives: a port, with the host's own rules for TLS, or a Unix socket.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from synapse_replication.app.config import InstanceLocation
+from synapse_replication.dropin.bridges import make_yieldable
+from synapse_replication.dropin.extension import is_turned_on
+from synapse_replication.dropin.observer import observer_of, watch_backlog
+from synapse_replication.handlers.backlogs import PartialResync
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.streams.registry import MAIN_INSTANCE
+from synapse_replication.streams.stream import StreamUpdateResult
+
+__all__ = [
+    "BYTES",
+    "ROWS",
+    "instance_locations",
+    "make_backlog",
+    "make_partial_resync",
+    "with_backlog",
+]
+
+#: The variables that say how much is kept of each stream: rows, and bytes of memory.
+ROWS = "SYNAPSE_REPLICATION_BACKLOG_ROWS"
+BYTES = "SYNAPSE_REPLICATION_BACKLOG_BYTES"
+
+#: What ``instance_map`` calls the main process.
+_MAIN_IN_MAP = "main"
+#: A host's policy for TLS wants a port; a certificate is not for one.
+_ANY_PORT = 443
+
+
+# -- serving ------------------------------------------------------------------------
+
+
+def with_backlog(original: Any) -> Any:
+    """Extend the class that a host mounts at its replication path."""
+
+    class ReplicationRestResource(original):  # type: ignore[misc]
+        """The host's, which answers for our backlog, too."""
+
+        answers_for_backlog = True
+
+        def __init__(self, hs: Any) -> None:
+            super().__init__(hs)
+            self._backlog_hs = hs
+            self._backlog_resource: ReplicationResource | None = None
+
+        def render(self, request: Any) -> Any:
+            if request.args.get(b"backlog") == [b"1"]:
+                if self._backlog_resource is None:
+                    self._backlog_resource = _make_resource(self._backlog_hs)
+                if self._backlog_resource is not None:
+                    return self._backlog_resource.render(request)
+            return super().render(request)
+
+    return ReplicationRestResource
+
+
+def _make_resource(hs: Any) -> ReplicationResource | None:
+    handler = hs.get_replication_command_handler()
+    # A stock handler has none.
+    backlog = getattr(handler, "backlog", None)
+    if backlog is None:
+        return None
+    return ReplicationResource(
+        handler.host.streams,
+        hs.get_instance_name(),
+        hs.config.worker.worker_replication_secret,
+        observer_of(hs),
+        epoch=handler.host.identity.instance_id,
+        backlog=backlog,
+    )
+
+
+def make_backlog(hs: Any) -> Backlog | None:
+    """Make the backlog of a homeserver, if others can ask this process for it."""
+    if not (_is_in_use() and _serves_replication(hs)):
+        return None
+    default = BacklogOptions()
+    backlog = Backlog(
+        BacklogOptions(
+            int(os.environ.get(ROWS, default.max_rows)),
+            int(os.environ.get(BYTES, default.max_bytes)),
+        )
+    )
+    watch_backlog(hs, backlog)
+    return backlog
+
+
+def _is_in_use() -> bool:
+    """Tell whether the extension is spoken, and the host's resource is extended."""
+    module = importlib.import_module("synapse.replication.http")
+    resource = module.ReplicationRestResource
+    return is_turned_on() and getattr(resource, "answers_for_backlog", False)
+
+
+def _serves_replication(hs: Any) -> bool:
+    """Tell whether a listener of this process has the resource ``replication``."""
+    is_main = hs.get_instance_name() == MAIN_INSTANCE
+    # A worker's configuration has the main process's listeners, too.
+    config = hs.config
+    listeners = config.server.listeners if is_main else config.worker.worker_listeners
+    return any(
+        "replication" in resource.names
+        for listener in listeners
+        if listener.http_options is not None
+        for resource in listener.http_options.resources
+    )
+
+
+# -- asking -------------------------------------------------------------------------
+
+
+def make_partial_resync(
+    hs: Any, clock: Clock, epochs: PeerEpochs
+) -> PartialResync | None:
+    """Make what asks writers before the database, if that part of ours is in use.
+
+    :param epochs: who speaks our extension.
+    """
+    if not _is_in_use():
+        return None
+    return PartialResync(epochs, _Writers(hs).ask, clock, observer_of(hs))
+
+
+class _Writers:
+    """Asks the processes that ``instance_map`` names."""
+
+    def __init__(self, hs: Any) -> None:
+        self._hs = hs
+        self._client: HttpCatchUpClient | None = None
+
+    async def ask(
+        self,
+        stream_name: str,
+        instance_name: str,
+        epoch: str,
+        from_token: int,
+        upto_token: int,
+    ) -> StreamUpdateResult:
+        """Ask one writer once: an :data:`AskBacklog`."""
+        if self._client is None:
+            self._client = self._make_client()
+        asking = self._client.get_backlog(
+            stream_name, instance_name, epoch, from_token, upto_token
+        )
+        return await make_yieldable(Deferred.fromCoroutine(asking))
+
+    def _make_client(self) -> HttpCatchUpClient:
+        hs = self._hs
+        reactor, worker = hs.get_reactor(), hs.config.worker
+        locations = instance_locations(worker.instance_map)
+        # What the host's own requests to its processes go by.
+        policy = hs.get_http_client_context_factory()
+        agent, pool = make_agent(
+            reactor,
+            locations,
+            lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
+        )
+        # For a host that ends while its reactor goes on.
+        hs.register_sync_shutdown_handler(
+            phase="during",
+            eventType="shutdown",
+            shutdown_func=pool.closeCachedConnections,
+        )
+        return HttpCatchUpClient(
+            agent,
+            locations,
+            worker.worker_replication_secret,
+            reactor,
+            observer=observer_of(hs),
+        )
+
+
+def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
+    """Give the places of a host's ``instance_map``, by the names on the wire."""
+    return {
+        MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
+            getattr(place, "host", None),
+            getattr(place, "port", None),
+            getattr(place, "tls", False),
+            getattr(place, "path", None),
+        )
+        for name, place in instance_map.items()
+    }

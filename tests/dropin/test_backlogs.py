@@ -1,0 +1,338 @@
+"""Tests for backlogs in a host's processes, as far as they go without Synapse."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from treq.testing import StubTreq
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+
+from synapse_replication.dropin.adapter import HostClock
+from synapse_replication.dropin.backlogs import (
+    BYTES,
+    ROWS,
+    instance_locations,
+    make_backlog,
+    make_partial_resync,
+    with_backlog,
+)
+from synapse_replication.dropin.extension import ENVIRONMENT
+from synapse_replication.dropin.observer import _metrics
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.observer import Resync
+from synapse_replication.wire.commands import PositionCommand
+from synapse_replication.wire.extension import (
+    ExtensionMessage,
+    MessageType,
+    encode_message,
+    parse_message,
+)
+from tests.dropin.host import FakeClock, FakeStream, fake_modules
+from tests.dropin.test_bridges import SingleCommandConnection, SingleCommandHandler
+from tests.dropin.test_extension import Link
+from tests.dropin.test_handler import HostWithHandler
+
+_EVENTS = "http://w/_synapse/replication/get_repl_stream_updates/events/abc"
+_SECRET = {"Authorization": "Bearer hush"}
+
+
+class HostResource(Resource):
+    """What the host mounts at its replication path."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self, hs: Any) -> None:
+        super().__init__()
+
+    def render(self, request: Any) -> bytes:
+        """Answer any request, after the host's own check."""
+        return b'"the host"'
+
+
+def listener(*names: str) -> SimpleNamespace:
+    """Make a listener of the host's configuration; without resources, no HTTP one."""
+    options = SimpleNamespace(
+        resources=[SimpleNamespace(names=["health"]), SimpleNamespace(names=names)]
+    )
+    return SimpleNamespace(http_options=options if names else None)
+
+
+class HostTestCase(SynchronousTestCase):
+    """A worker ``w`` of a host made of doubles, whose resource is extended."""
+
+    def setUp(self) -> None:
+        self.patch(os, "environ", {})
+        self.stream = FakeStream("events", {"w": 5, "v": 3}, 5)
+        fake_modules(
+            self,
+            {"events": lambda hs: self.stream},
+            modules={
+                "synapse.replication.http": {
+                    "ReplicationRestResource": with_backlog(HostResource)
+                }
+            },
+        )
+        self.hs: Any = HostWithHandler(
+            "w",
+            worker_listeners=[listener(), listener("client"), listener("replication")],
+            worker_replication_secret="hush",
+            instance_map={
+                "main": SimpleNamespace(host="127.0.0.1", port=8001, tls=False),
+                "v": SimpleNamespace(path="/run/v.sock"),
+                "t": SimpleNamespace(host="t.example", port=8002, tls=True),
+            },
+        )
+        self.hs.config.server.listeners = [listener("client")]
+
+    def turn_off(self) -> None:
+        """Leave the host's resource as it is."""
+        module: Any = importlib.import_module("synapse.replication.http")
+        module.ReplicationRestResource = HostResource
+
+
+class ServingTests(HostTestCase):
+    """Tests for with_backlog and make_backlog."""
+
+    def serve(self) -> Any:
+        """Make the resource and mount it, as the host does."""
+        root, synapse = Resource(), Resource()
+        root.putChild(b"_synapse", synapse)
+        module = importlib.import_module("synapse.replication.http")
+        synapse.putChild(b"replication", module.ReplicationRestResource(self.hs))
+        return StubTreq(root)
+
+    def ask(
+        self,
+        treq: Any,
+        headers: Mapping[str, str] = _SECRET,
+        url: str = _EVENTS,
+        **params: str,
+    ) -> tuple[int, Any]:
+        """Give the status and the JSON of an answer."""
+        query = {"from_token": "5", "upto_token": "9", "epoch": "abc", "backlog": "1"}
+        response = self.successResultOf(
+            treq.get(url, params=query | params, headers=headers)
+        )
+        return response.code, json.loads(self.successResultOf(treq.content(response)))
+
+    def send_rows(self) -> None:
+        """Write rows up to token 9, which are then sent to somebody."""
+        self.hs.get_replication_command_handler().new_connection(
+            SingleCommandConnection()
+        )
+        streamer = self.hs.get_replication_streamer()
+        self.stream.updates = [(7, ["a"]), (9, ["b"])]
+        self.stream.local_token = self.stream.tokens["w"] = 9
+        streamer.on_notifier_poke()
+
+    def test_backlog(self) -> None:
+        """What this process sent last is answered with, one page, from memory."""
+        self.send_rows()
+        self.stream.updates = []
+        treq = self.serve()
+        page = {"updates": [[7, ["a"]], [9, ["b"]]], "upto_token": 9, "limited": False}
+        self.assertEqual(self.ask(treq), (200, page))
+        page["updates"] = [[9, ["b"]]]
+        self.assertEqual(self.ask(treq, from_token="7"), (200, page))
+
+    def test_refusals(self) -> None:
+        """
+        A wrong secret is 401, whatever is asked for; another epoch is 409, and what
+        is not in memory 410.
+        """
+        self.send_rows()
+        treq = self.serve()
+        for headers in ({}, {"Authorization": "Bearer hus"}):
+            for url in (_EVENTS, _EVENTS.replace("events", "gone")):
+                status, answer = self.ask(treq, headers, url)
+                self.assertEqual(status, 401)
+                self.assertNotIn("hush", str(answer))
+        self.assertEqual(self.ask(treq, epoch="other")[0], 409)
+        self.assertEqual(self.ask(treq, from_token="1")[0], 410)
+
+    def test_what_is_for_the_host(self) -> None:
+        """Whatever does not ask for a backlog is the host's to answer."""
+        self.send_rows()
+        treq = self.serve()
+        for backlog in ("0", ""):
+            self.assertEqual(self.ask(treq, backlog=backlog), (200, "the host"))
+        send = "http://w/_synapse/replication/fed_send_edu/x"
+        response = self.successResultOf(treq.post(send, data=b"{}"))
+        content = self.successResultOf(treq.content(response))
+        self.assertEqual(content, b'"the host"')
+
+    def test_without_one(self) -> None:
+        """A process that keeps none leaves all to the host: turned off, or stock."""
+        os.environ[ENVIRONMENT] = "false"
+        self.assertIsNone(self.hs.get_replication_command_handler().backlog)
+        self.assertEqual(self.ask(self.serve()), (200, "the host"))
+        stock = SingleCommandHandler()
+        self.hs.get_replication_command_handler = lambda: stock
+        self.assertEqual(self.ask(self.serve()), (200, "the host"))
+
+    def test_only_where_it_can_be_asked_for(self) -> None:
+        """One is kept if a listener of this very process has the resource."""
+        self.assertIsNotNone(make_backlog(self.hs))
+        self.hs.config.worker.worker_listeners = [listener("client"), listener()]
+        self.assertIsNone(make_backlog(self.hs))
+        # A worker reads the main process's configuration, but does not listen there.
+        self.hs.config.server.listeners = [listener("replication")]
+        self.assertIsNone(make_backlog(self.hs))
+        self.hs._instance_name = "master"
+        self.assertIsNotNone(make_backlog(self.hs))
+        self.turn_off()
+        self.assertIsNone(make_backlog(self.hs))
+
+    def test_others_are_told(self) -> None:
+        """The first message says whether this process can be asked."""
+        for listeners in ([listener("replication")], [listener("client")]):
+            self.hs.config.worker.worker_listeners = listeners
+            self.hs._handler = None
+            link: Any = Link()
+            handler = self.hs.get_replication_command_handler()
+            handler.extension.extension_up(link)
+            (hello,) = map(parse_message, link.payloads)
+            self.assertEqual(hello.has_backlog, handler.backlog is not None)
+            self.assertEqual(hello.has_backlog, "replication" in str(listeners))
+
+    def test_bounds(self) -> None:
+        """The environment says how much is kept; its use can be scraped."""
+        watched: list[Any] = []
+        metrics: Any = SimpleNamespace(watch_backlog=watched.append)
+        _metrics[self.hs] = metrics
+        os.environ.update({ROWS: "1", BYTES: "1000"})
+        self.send_rows()
+        (backlog,) = watched
+        self.assertEqual([of.rows for _, of in backlog], [1])
+        self.assertEqual(self.ask(self.serve())[0], 410)
+        self.assertEqual(self.ask(self.serve(), from_token="7")[0], 200)
+
+
+class AskingTests(HostTestCase):
+    """Tests for make_partial_resync."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.reactor = MemoryReactorClock()
+        self.hs.reactor, self.hs.clock = self.reactor, FakeClock(self.reactor)
+        self.clock = HostClock(self.hs.clock, self.reactor)
+        self.tls_hosts: list[bytes] = []
+
+        def creator(host: bytes, port: int) -> Any:
+            self.tls_hosts.append(host)
+            raise ValueError("no certificate of its own")
+
+        self.hs.get_http_client_context_factory = lambda: SimpleNamespace(
+            creatorForNetloc=creator
+        )
+        self.epochs = PeerEpochs()
+        for name in ("master", "v", "t", "nowhere"):
+            self.epochs.hear(name, f"epoch of {name}", 0)
+
+    def ask(self, writer: str) -> Deferred[Any]:
+        """Ask a writer for rows of events."""
+        partial = make_partial_resync(self.hs, self.clock, self.epochs)
+        assert partial is not None
+        return Deferred.fromCoroutine(partial.get_updates_since("events", writer, 5, 9))
+
+    def connect(self, factory: Any) -> StringTransport:
+        """Let the one connection that is being made come up."""
+        transport = StringTransport()
+        protocol = factory.buildProtocol(None)
+        protocol.makeConnection(transport)
+        self.protocol = protocol
+        return transport
+
+    def answer(self, status: str, body: str) -> None:
+        """Answer the request."""
+        self.protocol.dataReceived(
+            f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+
+    def test_port(self) -> None:
+        """The main process is asked at its port, with secret and epoch."""
+        asking = self.ask("master")
+        host, port, factory, *_ = self.reactor.tcpClients[0]
+        self.assertEqual((host, port), ("127.0.0.1", 8001))
+        said = self.connect(factory).value().decode()
+        self.assertRegex(
+            said, r"^GET /_synapse/replication/get_repl_stream_updates/events/\S+\?"
+        )
+        for part in ("epoch=epoch%20of%20master", "backlog=1", "from_token=5"):
+            self.assertIn(part, said)
+        self.assertIn("Authorization: Bearer hush\r\n", said)
+        self.answer("200 OK", '{"updates":[[7,["a"]]],"upto_token":9,"limited":false}')
+        result = self.successResultOf(asking)
+        self.assertEqual(result.updates, [(7, ["a"])])
+        # Its connection is kept, until the host ends.
+        (at_end,) = self.hs.at_shutdown
+        at_end["shutdown_func"]()
+        self.assertTrue(self.protocol.transport.disconnecting)
+
+    def test_socket(self) -> None:
+        """A process that listens on a Unix socket is asked there."""
+        asking = self.ask("v")
+        path, factory, *_ = self.reactor.unixClients[0]
+        self.assertEqual(path, "/run/v.sock")
+        self.connect(factory)
+        self.answer("410 Gone", "{}")
+        self.assertIsNone(self.successResultOf(asking))
+
+    def test_tls(self) -> None:
+        """With TLS, the host's own rules say who is trusted."""
+        self.assertIsNone(self.successResultOf(self.ask("t")))
+        self.assertEqual(self.tls_hosts, [b"t.example"])
+
+    def test_a_place_that_nobody_knows(self) -> None:
+        """A writer that ``instance_map`` does not name is not asked."""
+        self.assertIsNone(self.successResultOf(self.ask("nowhere")))
+        ((_, writer, error),) = self.hs.observer.backlog_answers
+        self.assertIsInstance(error, HttpCatchUpError)
+        self.assertIn("add nowhere to instance_map", str(error))
+        self.assertEqual(writer, "nowhere")
+
+    def test_locations(self) -> None:
+        """The main process goes by its name on the wire, in a worker's map as well."""
+        places = instance_locations(self.hs.config.worker.instance_map)
+        self.assertEqual(set(places), {"master", "v", "t"})
+        self.assertEqual(places["v"].path, "/run/v.sock")
+        self.assertTrue(places["t"].tls)
+        self.assertEqual(
+            instance_locations({"master": SimpleNamespace(path="/m")})["master"].path,
+            "/m",
+        )
+
+    def test_before_the_database(self) -> None:
+        """A reader's gap is asked of its writer, and the database is left alone."""
+        handler = self.hs.get_replication_command_handler()
+        hello = ExtensionMessage(MessageType.HELLO, "v", "e", 0, {})
+        link: Any = Link()
+        handler.extension.extension_up(link)
+        handler.extension.extension_received(link, encode_message(hello))
+        connection = SingleCommandConnection()
+        handler.new_connection(connection)
+        self.stream.updates = [(7, ["from the database"])]
+        handler.on_POSITION(connection, PositionCommand("events", "v", 9, 9))
+        self.connect(self.reactor.unixClients[0][1])
+        self.answer("200 OK", '{"updates":[[7,["a"]]],"upto_token":9,"limited":false}')
+        rows = [call for call in self.hs.calls if call[0] == "on_rdata"]
+        self.assertEqual(rows, [("on_rdata", "events", "v", 7, ["A"])])
+        partial = ("events", "v", Resync.PARTIAL)
+        self.assertEqual(self.hs.observer.resyncs, {partial: 1})
+
+    def test_not_in_use(self) -> None:
+        """Nobody is asked with the part left out, or the extension turned off."""
+        os.environ[ENVIRONMENT] = "false"
+        self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
+        del os.environ[ENVIRONMENT]
+        self.turn_off()
+        self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
