@@ -53,6 +53,10 @@ class HomeserverTestCase(TestCase):
 
     timeout = 60
 
+    def other_place(self) -> dict[str, Any]:
+        """Say where the one that is declared besides would listen."""
+        return {"host": "127.0.0.1", "port": 1}
+
     def setUp(self) -> None:
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
@@ -77,9 +81,10 @@ class HomeserverTestCase(TestCase):
                 # One more persister is declared, which does not run.
                 "instance_map": {
                     "main": {"host": "127.0.0.1", "port": 1},
-                    "other": {"host": "127.0.0.1", "port": 1},
+                    "other": self.other_place(),
                 },
                 "stream_writers": {"events": ["master", "other"]},
+                "worker_replication_secret": "hush",
             },
             directory,
             directory,

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeAlias
 
 import attrs
@@ -77,10 +77,12 @@ class WorkerSpec:
     :ivar name: its instance name.
     :ivar resources: of its client listener, if it is to have one: ``client``,
         ``federation``.
+    :ivar settings: more of its own configuration, which goes before what all share.
     """
 
     name: str
     resources: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 class SynapseProcess:
@@ -318,6 +320,7 @@ class SynapseDeployment:
                 "worker_name": spec.name,
                 "worker_listeners": listeners,
                 "worker_log_config": str(self._write_log_config(spec.name)),
+                **spec.settings,
             },
         )
         self._add(
