@@ -228,6 +228,8 @@ class RecordingSink:
 
     :ivar rows: (stream, writer, token, rows) in order of arrival.
     :ivar positions: (stream, writer, token) in order of arrival.
+    :ivar epochs: those that were saved, by (stream, writer).
+    :ivar begun: (stream, writer, epoch, where the stream stood), in order of arrival.
     :ivar failures: errors to raise, one for each call from now on; ``None`` for a
         call that works.
     :ivar is_held: calls wait for :meth:`release`.
@@ -237,6 +239,8 @@ class RecordingSink:
         self._streams = streams
         self.rows: list[tuple[str, str, int, list[Any]]] = []
         self.positions: list[tuple[str, str, int]] = []
+        self.epochs: dict[tuple[str, str], str] = {}
+        self.begun: list[tuple[str, str, str, int]] = []
         self.failures: list[Exception | None] = []
         self.is_held = False
         self._held: list[tuple[Deferred[None], Callable[[], None]]] = []
@@ -258,6 +262,19 @@ class RecordingSink:
         def take() -> None:
             self.positions.append((stream_name, instance_name, token))
             self._streams[stream_name].advance(instance_name, token)
+
+        return self._do(take)
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        return self.epochs
+
+    def on_epoch(
+        self, stream_name: str, instance_name: str, epoch: str
+    ) -> Awaitable[None] | None:
+        def take() -> None:
+            token = self._streams[stream_name].current_token(instance_name)
+            self.begun.append((stream_name, instance_name, epoch, token))
+            self.epochs[stream_name, instance_name] = epoch
 
         return self._do(take)
 

@@ -75,6 +75,31 @@ class JournalTests(SynchronousTestCase):
         journal.on_position("typing", "w", 0)
         self.assertEqual(self.open().saved_positions(), {("typing", "w"): 0})
 
+    def test_epochs(self) -> None:
+        """An epoch is kept beside the token, which is 0 with a new one."""
+        journal = self.open()
+        self.assertEqual(journal.saved_epochs(), {})
+        journal.on_position("typing", "w", 0)
+        journal.on_epoch("typing", "w", "a")
+        journal.on_rdata("typing", "w", 9, ["x"])
+        again = self.open()
+        self.assertEqual(again.saved_epochs(), {("typing", "w"): "a"})
+        self.assertEqual(again.saved_positions(), {("typing", "w"): 9})
+        # Also if nobody took the position back before.
+        again.on_epoch("typing", "w", "b")
+        for kept in (again, self.open()):
+            self.assertEqual(kept.saved_epochs(), {("typing", "w"): "b"})
+            self.assertEqual(kept.saved_positions(), {("typing", "w"): 0})
+        line = {"stream": "typing", "writer": "w", "token": 0, "rows": []}
+        self.assertEqual(self.entries()[1], {**line, "epoch": "a"})
+
+    def test_journal_without_epochs(self) -> None:
+        """A journal of an earlier version has tokens, and no epochs."""
+        self.path.write_text('{"stream":"s","writer":"w","token":7,"rows":[]}\n')
+        journal = self.open()
+        self.assertEqual(journal.saved_positions(), {("s", "w"): 7})
+        self.assertEqual(journal.saved_epochs(), {})
+
     def test_position_that_did_not_move(self) -> None:
         """A position that is repeated is not written again."""
         journal = self.open()
@@ -83,6 +108,20 @@ class JournalTests(SynchronousTestCase):
         journal.on_position("events", "w1", 6)
         journal.on_position("events", "w1", 6)
         self.assertEqual([entry["token"] for entry in self.entries()], [5, 6])
+
+    def test_torn_epoch(self) -> None:
+        """Wherever a kill tore an epoch, token and epoch are both of the one before."""
+        journal = self.open()
+        journal.on_epoch("typing", "w", "a")
+        journal.on_rdata("typing", "w", 9, ["x"])
+        first = self.path.stat().st_size
+        journal.on_epoch("typing", "w", "b")
+        whole = self.path.read_bytes()
+        for end in range(first, len(whole)):
+            self.path.write_bytes(whole[:end])
+            again = self.open()
+            self.assertEqual(again.saved_positions(), {("typing", "w"): 9})
+            self.assertEqual(again.saved_epochs(), {("typing", "w"): "a"})
 
     def test_torn_last_line_is_cut_off(self) -> None:
         """Wherever a kill tore the last line, what is before it stays usable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -111,6 +111,8 @@ class SpeakingProcess:
 
     :param writes: the streams that it writes.
     :param speaks: ``False`` for a stock peer.
+    :param saved: what it saved of ``typing`` in its last life, by writer: the epoch,
+        if it did, and the token.
     :ivar refusal: the status with which it refuses its backlog; 0 for no answer.
     :ivar asked: what was asked of its backlog, or of its memory.
     """
@@ -124,6 +126,7 @@ class SpeakingProcess:
         writes: Sequence[str] = (),
         speaks: bool = True,
         backlog: BacklogOptions | None = None,
+        saved: Mapping[str, tuple[str | None, int]] | None = None,
     ) -> None:
         self.bus = bus
         self.name = name
@@ -135,6 +138,10 @@ class SpeakingProcess:
             self.events, self.typing, written=writes, instance_name=name
         )
         self.host.identity = Identity("hs.example", name, epoch or f"{name}-epoch")
+        for writer, (saved_epoch, token) in (saved or {}).items():
+            self.typing.advance(writer, token)
+            if saved_epoch is not None:
+                self.host.rows.epochs["typing", writer] = saved_epoch
         self.observer = self.host.observer
         self.epochs = PeerEpochs()
         self.backlog = Backlog(backlog or BacklogOptions())

@@ -37,6 +37,19 @@ class Sink:
         return self.answer
 
 
+class EpochKeepingSink(Sink):
+    """Saves epochs, too."""
+
+    def saved_epochs(self) -> dict[tuple[str, str], str]:
+        return {("events", "w"): "a"}
+
+    def on_epoch(
+        self, stream_name: str, instance_name: str, epoch: str
+    ) -> Awaitable[None] | None:
+        self.calls.append((epoch, 0, self.stream.current_token(instance_name)))
+        return self.answer
+
+
 class ReplicationDataHandlerTests(SynchronousTestCase):
     """Rows first, then the position, then those who wait."""
 
@@ -47,6 +60,21 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.data = ReplicationDataHandler(
             {"events": self.stream}, self.sink, ReactorClock(self.reactor)
         )
+
+    def test_epochs(self) -> None:
+        """Epochs are the host's affair, if it saves them: nothing moves."""
+        self.assertEqual(self.data.saved_epochs(), {})
+        self.assertIsNone(self.data.on_epoch("events", "w", "b"))
+        self.stream.advance("w", 3)
+        sink = EpochKeepingSink(self.stream)
+        sink.answer = succeed(None)
+        data = ReplicationDataHandler(
+            {"events": self.stream}, sink, ReactorClock(self.reactor)
+        )
+        self.assertEqual(data.saved_epochs(), {("events", "w"): "a"})
+        self.assertIs(data.on_epoch("events", "w", "b"), sink.answer)
+        self.assertEqual(sink.calls, [("b", 0, 3)])
+        self.assertEqual(self.stream.current_token("w"), 3)
 
     def wait(self, position: int, writer: str = "w") -> Deferred[None]:
         return Deferred.fromCoroutine(

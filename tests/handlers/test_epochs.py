@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.handlers.epochs import (
     MAX_INSTANCES,
     SETTLED_AFTER,
     SILENT_AFTER,
+    HandledEpochs,
     Heard,
     PeerEpochs,
 )
+from synapse_replication.testing.doubles import RecordingSink, SourceStream
+from tests.handlers.receiving import Row
 
 
 class PeerEpochsTests(SynchronousTestCase):
@@ -56,3 +63,47 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))
         self.assertEqual(self.epochs.epoch_of("kept"), str(MAX_INSTANCES * 2 - 1))
+
+
+class HandledEpochsTests(SynchronousTestCase):
+    """Tests for :class:`HandledEpochs`."""
+
+    def setUp(self) -> None:
+        self.sink = RecordingSink({"typing": SourceStream("typing", Row)})
+
+    def begin(self, epochs: HandledEpochs, epoch: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(epochs.begin("w", epoch))
+
+    def test_saved(self) -> None:
+        """What the sink saved of the stream is known at the start, of others not."""
+        self.sink.epochs = {("typing", "w"): "a", ("other", "v"): "a"}
+        epochs = HandledEpochs("typing", self.sink)
+        self.assertTrue(epochs.is_present("w", "a"))
+        self.assertFalse(epochs.is_present("w", "b"))
+        self.assertFalse(epochs.is_present("v", "a"))
+
+    def test_begins_when_it_is_saved(self) -> None:
+        """An epoch is the present one once the sink has it."""
+        epochs = HandledEpochs("typing", self.sink)
+        self.sink.is_held = True
+        beginning = self.begin(epochs, "a")
+        self.assertFalse(epochs.is_present("w", "a"))
+        self.sink.release()
+        self.successResultOf(beginning)
+        self.assertTrue(epochs.is_present("w", "a"))
+        self.assertEqual(self.sink.epochs, {("typing", "w"): "a"})
+
+    def test_not_saved(self) -> None:
+        """An epoch that the sink did not take is not the present one."""
+        epochs = HandledEpochs("typing", self.sink)
+        self.sink.failures = [RuntimeError("full")]
+        self.failureResultOf(self.begin(epochs, "a"), RuntimeError)
+        self.assertFalse(epochs.is_present("w", "a"))
+
+    def test_sink_that_saves_none(self) -> None:
+        """Without a sink that saves epochs they are known for as long as it runs."""
+        sink: Any = PositionsOnlySink()
+        epochs = HandledEpochs("typing", sink)
+        self.assertFalse(epochs.is_present("w", "a"))
+        self.successResultOf(self.begin(epochs, "a"))
+        self.assertTrue(epochs.is_present("w", "a"))

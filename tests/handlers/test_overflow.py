@@ -90,3 +90,12 @@ class CollapseTests(SynchronousTestCase):
             earlier, PositionCommand("s", "a", 3, 3), other, latest, Told("a", 6)
         )
         self.assertEqual(kept, [latest, other, Told("a", 6)])
+
+    def test_batch_that_may_go_on(self) -> None:
+        """C7: that rows before an epoch are of a batch is kept, and where they began."""
+        epoch = NewEpoch("a", 3, "e")
+        kept = self.collapse(
+            PositionCommand("s", "a", 2, 2), RdataRun("s", "a", [None], [b"x"]), epoch
+        )
+        left = Collapsed("a", False, lowest_position=2, ends_in_batch=True)
+        self.assertEqual(kept, [epoch, left])

@@ -129,6 +129,24 @@ class _IgnoresFetches(WriterPositions):
         return id_ not in self._in_flight and id_ not in self._finished
 
 
+class _ComparesNoEpochs(StreamReceiver):
+    """C46: only a lower POSITION says that a writer in memory began again."""
+
+    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+        pass
+
+
+class _SavesNoEpochs(StreamReceiver):
+    """C46: what a process hears first is taken for the epoch of what it saved."""
+
+    _first: dict[str, str] | None = None
+
+    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+        self._first = self._first or {}
+        if self._first.setdefault(instance_name, epoch) != epoch:
+            super().put_epoch(link, instance_name, token, epoch)
+
+
 BUGS: Mapping[str, Parts] = {
     "C1": Parts(subscriber=_AsksBeforeItHears),
     "C3": Parts(receiver=_DoesNotWaitForCatchUp),
@@ -138,4 +156,6 @@ BUGS: Mapping[str, Parts] = {
     "C10": Parts(receiver=_ForgetsUnreadableRows),
     "C11": Parts(positions=_AnnouncesOnRemotePositions),
     "C25": Parts(positions=_IgnoresFetches),
+    "C46": Parts(receiver=_ComparesNoEpochs),
+    "C46, saved": Parts(receiver=_SavesNoEpochs),
 }

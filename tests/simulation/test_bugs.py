@@ -49,3 +49,11 @@ class BugTests(SynchronousTestCase):
     def test_ignores_fetches(self) -> None:
         """C25: a position overtakes an id between nextval and its registration."""
         self.check("C25")
+
+    def test_compares_no_epochs(self) -> None:
+        """C46: the rows of a writer that started again and passed us are missed."""
+        self.check("C46")
+
+    def test_saves_no_epochs(self) -> None:
+        """C46: so are they if the reader starts again, too."""
+        self.check("C46, saved")
