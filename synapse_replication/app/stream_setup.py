@@ -2,7 +2,9 @@
 
 Where a process starts, for a writer other than itself:
 
-1. at what the sink saved (its optional ``saved_positions()``);
+1. at what the sink saved (its optional ``saved_positions()``); of a stream in memory
+   only if its writer turns out not to have started again since, see
+   :class:`~synapse_replication.handlers.interfaces.EpochSink`;
 2. else where ``stream_positions`` says that the writer is: a sink that is new gets
    what is written from now on. Such positions are told to the sink, so that it
    resumes from there even if it is killed before the first row;

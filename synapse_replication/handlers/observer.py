@@ -164,7 +164,7 @@ class ReplicationObserver:
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
-        """A stream went backwards: its writer started again."""
+        """A stream went backwards: its writer started again, or may have."""
 
     # -- catch-up ---------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ class LoggingObserver(ReplicationObserver):
     ) -> None:
         self._logger.info(
             "Stream {stream} of {writer} went back from {from_token} to {to_token}: "
-            "its writer started again",
+            "its writer started again, or may have",
             stream=stream_name,
             writer=instance_name,
             from_token=from_token,
