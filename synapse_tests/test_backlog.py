@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -13,6 +12,7 @@ from urllib.parse import urlencode
 import attrs
 import yaml
 from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet import reactor  # noqa: TID251 -- that of the homeserver
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.server import Site
@@ -44,9 +44,6 @@ from synapse_tests.real import (
 from synapse_tests.test_extension import Listener
 
 WORKERS = ("persister1", "writer1", "sync1")
-_RESYNC = re.compile(
-    r"^synapse_replication_resyncs_total\{(.*)\} ([0-9.]+)$", re.MULTILINE
-)
 
 
 @attrs.frozen
@@ -131,11 +128,15 @@ class BacklogTests(SynchronousTestCase):
         if name == "sync1":
             port = self.deployment.processes[name].api.port
             path = "/_synapse/metrics"
-        found: Counter[tuple[str, str]] = Counter()
-        for labels, count in _RESYNC.findall(get(port, path)[1]):
-            named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-            found[named["stream_name"], named["kind"]] = int(float(count))
-        return found
+        return Counter(
+            {
+                (sample.labels["stream_name"], sample.labels["kind"]): int(sample.value)
+                for family in text_string_to_metric_families(get(port, path)[1])
+                if family.name == "synapse_replication_resyncs"
+                for sample in family.samples
+                if sample.name.endswith("_total")
+            }
+        )
 
     def all_arrived(self, chat: Chat) -> object:
         """Give what one of the readers lacks."""

@@ -66,12 +66,13 @@ class LinkProxy:
     """Passes connections on to a target.
 
     :param target: host and port.
+    :param port: where to listen, for one that takes the place of another; 0 for any.
     :ivar port: where it listens, on the loopback interface, from the beginning.
     """
 
-    def __init__(self, target: tuple[str, int]) -> None:
+    def __init__(self, target: tuple[str, int], port: int = 0) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._pairs: set[_Pair] = set()

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg2
+from prometheus_client.parser import text_string_to_metric_families
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import shared_postgres, shared_redis
@@ -65,6 +67,19 @@ def get_over_socket(path: Path, url: str) -> str:
         connection.sock.connect(str(path))
         connection.request("GET", url)
         return connection.getresponse().read().decode()
+
+
+def read_resyncs(metrics: str) -> Counter[tuple[str, str]]:
+    """Give what a reader's metrics count of resyncs, by stream and kind."""
+    return Counter(
+        {
+            (sample.labels["stream_name"], sample.labels["kind"]): int(sample.value)
+            for family in text_string_to_metric_families(metrics)
+            if family.name == "synapse_replication_resyncs"
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+    )
 
 
 class DeploymentTestCase(SynchronousTestCase):

@@ -1,0 +1,110 @@
+"""A reader over direct TCP that was cut off from its writer, and came back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+
+import psycopg2
+
+from synapse_replication.testing.link_proxy import LinkProxy
+from synapse_replication.testing.private_process import free_port
+from tests.integration.deployment import (
+    DeploymentTestCase,
+    get_over_socket,
+    read_resyncs,
+)
+
+
+class DirectTcpResyncTests(DeploymentTestCase):
+    """Two readers of main, without Redis: one by way of a proxy, one without."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.tcp_port = free_port()
+        self.proxy = LinkProxy(("127.0.0.1", self.tcp_port))
+        self.addCleanup(lambda: self.proxy.close())
+        del self.shared["redis"]
+        self.main["listeners"].append(
+            {
+                "type": "replication",
+                "port": self.tcp_port,
+                "bind_addresses": ["127.0.0.1"],
+            }
+        )
+        self.metrics = self.folder / "metrics.sock"
+        self.worker["worker_listeners"] = [
+            {"type": "metrics", "path": str(self.metrics)}
+        ]
+        self.connect_worker(self.proxy.port)
+        self.start("main", self.main)
+        self.start("worker", self.worker)
+        # The other one shows what main sent meanwhile.
+        journal = self.folder / "journal2.jsonl"
+        sink = self.worker["synapse_replication"]["row_sink"]
+        self.worker = {
+            "worker_name": "reader2",
+            "synapse_replication": {
+                "row_sink": sink | {"config": {"path": str(journal)}}
+            },
+        }
+        self.connect_worker(self.tcp_port)
+        self.start("worker", self.worker, name="reader2")
+        self.journal2 = journal
+        for name in ("main", "worker", "reader2"):
+            self.wait_until_up(name)
+        self.write_upto(10)
+        self.wait_for_rows(10)
+        self.wait_until("10 tokens at reader2", lambda: self.other_has(10))
+
+    def connect_worker(self, port: int) -> None:
+        """Say where the worker that is started next connects to."""
+        section = self.worker["synapse_replication"]
+        section["direct_tcp"] = {"connect": f"tcp:127.0.0.1:{port}"}
+
+    def other_has(self, token: int) -> bool:
+        """Tell whether the reader that is not cut off has so many tokens of both."""
+        lines = self.journal2.read_bytes().splitlines(keepends=True)
+        entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return all(
+            sum(e["stream"] == name and bool(e["rows"]) for e in entries) >= token
+            for name in ("notes", "typing")
+        )
+
+    def reader_metrics(self) -> str:
+        """Give the metrics of the reader that is cut off."""
+        return get_over_socket(self.metrics, "/metrics")
+
+    def cut_off(self) -> None:
+        """Close the link, and have nobody listen there."""
+        self.proxy.close()
+        self.wait_until(
+            "the link is down", lambda: "Disconnected: reader1" in self.log_of("worker")
+        )
+
+    def come_back(self) -> None:
+        """Have somebody listen there again."""
+        self.proxy = LinkProxy(("127.0.0.1", self.tcp_port), self.proxy.port)
+
+    def hide_table(self) -> None:
+        """Take the table of notes away, so that nothing can be fetched from it."""
+        with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
+            connection.cursor().execute("ALTER TABLE notes RENAME TO hidden")
+            connection.commit()
+
+    def test_partial_resync(self) -> None:
+        """
+        What it missed comes from the writer's backlog, and not from the database:
+        not even if the rows are not there any more.
+        """
+        before = read_resyncs(self.reader_metrics())
+        self.cut_off()
+        self.write_upto(20)
+        self.wait_until("20 tokens at reader2", lambda: self.other_has(20))
+        self.assertEqual(len(self.journal("notes")), 10)
+        self.hide_table()
+        self.come_back()
+        self.wait_for_rows(20)
+        more = Counter({("notes", "partial"): 1, ("typing", "partial"): 1})
+        self.assertEqual(read_resyncs(self.reader_metrics()), before + more)
