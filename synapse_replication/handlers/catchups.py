@@ -202,8 +202,7 @@ class CatchUps:
         run = state.catch_up
         if run is not None:
             if run.epoch == epoch:
-                # Told twice, and still to be gone back.
-                run.target = max(run.target, item.token)
+                # Told again, and still to be gone back.
                 return
             run.cancel_retry()
         elif self._stream.current_token(instance_name) == 0 and not state.pending:

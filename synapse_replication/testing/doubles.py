@@ -286,6 +286,11 @@ class RecordingSink:
             if writer == instance_name and stream_name in (None, stream)
         ]
 
+    @property
+    def holds(self) -> int:
+        """How many calls wait for :meth:`release`."""
+        return len(self._held)
+
     def release(self) -> None:
         """Let the oldest held call end."""
         done, take = self._held.pop(0)

@@ -130,6 +130,35 @@ class SavedEpochTests(ExtensionTests):
         self.bus.advance(6)
         self.assertEqual(self.reader.texts("typing")[2:], [row(1), row(7)])
 
+    def test_told_again_meanwhile(self) -> None:
+        """An epoch that is told again while it is handled is handled once."""
+        reader = self.restart_reader(1, 9, epoch="earlier")
+        rows = reader.host.rows
+        rows.is_held = True
+        self.bus.advance(12)
+        rows.is_held = False
+        while rows.holds:
+            rows.release()
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(9)])
+        self.assertEqual(reader.typing.requests, [("w", 0, 9)])
+
+    def test_told_again_before_the_next_attempt(self) -> None:
+        """An epoch that is told again hastens no attempt: a host that fails gets time."""
+        reader = self.restart_reader(1, 9, epoch="earlier")
+        # What follows the position of events: the epoch, the POSITION, one later.
+        reader.host.rows.failures = [None, *(RuntimeError("full") for _ in range(3))]
+        self.bus.deliver()
+        self.assertEqual(len(reader.host.rows.failures), 1)
+        for token in (9, 10):
+            self.inject(positions={"typing": [token, 0]})
+        self.assertEqual(len(reader.host.rows.failures), 1)
+        for process in (self.writer, reader):
+            process.typing.persist("w", 10, ["row 10"])
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(9), row(10)])
+        self.assertEqual(reader.typing.requests, [("w", 0, 10)])
+
     def test_goodbye_of_another_epoch(self) -> None:
         """Who goes is not asked for all that it has; the next one is."""
         self.memory(9)
