@@ -226,10 +226,16 @@ class BacklogTests(SynchronousTestCase):
 
     def test_stock_writers(self) -> None:
         """
-        Stock writers, and those of which that part was left out, are not asked; what
-        was missed comes from the database.
+        Stock writers, and those of which that part was left out, are not asked, one
+        that kept nothing has nothing; what was missed comes from the database.
         """
-        self.start({"writer1": ours("--except", "backlog"), "sync1": ours()})
+        self.start(
+            {
+                "persister1": ours("--backlog-rows", "0"),
+                "writer1": ours("--except", "backlog"),
+                "sync1": ours(),
+            }
+        )
         chat = Chat.begin(self.deployment)
         chat.do_everything()
         before = {name: self.resyncs(name) for name in ("sync1", "reader")}
@@ -238,8 +244,9 @@ class BacklogTests(SynchronousTestCase):
             new = self.resyncs(name) - before[name]
             full = {stream for stream, kind in new if kind == "full"}
             self.assertLessEqual({"events", "receipts", "account_data"}, full, name)
-        for name in (MAIN, "persister1", "writer1"):
+        for name in (MAIN, "writer1"):
             self.assertEqual(self.asked(name), [])
+        self.assertTrue(self.asked("persister1"))
         (hello, *_) = self.listener.said("writer1", MessageType.HELLO)
         self.assertFalse(hello.has_backlog)
         self.assertEqual(self.deployment.problems(), {})

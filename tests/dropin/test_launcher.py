@@ -95,6 +95,15 @@ class ExecTests(SynchronousTestCase):
         self.assertEqual(result.exit_code, EXIT_REFUSED)
         self.assertIn("nothing was started", result.output)
 
+    def test_bounds_of_the_backlog(self) -> None:
+        """
+        They are numbers, and not below 0.
+        """
+        for option in ("--backlog-rows", "--backlog-bytes"):
+            result = CliRunner().invoke(exec_command, [option, "-1", "-m", "this"])
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(f"'{option}': -1 is not in the range", result.output)
+
     def test_no_host(self) -> None:
         """
         Where Synapse is not installed, it says so and starts nothing.
