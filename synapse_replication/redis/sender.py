@@ -19,7 +19,8 @@ channel) is not: it would be refused for ever, and cost a connection each time.
 Rows may come faster than Redis takes them, and what waits there delays all that is
 published after it. So the sender is *behind* from :data:`MUCH_UNANSWERED` publishes that
 were not answered, or when the transport is full, until few are left: then it says so,
-while Redis still has work to do.
+while Redis still has work to do. It is behind sooner while there is something that
+would be delayed.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
@@ -29,6 +30,7 @@ Spec, section 4; cases C2, C12, C14 and the first of "the four that matter most"
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +45,10 @@ from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
 
 __all__ = [
+    "COMPANY_LASTS",
+    "FEW_IN_COMPANY",
     "FEW_UNANSWERED",
+    "MUCH_IN_COMPANY",
     "MUCH_UNANSWERED",
     "RedisSender",
     "RedisSenderProtocol",
@@ -58,10 +63,15 @@ EXTENSION = "EXTENSION"
 _NOT_KEPT = _RECOVERABLE | {EXTENSION}
 #: How much may wait for Redis to read, in bytes of lines, before it is given up.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
-#: So many publishes without an answer are much: 1 ms of its work. So many are few: by
-#: the time that more come it has no others.
-MUCH_UNANSWERED = 250
-FEW_UNANSWERED = 100
+#: So many publishes without an answer are much, and so many are few: 3 ms of Redis's
+#: work, more when processors are short. Fewer cost a fifth of the rows a second there.
+MUCH_UNANSWERED, FEW_UNANSWERED = 1_000, 500
+#: The same while other things are published between the long pages: those are to wait
+#: for less than 1 ms.
+MUCH_IN_COMPANY, FEW_IN_COMPANY = 250, 100
+#: Fewer lines at once are no part of a long page; then there is company for so long, s.
+SHORT_LINES = 10
+COMPANY_LASTS = 0.5
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 
@@ -106,6 +116,7 @@ class RedisSender:
         self._paused = False
         # It was behind, and who waits is still to be told that it is so no more.
         self._was_behind = False
+        self._company_until = -math.inf
         self._when_ready: list[Callable[[], object]] = []
         self._kept: deque[tuple[str, bytes, bytes]] = deque()
         self._lost = 0
@@ -140,7 +151,11 @@ class RedisSender:
     @property
     def is_behind(self) -> bool:
         """Whether much was published and not answered, so that more only waits."""
-        return self._paused or self.unacknowledged >= MUCH_UNANSWERED
+        much = MUCH_IN_COMPANY if self._has_company() else MUCH_UNANSWERED
+        return self._paused or self.unacknowledged >= much
+
+    def _has_company(self) -> bool:
+        return self._clock.seconds() < self._company_until
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
         """Have ``callback`` called each time that it was behind and is so no more.
@@ -150,11 +165,8 @@ class RedisSender:
         self._when_ready.append(callback)
 
     def _look_whether_ready(self) -> None:
-        if (
-            self._was_behind
-            and not self._paused
-            and self.unacknowledged <= FEW_UNANSWERED
-        ):
+        few = FEW_IN_COMPANY if self._has_company() else FEW_UNANSWERED
+        if self._was_behind and not self._paused and self.unacknowledged <= few:
             self._was_behind = False
             for callback in self._when_ready:
                 callback()
@@ -169,6 +181,11 @@ class RedisSender:
         if self._protocol is None:
             self._keep(command_name, channel.encode(), lines)
             return
+        # The extension goes with each page.
+        if len(lines) < SHORT_LINES and command_name != EXTENSION:
+            self._company_until = self._clock.seconds() + COMPANY_LASTS
+            # Who looks now may find it behind where it was not.
+            self._was_behind = self._was_behind or self.is_behind
         self._pending.append((command_name, channel.encode(), lines))
         self._pending_bytes += sum(map(len, lines))
         if self._pending_bytes > self._max_pending_bytes:

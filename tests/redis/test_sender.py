@@ -256,6 +256,39 @@ class RedisSenderTests(SynchronousTestCase):
             self.assertFalse(subscriber.is_behind)
             self.assertEqual(self.memory.events.all.count("ready_again"), 1)
 
+    def test_company(self) -> None:
+        """
+        While other things are published between long pages it is behind sooner, and
+        ready later; the extension, which goes with each page, does not count.
+        """
+        self.memory.establish()
+        reactor, heard = self.memory.reactor, self.memory.events.all
+        reactor.advance(sender_module.COMPANY_LASTS)
+        del heard[:]
+        page = range(sender_module.MUCH_IN_COMPANY)
+        self.sender.publish(sender_module.EXTENSION, "hs/ext", [b"x"])
+        self.publish_rows(*page)
+        self.turn()
+        self.assertFalse(self.sender.is_behind)
+        self.publish_rows(7)
+        self.turn()
+        self.assertTrue(self.sender.is_behind)
+        few = sender_module.FEW_IN_COMPANY
+        self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
+        self.assertEqual(heard, [])
+        self.memory.say(0, b":1\r\n")
+        self.assertEqual(heard, ["ready_again"])
+        reactor.advance(sender_module.COMPANY_LASTS)
+        self.publish_rows(*page)
+        self.turn()
+        self.assertFalse(self.sender.is_behind)
+        # Whoever finds it behind now is told, though it never is when it writes.
+        del heard[:]
+        self.publish_rows(7)
+        self.assertTrue(self.sender.is_behind)
+        self.memory.say(0, b":1\r\n" * self.sender.unacknowledged)
+        self.assertEqual(heard, ["ready_again"])
+
     def test_given_up_while_behind(self) -> None:
         """C12: a Redis that does not read is given up, and who waits is told."""
         self.memory.establish()

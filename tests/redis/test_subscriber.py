@@ -10,7 +10,11 @@ from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import PureReader, encode, new_reader
-from synapse_replication.redis.sender import FEW_UNANSWERED, MUCH_UNANSWERED
+from synapse_replication.redis.sender import (
+    COMPANY_LASTS,
+    FEW_UNANSWERED,
+    MUCH_UNANSWERED,
+)
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.wire.batching import RdataRun
 from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
@@ -71,6 +75,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory = MemoryLink()
         memory.establish()
         subscriber = memory.protocols[1]
+        memory.reactor.advance(COMPANY_LASTS)
         heard = memory.events.all
         del heard[:]
         self.assertFalse(subscriber.is_behind)
