@@ -295,7 +295,14 @@ class MultiWriterIdGenerator:
 
     def _hand_out(self, ids: list[int], fetch: int, requests: list[_Request]) -> None:
         with self._locked() as positions:
-            positions.end_fetch(fetch, ids)
+            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
+            positions.end_fetch(fetch, ids if are_new else [])
+        if not are_new:
+            # The sequence is behind, and meanwhile somebody announced what it gave.
+            self._wanted = [*requests, *self._wanted]
+            self._fetching = False
+            self._fetch()
+            return
         given_up = False
         start = 0
         # All are given theirs before anybody goes on, and perhaps cancels another.

@@ -251,6 +251,7 @@ class WriterPositions:
         """
         return (
             id_ > self._fetches[fetch]
+            and id_ > self._persisted_upto
             and id_ not in self._in_flight
             and id_ not in self._finished
         )

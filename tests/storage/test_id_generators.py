@@ -353,6 +353,31 @@ class SteppedTests(SynchronousTestCase):
         self.assertIn("setval('foobar_seq', 5000, true)", str(caught.exception))
         self.assertEqual(self.ids.get_current_token(), 5000)
 
+    def test_an_id_that_is_announced_meanwhile(self) -> None:
+        """C34: an id that another writer announced before it came is not used."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        first, _ = self.start()
+        second, _ = self.start()
+        self.database.run()
+        self.ids.advance("other", 8)
+        self.database.answer()
+        self.database.settle()
+        self.assertEqual(self.successResultOf(first), 9)
+        self.assertEqual(self.successResultOf(second), 10)
+        self.assert_moves_on()
+
+    def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
+        """The same when who wanted it has given up: later ones are served."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        first, _ = self.start()
+        self.database.run()
+        self.ids.advance("other", 8)
+        first.cancel()
+        self.failureResultOf(first, defer.CancelledError)
+        self.database.answer()
+        self.database.settle()
+        self.assert_moves_on()
+
     def test_negative(self) -> None:
         """C32: ids of a stream that counts down are negative, and positions too."""
         self.ids = self.make(["master"], {"master": 7}, negative=True)
