@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 import attrs
+from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.faults import Faults
@@ -64,7 +69,16 @@ def simulate(
     :param parts: other classes than the real ones, to see the bugs found.
     :param trace_to: is given (time, text) of what happens.
     """
-    run = Run(seed, parts, trace_to)
+    with _unhandled_errors() as unhandled:
+        result = _simulate(Run(seed, parts, trace_to), seed)
+        # Errors that nobody handles show when what has them is forgotten.
+        gc.collect()
+    if unhandled and result.failure is None:
+        return attrs.evolve(result, failure=unhandled[0])
+    return result
+
+
+def _simulate(run: Run, seed: int) -> Result:
     failure: str | None = None
     try:
         run.run()
@@ -91,6 +105,24 @@ def simulate(
         cluster.clock.rightNow,
         cluster.clock.made,
     )
+
+
+@contextmanager
+def _unhandled_errors() -> Iterator[list[str]]:
+    """Hear of errors in Deferreds that nobody handles."""
+    found: list[str] = []
+
+    @implementer(ILogObserver)
+    def hear(event: LogEvent) -> None:
+        if event.get("log_level") is LogLevel.critical and "log_failure" in event:
+            failure: Failure = event["log_failure"]
+            found.append(f"nobody handles {failure.value!r}")
+
+    globalLogPublisher.addObserver(hear)
+    try:
+        yield found
+    finally:
+        globalLogPublisher.removeObserver(hear)
 
 
 class Run:
