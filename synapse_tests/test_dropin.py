@@ -28,6 +28,7 @@ WORKERS = ("persister1", "persister2", "writer1", "sync1")
 PROCESSES = ("master", *WORKERS)
 #: Rooms are shared out among the persisters by their ids.
 CHATS = 4
+MOST_CHATS = 20
 
 
 class _DeploymentOfFive(SynchronousTestCase):
@@ -105,6 +106,9 @@ class DropInTests(_DeploymentOfFive):
     def _drive(self, on_ours: tuple[str, ...]) -> None:
         self.start({name: ours() for name in on_ours})
         chats = [Chat.begin(self.deployment, number) for number in range(CHATS)]
+        # Ids are random: now and then all of the first rooms are one persister's.
+        while len(chats) < MOST_CHATS and not self._both_persist():
+            chats.append(Chat.begin(self.deployment, len(chats)))
         for _ in range(2):
             for chat in chats:
                 chat.do_everything()
@@ -120,6 +124,10 @@ class DropInTests(_DeploymentOfFive):
         self.deployment.halt()
         # Stock ones tell of an error when they are stopped.
         self.check_logs(on_ours)
+
+    def _both_persist(self) -> bool:
+        stored = stored_positions(self.deployment)
+        return {("events", "persister1"), ("events", "persister2")} <= set(stored)
 
     def _check_the_rest(self, chat: Chat) -> None:
         """See what is no message: each comes by another stream."""
