@@ -22,6 +22,11 @@ were not answered, or when the transport is full, until few are left: then it sa
 while Redis still has work to do. It is behind sooner while there is something that
 would be delayed.
 
+A connection that we lost may live on at Redis, with publishes that it has not read yet.
+They would come out behind the announcement: a batch without its end, an old position. So
+the first thing on a connection, before it counts as up, is to have Redis end the one
+before it.
+
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
 
@@ -35,6 +40,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import txredisapi
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.python.failure import Failure
@@ -368,6 +375,47 @@ class RedisSenderProtocol(RedisProtocol):
         self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
 
+    def authenticated(self) -> None:
+        """End the connection before this one at Redis, too, then go on.
+
+        What Redis has not read of that one yet would be published behind what is said
+        on this one: positions that are over, and half of a batch.
+        """
+        if not self.factory.may_not_fence:
+            if (earlier := self.factory.earlier) is not None:
+                number, address = earlier
+                self._ask_about_clients("KILL", "ID", number, "ADDR", address)
+            self._ask_about_clients("ID").addCallback(self._is_client)
+        super().authenticated()
+
+    def _ask_about_clients(self, *args: str | int) -> Deferred[Any]:
+        answered: Deferred[Any] = self.execute_command("CLIENT", *args)
+        return answered.addErrback(self._cannot_fence)
+
+    def _is_client(self, number: int | None) -> None:
+        if not isinstance(number, int):
+            return
+        here = self.transport.getHost()
+        # By Unix sockets all have the same address.
+        if isinstance(here, (IPv4Address, IPv6Address)):
+            host = f"[{here.host}]" if isinstance(here, IPv6Address) else here.host
+            self.factory.earlier = number, f"{host}:{here.port}"
+
+    def _cannot_fence(self, failure: Failure) -> None:
+        error = failure.value
+        # If the connection is gone, the next one asks; without a password nothing goes.
+        if (
+            isinstance(error, txredisapi.ResponseError)
+            and not str(error).startswith("NOAUTH")
+            and not self.factory.may_not_fence
+        ):
+            self.factory.may_not_fence = True
+            self.factory.observer.failure(
+                "asking Redis to end a lost connection (CLIENT ID, CLIENT KILL), which "
+                "its user should be allowed; going on without",
+                error,
+            )
+
     def link_established(self) -> None:
         super().link_established()
         self.transport.registerProducer(_SenderProducer(self.factory.sender), True)
@@ -433,10 +481,17 @@ class RedisSenderProtocol(RedisProtocol):
 
 
 class SenderFactory(SynapseRedisFactory):
-    """Keeps the connection of one :class:`RedisSender`."""
+    """Keeps the connection of one :class:`RedisSender`.
+
+    :ivar earlier: the number that Redis gave to the newest connection, and its address.
+        Both, since another Redis, or one that started again, gives the same numbers.
+    :ivar may_not_fence: Redis refuses to tell the number.
+    """
 
     protocol = RedisSenderProtocol
 
     def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sender = sender
+        self.earlier: tuple[int, str] | None = None
+        self.may_not_fence = False

@@ -244,9 +244,14 @@ class MemoryLink:
         self.protocols[index].connectionLost(reason)
         factory.clientConnectionLost(self.reactor.connectors[index], reason)
 
+    def greet(self) -> None:
+        """Answer CLIENT KILL, if a connection was before this, CLIENT ID and PING."""
+        killed = b"" if self.factory(0).earlier is None else b":1\r\n"
+        self.say(0, killed + b":7\r\n+PONG\r\n")
+
     def establish(self) -> None:
         """Answer what both connections ask before they are up."""
-        self.say(0, b"+PONG\r\n")
+        self.greet()
         self.say(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
         self.reactor.advance(0)
         self.say(0, b":1\r\n" * self.link.sender.unacknowledged)

@@ -217,13 +217,27 @@ class RoundTripTests(RealRedisTestCase):
         options = RedisOptions(path=str(shared_redis().socket_path))
         await self.exchange(self.start_peer(options))
 
+    async def test_the_connection_before_is_ended(self) -> None:
+        """A connection that takes the place of another has Redis end that one first."""
+        redis = shared_redis()
+        peer = self.start_peer(by_port(redis))
+        factory = peer.link._outbound
+        await self.until(lambda: factory.earlier is not None)
+        (first,) = factory.links
+        # As if this process took it for lost, and Redis did not.
+        factory.stopTrying()
+        self.reactor.connectTCP(redis.host, redis.port, factory)
+        await self.until(lambda: first not in factory.links)
+        (second,) = factory.links
+        self.assertTrue(second.established)
+
     async def test_password_user_and_database(self) -> None:
         """C23: an ACL user and a database hold for both connections."""
         redis = self.start_redis(
             password="hush",
             acl=[
                 "user bob on >secret ~* &* -@all +auth +select +subscribe +publish "
-                "+ping +set +get"
+                "+ping +set +get +client|id +client|kill"
             ],
         )
         peer = self.start_peer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.address import UNIXAddress
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import ConnectionBuffers
@@ -9,6 +10,11 @@ from synapse_replication.redis import sender as sender_module
 from synapse_replication.redis.resp import PureReader, encode, encode_publishes
 from tests.redis.doubles import MemoryLink, rdata
 
+_PING = encode(b"PING")
+#: With the address of a StringTransport.
+_FENCING = [
+    encode(b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"10.0.0.1:12345"),
+]
 _POSITION = b"POSITION events writer 9 9"
 
 
@@ -119,7 +125,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.connect(0)
         self.assertNotIn(("on_lost", 4), self.memory.events.all)
         self.memory.transports[0].take()
-        self.memory.say(0, b"+PONG\r\n")
+        self.memory.greet()
         self.assertIn(("on_lost", 4), self.memory.events.all)
         self.publish_rows(6)
         self.turn()
@@ -143,17 +149,50 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.say(0, b":1\r\n")
         self.memory.lose(0)
         self.memory.connect(0)
-        self.memory.say(0, b"+PONG\r\n")
+        self.memory.greet()
         self.turn()
-        self.assertEqual(self.written, [encode(b"PING")])
+        self.assertEqual(self.written, [*_FENCING, encode(b"CLIENT", b"ID"), _PING])
+
+    def test_a_lost_connection_is_ended_at_redis(self) -> None:
+        """What Redis has not read of a lost connection is not published any more."""
+        self.assertEqual(self.written, [encode(b"CLIENT", b"ID"), _PING])
+        self.memory.establish()
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written[:1], _FENCING)
+        # Not answered: the next connection ends the same one.
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written[:1], _FENCING)
+
+    def test_redis_allows_no_fencing(self) -> None:
+        """A user who may not use CLIENT is told once; all else goes on."""
+        refused = b"-NOPERM no permissions to run the 'client|id' command\r\n"
+        self.memory.say(0, refused + b"+PONG\r\n")
+        (failure,) = self.failures
+        self.assertIn("CLIENT KILL", failure)
+        self.assertTrue(self.sender.connected)
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written, [_PING])
+
+    def test_unix_sockets_are_not_told_apart(self) -> None:
+        """Where all connections have the same address, none is ended."""
+        self.memory.lose(0)
+        transport = self.memory.connect(0)
+        transport.hostAddr = UNIXAddress("/run/redis.sock")
+        self.memory.greet()
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written, [encode(b"CLIENT", b"ID"), _PING])
 
     def lose_and_connect(self) -> bytes:
         """Give what is published on the next connection."""
         self.memory.lose(0)
         transport = self.memory.connect(0)
-        self.memory.say(0, b"+PONG\r\n")
+        self.memory.greet()
         self.turn()
-        return b"".join(transport.take()[1:])
+        return b"".join(transport.take()[3:])
 
     @property
     def failures(self) -> list[str]:
@@ -309,7 +348,7 @@ class RedisSenderTests(SynchronousTestCase):
 
         self.sender._on_lost = fail
         self.memory.connect(0)
-        self.memory.say(0, b"+PONG\r\n")
+        self.memory.greet()
         self.assertTrue(self.memory.transports[0].aborted)
         self.assertIn(
             ("failure", "announcing positions again", "bug"), self.memory.events.all
@@ -325,7 +364,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(self.sender.lost, 7)
         self.assertIn("keeping REMOTE_SERVER_UP", str(self.memory.events.all))
         self.memory.transports[0].take()
-        self.memory.say(0, b"+PONG\r\n")
+        self.memory.greet()
         self.turn()
         (data,) = self.written
         self.assertEqual(data.count(b"REMOTE_SERVER_UP"), sender_module.MAX_KEPT)

@@ -60,7 +60,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(len(memory.handler.items), 1)
         for _ in range(2):
             memory.say(0, _OK)
-        memory.say(0, b"+PONG\r\n")
+        memory.greet()
         memory.transports[0].take()
         memory.reactor.advance(0)
         self.assertEqual(
@@ -229,7 +229,7 @@ class ExtensionChannelTests(SynchronousTestCase):
             memory.transports[1].take(),
             [encode(b"SUBSCRIBE", _EXTENSION), encode(b"SUBSCRIBE", b"hs")],
         )
-        memory.say(0, b"+PONG\r\n")
+        memory.greet()
         memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         self.assertEqual(
             memory.events.all,
@@ -288,7 +288,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         memory = self.memory
         memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         self.assertEqual(memory.link.sender.lost, 0)
-        memory.say(0, b"+PONG\r\n")
+        memory.greet()
         memory.transports[0].take()
         memory.reactor.advance(0)
         self.assertEqual(

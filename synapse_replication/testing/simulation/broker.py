@@ -42,6 +42,7 @@ class SimulatedBroker:
         self._random = random
         self._published = published
         self._sessions: list[_Session] = []
+        self._last_number = 0
         self.delivers: Garbler = lambda _, line: line
         self.auth_stalls = False
         self.auth_fails = False
@@ -61,9 +62,21 @@ class SimulatedBroker:
         self._network.broker_is_up = True
 
     def _new_session(self, connection: Connection) -> _Session:
-        session = _Session(self, connection)
+        self._last_number += 1
+        session = _Session(self, connection, self._last_number)
         self._sessions.append(session)
         return session
+
+    def kill(self, number: int, address: str) -> int:
+        """End a client's session; what it sent and was not read is passed over."""
+        killed = 0
+        for session in list(self._sessions):
+            here = session.connection.address
+            if session.number == number and address == f"{here.host}:{here.port}":
+                session.connection.up.close()
+                session.connection.end_session()
+                killed += 1
+        return killed
 
     def ended(self, session: _Session) -> None:
         """Forget a session."""
@@ -91,8 +104,11 @@ class SimulatedBroker:
 class _Session:
     """One client."""
 
-    def __init__(self, broker: SimulatedBroker, connection: Connection) -> None:
+    def __init__(
+        self, broker: SimulatedBroker, connection: Connection, number: int
+    ) -> None:
         self._broker = broker
+        self.number = number
         self.connection = connection
         self.channels: set[bytes] = set()
         self._reader = new_reader()
@@ -126,6 +142,11 @@ class _Session:
             return b"".join(answers)
         if name == b"PING":
             return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if self.channels else b"+PONG\r\n"
+        if command[:2] == [b"CLIENT", b"ID"]:
+            return b":%d\r\n" % self.number
+        if command[:3] == [b"CLIENT", b"KILL", b"ID"]:
+            killed = self._broker.kill(int(command[3]), command[5].decode())
+            return b":%d\r\n" % killed
         if name == b"AUTH" and self._broker.auth_stalls:
             return b""
         if name == b"AUTH" and self._broker.auth_fails:

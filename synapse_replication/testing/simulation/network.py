@@ -187,7 +187,7 @@ class SimulatedTransport:
         return _ADDRESS
 
     def getHost(self) -> IPv4Address:
-        return _ADDRESS
+        return self._connection.address
 
 
 class Connection:
@@ -195,6 +195,7 @@ class Connection:
 
     :ivar role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
     :ivar is_open: from the client's point of view.
+    :ivar address: of the client's end; no other has the same.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class Connection:
         self.reactor = reactor
         self.role = role
         self.is_open = True
+        self.address = IPv4Address("TCP", "127.0.0.1", network.next_port())
         self._network = network
         self._connector = connector
         self._protocol = protocol
@@ -381,6 +383,12 @@ class SimulatedNetwork:
         self.broker_session: Callable[[Connection], Session] | None = None
         self.before_write: Callable[[Connection, bytes], bytes] = lambda _, data: data
         self._parts = parts
+        self._last_port = 40_000
+
+    def next_port(self) -> int:
+        """Give a port that no connection had before."""
+        self._last_port += 1
+        return self._last_port
 
     def latency(self, name: str) -> float:
         """Give s for one message between a process and the broker."""
