@@ -43,7 +43,12 @@ from typing import Any
 import txredisapi
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IPushProducer,
+    IReactorTime,
+    IWriteDescriptor,
+)
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -367,6 +372,8 @@ class RedisSenderProtocol(RedisProtocol):
         self.unacknowledged = 0
         self._proved = False
         self._is_refused = False
+        # Not behind TLS.
+        self._writes_itself = IWriteDescriptor.providedBy(self.transport)
         return super().connectionMade()
 
     def connectionLost(self, why: Failure) -> None:
@@ -434,6 +441,9 @@ class RedisSenderProtocol(RedisProtocol):
         else:
             self._awaited.append(len(data))
         self.transport.write(b"".join(data))
+        # The reactor would do so on its next round, and learns of errors there.
+        if self._writes_itself and not self.transport.disconnecting:
+            self.transport.doWrite()
 
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         self._awaited.append(0)

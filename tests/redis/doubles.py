@@ -225,13 +225,15 @@ class MemoryLink:
         """Give the factory of a connection."""
         return self.reactor.tcpClients[index][2]
 
-    def connect(self, index: int) -> RecordingTransport:
+    def connect(
+        self, index: int, transport: RecordingTransport | None = None
+    ) -> RecordingTransport:
         """Let a connection be made."""
         factory = self.factory(index)
         factory.doStart()
         factory.startedConnecting(self.reactor.connectors[index])
         self.protocols[index] = protocol = factory.buildProtocol(None)
-        transport = RecordingTransport()
+        transport = transport or RecordingTransport()
         protocol.makeConnection(transport)
         if len(self.transports) == 2:
             self.transports[index] = transport

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from twisted.internet.address import UNIXAddress
+from twisted.internet.interfaces import IWriteDescriptor
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import directlyProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
 from synapse_replication.redis.resp import PureReader, encode, encode_publishes
-from tests.redis.doubles import MemoryLink, rdata
+from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
 #: With the address of a StringTransport.
@@ -16,6 +18,18 @@ _FENCING = [
     encode(b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"10.0.0.1:12345"),
 ]
 _POSITION = b"POSITION events writer 9 9"
+
+
+class SocketTransport(RecordingTransport):
+    """A transport that can be told to write to its socket.
+
+    :ivar sent: how often it was.
+    """
+
+    sent = 0
+
+    def doWrite(self) -> None:
+        self.sent += 1
 
 
 class RedisSenderTests(SynchronousTestCase):
@@ -107,6 +121,21 @@ class RedisSenderTests(SynchronousTestCase):
             self.assertEqual(self.successResultOf(first), b"12")
             self.assertIsNone(self.successResultOf(second))
             self.assertEqual(self.sender.unacknowledged, 0)
+
+    def test_written_without_another_round(self) -> None:
+        """What is written goes to the kernel at once, unless the transport closes."""
+        self.memory.lose(0)
+        transport = SocketTransport()
+        directlyProvides(transport, IWriteDescriptor)
+        self.memory.connect(0, transport)
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        self.assertEqual(transport.sent, 1)
+        transport.disconnecting = True
+        self.publish_rows(2)
+        self.turn()
+        self.assertEqual(transport.sent, 1)
 
     def test_announced_first(self) -> None:
         """C2: after a loss our position is the first thing on the next connection."""
