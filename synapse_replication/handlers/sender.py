@@ -99,6 +99,15 @@ class CommandSender:
         """Tell whether there is anybody to send to."""
         return bool(self._links)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether rows are of use: to who is connected, or to who asks for them later.
+
+        Who was cut off, over direct TCP the only one perhaps, gets what was written
+        meanwhile from what is kept of it.
+        """
+        return self.connected() or self._listener is not None
+
     def is_behind(self) -> bool:
         """Tell whether what is sent now would only wait behind what was sent."""
         return any(connection.is_behind for connection in self._links)

@@ -126,7 +126,7 @@ class ReplicationStreamer:
         """Have what was written sent; cheap, at any rate."""
         if self._running:
             self._poked = True
-        elif not self._handler.connected():
+        elif not self._handler.is_heard:
             self._unfinished = []
             self._rests.clear()
             for stream in self._streams:

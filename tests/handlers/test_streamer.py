@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -30,6 +31,31 @@ class Backwards:
 
     def shuffle(self, x: list[Any]) -> None:
         x.reverse()
+
+
+class KeptRows:
+    """Takes note of the rows that are sent, by (stream, token before, tokens)."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int | None, list[int]]] = []
+
+    def rows_follow(
+        self,
+        stream_name: str,
+        prev_token: int | None,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
+
+    def row_sent(self, stream_name: str, token: int) -> None: ...
+
+    def position_sent(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
+
+    def passed_over(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
 
 
 class ReplicationStreamerTests(SynchronousTestCase):
@@ -186,6 +212,17 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.events.requests, [])
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 5 5", self.connection.take())
+
+    def test_nobody_connected_and_rows_are_kept(self) -> None:
+        """Who was cut off finds what was written meanwhile among what is kept."""
+        kept = KeptRows()
+        self.handler.listen_to_sending(kept)
+        self.handler.lost_connection(self.connection)
+        self.write(5, "a")
+        self.write(7, "b", "c")
+        self.assertEqual(kept.rows, [("events", 0, [5]), ("events", 5, [7])])
+        self.handler.new_connection(self.connection)
+        self.assertIn("POSITION events w 7 7", self.connection.take())
 
     def test_many_rows_starve_nobody(self) -> None:
         """A stream with many rows waiting sends a page, then others get theirs."""
