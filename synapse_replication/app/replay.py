@@ -49,6 +49,7 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
 )
 from synapse_replication.wire.batching import (
+    InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
@@ -252,6 +253,9 @@ class _Replay:
         for item in items:
             if isinstance(item, RdataRun):
                 self._take_rows(item)
+            elif isinstance(item, InterleavedRun):
+                for run in item.runs():
+                    self._take_rows(run)
             elif isinstance(item, PositionCommand):
                 key = item.stream_name, item.instance_name
                 self._begun.add(key)
