@@ -128,8 +128,10 @@ class TracingTests(DeploymentTestCase):
         }
         servers = self.collector.named(request, "master", _SERVER)
         self.assertTrue(catch_ups)
-        self.assertTrue(servers)
-        for server in servers:
+        # The worker that was killed had spans that it had not sent.
+        answers = [span for span in servers if span.parent_span_id in clients]
+        self.assertTrue(answers)
+        for server in answers:
             client = clients[server.parent_span_id]
             self.assertEqual(client.trace_id, server.trace_id)
         self.assertTrue(

@@ -8,7 +8,7 @@ from synapse_replication.testing.simulation.runner import simulate
 from tests.simulation.bugs import BUGS
 
 #: How many seeds may pass before a bug is found.
-MAX_SEEDS = 60
+MAX_SEEDS = 150
 
 
 class BugTests(SynchronousTestCase):
