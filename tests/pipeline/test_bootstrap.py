@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import psycopg2
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
@@ -23,12 +22,7 @@ from synapse_replication.pipeline.jobs.bootstrap import (
     write_bootstrap,
 )
 from synapse_replication.pipeline.position_plan import (
-    Change,
-    Fate,
     Found,
-    StreamHistory,
-    check_histories,
-    plan_positions,
 )
 from synapse_replication.pipeline.position_store import (
     IdRange,
@@ -36,7 +30,7 @@ from synapse_replication.pipeline.position_store import (
     read_farthest,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
-from synapse_replication.streams.table import IdColumn, TableStream
+from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.spark import shared_session
 
@@ -290,60 +284,3 @@ class BootstrapTests(SynchronousTestCase):
             told["positions"],
         )
         self.assertIn(("backfill", "gone1", -45), self.stored())
-
-
-HISTORY = StreamHistory(
-    name="foo",
-    positions_name="foo_stream",
-    sequence="foo_seq",
-    tables=(IdColumn("foo", "stream_id", "instance_name"),),
-    negative=False,
-    writers=("first", "second"),
-    sequence_value=9,
-    stored={},
-    farthest={"foo": 8},
-    found={"first": 8},
-)
-
-
-class PlanTests(SynchronousTestCase):
-    """What is decided, without a database."""
-
-    def plan(self, **changes: Any) -> list[tuple[str, int | None, Fate]]:
-        plan = plan_positions([attrs.evolve(HISTORY, **changes)])
-        return [(change.instance_name, change.new, change.fate) for change in plan]
-
-    def test_empty_stream(self) -> None:
-        """A stream without rows is left to its writers."""
-        self.assertEqual(self.plan(farthest={}, found={}), [])
-
-    def test_undeclared(self) -> None:
-        """Who is no writer any more gets no position, and keeps an old one."""
-        self.assertEqual(
-            self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
-            [
-                ("first", 8, Fate.NEW),
-                ("old", None, Fate.UNDECLARED),
-                ("older", 3, Fate.UNDECLARED),
-                ("second", 8, Fate.NEW),
-            ],
-        )
-
-    def test_wrong_sign(self) -> None:
-        """1 is what is stored of a stream that counts down before it was written."""
-        (change, _) = plan_positions(
-            [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
-        )
-        self.assertEqual(
-            change, Change("foo", "foo_stream", "first", 1, -8, Fate.FORWARD)
-        )
-
-    def test_position_beyond_sequence(self) -> None:
-        """A position that no row can have been given is refused."""
-        check_histories([attrs.evolve(HISTORY, sequence_value=0, farthest={})])
-        error = self.assertRaises(
-            PipelineError,
-            check_histories,
-            [attrs.evolve(HISTORY, stored={"first": 10})],
-        )
-        self.assertIn("foo stands at 9, but first is stored at 10", str(error))

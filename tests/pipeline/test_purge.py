@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 from pathlib import Path
 
 from click.testing import CliRunner
-from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -19,7 +17,6 @@ from synapse_replication.pipeline.archive_lock import lock_archive
 from synapse_replication.pipeline.archive_purges import (
     PurgedRange,
     read_purged_ranges,
-    wait_for_java,
 )
 from synapse_replication.pipeline.archive_writer import Point
 from synapse_replication.pipeline.jobs.purge import purge_archive, purge_command
@@ -158,37 +155,3 @@ class PurgeTests(SynchronousTestCase):
         )
         self.assertIn("day=monday is no day's folder", str(error))
         self.assertEqual(rows_by_pyarrow(self.folder), self.before)
-
-    def test_damaged_record(self) -> None:
-        """A record that cannot be read is named."""
-        layout = open_archive(self.folder)
-        (layout.meta / "purges").mkdir()
-        (layout.meta / "purges" / "000001.json").write_text('{"rows": [{}]}')
-        error = self.assertRaises(PipelineError, read_purged_ranges, layout)
-        self.assertIn("000001.json is damaged", str(error))
-
-
-class WaitForJavaTests(SynchronousTestCase):
-    def test_waits(self) -> None:
-        """Java that outlived its driver is waited for, and told of if it stays."""
-        folder = Path(self.mktemp()).absolute()
-        layout = open_archive(folder, create=True)
-        wait_for_java(layout)
-        layout.jvm_lock.touch()
-        wait_for_java(layout)
-        clock = Clock()
-
-        def refuse(file: object, how: int) -> None:
-            raise BlockingIOError
-
-        self.patch(fcntl, "lockf", refuse)
-        error = self.assertRaises(
-            PipelineError,
-            wait_for_java,
-            layout,
-            patience=5,
-            now=clock.seconds,
-            sleep=clock.advance,
-        )
-        self.assertIn("still holds", str(error))
-        self.assertGreaterEqual(clock.seconds(), 5)

@@ -1,0 +1,51 @@
+"""A database with rows of all streams that is reached by TCP, and what is read of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import psycopg2
+from pyspark.sql import DataFrame
+
+from synapse_replication.testing.servers import PrivatePostgres
+from tests.pipeline.spark import shared_session
+from tests.storage.synapse_extract import ROWS, SCHEMA
+
+
+@functools.cache
+def server() -> PrivatePostgres:
+    """Start a server that is reached by TCP: Java knows no Unix sockets."""
+    postgres = PrivatePostgres(tcp=True)
+    postgres.start()
+    return postgres
+
+
+@functools.cache
+def extract_dsn() -> str:
+    """Make a database with the extract, once for all tests."""
+    server().new_database("extract")
+    dsn = server().dsn("extract", tcp=True)
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(SCHEMA)
+        cursor.execute(ROWS)
+        cursor.execute("CREATE SEQUENCE cache_invalidation_stream_seq")
+        cursor.execute("SELECT setval('cache_invalidation_stream_seq', 5)")
+    connection.close()
+    return dsn
+
+
+def read(dsn: str, **options: str) -> DataFrame:
+    """Read a database by the data source."""
+    source = shared_session().read.format("synapse_replication")
+    return source.options(dsn=dsn, **options).load()
+
+
+def by_writer(frame: DataFrame) -> dict[tuple[str, str], list[tuple[int, Any]]]:
+    """Give rows as tests of the wire write them."""
+    found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+    for row in frame.orderBy("stream", "stream_id", "row_index").collect():
+        key = row.stream, row.instance_name
+        found.setdefault(key, []).append((row.stream_id, json.loads(row.row)))
+    return found

@@ -1,0 +1,65 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive_driver`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive_driver import drive_archive
+from synapse_replication.pipeline.archive_writer import Point
+from tests.pipeline.archives import (
+    Killed,
+    kill_at,
+    make_batch,
+    make_rows,
+    rows_by_pyarrow,
+)
+
+
+class DriverTests(SynchronousTestCase):
+    """Changing an archive."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+
+    def test_made_if_told_so(self) -> None:
+        """A folder that is missing is made only if that was asked for."""
+        with self.assertRaises(PipelineError), drive_archive(self.folder):
+            pass
+        self.assertFalse(self.folder.exists())
+        with drive_archive(self.folder, create=True) as driver:
+            self.assertEqual(set(driver.writers), {"rows", "wire"})
+            self.assertEqual(set(driver.compactors), {"rows", "wire"})
+        with drive_archive(self.folder):
+            pass
+
+    def test_alone(self) -> None:
+        """A second driver is refused, and let in when the first is gone."""
+        with (
+            drive_archive(self.folder, create=True),
+            self.assertRaisesRegex(PipelineError, "one driver at a time"),
+            drive_archive(self.folder),
+        ):
+            pass
+        with drive_archive(self.folder):
+            pass
+
+    def test_recover(self) -> None:
+        """A batch that was committed and cut off is finished by the next driver."""
+        rows = make_rows(1, 4)
+        with (
+            self.assertRaises(Killed),
+            drive_archive(
+                self.folder, create=True, watch=kill_at(Point.COMMITTED)
+            ) as driver,
+        ):
+            driver.writers["rows"].write(rows, make_batch(0))
+        self.assertFalse(any((self.folder / "rows").rglob("*.parquet")))
+        with drive_archive(self.folder) as driver:
+            driver.recover()
+        self.assertEqual(
+            rows_by_pyarrow(self.folder),
+            [("s0", 2), ("s0", 4), ("s1", 1), ("s1", 3)],
+        )

@@ -1,0 +1,103 @@
+"""Tests for :mod:`synapse_replication.pipeline.partitions`.
+
+Those that look into a database are in ``test_planning`` and ``test_streaming``.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.catalog import catalog_of
+from synapse_replication.pipeline.offsets import Span
+from synapse_replication.pipeline.partitions import (
+    IDS_PER_TASK,
+    MOST_TASKS,
+    Part,
+    pack,
+    split,
+)
+from synapse_replication.pipeline.ranges import Present
+
+RECEIPTS = catalog_of()["receipts"]
+TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
+WITH_INDEX = Present(TABLES, frozenset(), TABLES, frozenset())
+WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
+
+
+def part(low: int, high: int, present: Present = WITH_INDEX) -> Part:
+    """Make a part of all writers' receipts."""
+    span = Span(low, high, (), others=True, nameless=True, known=())
+    return Part(RECEIPTS, present, span, "")
+
+
+PARTS = st.lists(
+    st.builds(
+        lambda low, size: part(low, low + size),
+        st.integers(0, 10**9),
+        st.integers(1, 10**7),
+    ),
+    min_size=1,
+    max_size=6,
+)
+COUNTS = st.none() | st.integers(1, 50)
+
+
+class SplitTests(SynchronousTestCase):
+    """Cutting parts into smaller ones."""
+
+    @settings(derandomize=True, deadline=None)
+    @given(PARTS, COUNTS)
+    def test_nothing_is_left_out(self, parts: list[Part], count: int | None) -> None:
+        """The pieces of each part join, in order, to that part again."""
+        pieces = split(parts, count)
+        for whole in parts:
+            low = whole.span.low
+            while low < whole.span.high:
+                piece = pieces.pop(0)
+                self.assertEqual(piece.span.low, low)
+                self.assertGreater(piece.size, 0)
+                low = piece.span.high
+            self.assertEqual(low, whole.span.high)
+        self.assertEqual(pieces, [])
+
+    def test_as_many_as_asked_for(self) -> None:
+        """One part becomes as many of about the same size as are asked for."""
+        sizes = [piece.size for piece in split([part(10, 1010)], 3)]
+        self.assertEqual(sizes, [333, 333, 334])
+
+    def test_as_many_as_are_worth_it(self) -> None:
+        """By itself, it makes no more tasks than are worth their start."""
+        self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
+        self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
+        self.assertEqual(len(split([part(0, 2**40)], None)), MOST_TASKS)
+
+    def test_without_an_index(self) -> None:
+        """A table whose ids no index leads to is read in one piece."""
+        whole = part(0, 10**9, WITHOUT)
+        self.assertEqual(split([whole], 9), [whole])
+
+
+class PackTests(SynchronousTestCase):
+    """Putting small parts together."""
+
+    @settings(derandomize=True, deadline=None)
+    @given(PARTS, COUNTS)
+    def test_each_part_once(self, parts: list[Part], count: int | None) -> None:
+        """Each part is in one task, and no task is empty."""
+        tasks = pack(parts, count)
+        packed = [each for task in tasks for each in task]
+        self.assertCountEqual(
+            [each.span for each in packed], [each.span for each in parts]
+        )
+        self.assertTrue(all(tasks))
+        if count is not None:
+            self.assertEqual(len(tasks), min(count, len(parts)))
+
+    def test_even(self) -> None:
+        """Each part goes to the task that has least to do."""
+        tasks = pack([part(0, size) for size in (1, 2, 3, 4, 5, 9)], 2)
+        self.assertEqual(
+            sorted(sum(each.size for each in task) for task in tasks), [12, 12]
+        )
