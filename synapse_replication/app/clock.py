@@ -47,6 +47,10 @@ class ReactorClock:
         return deferLater(self._reactor, delay)
 
 
+async def _run(func: Callable[[], Awaitable[Any]]) -> None:
+    await func()
+
+
 class BackgroundProcesses:
     """Starts work that nobody waits for, and can wait for all of it.
 
@@ -61,10 +65,13 @@ class BackgroundProcesses:
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Deferred[None]:
         """Start ``func``; the Deferred fires when it has ended, and never fails."""
+        process = Deferred.fromCoroutine(_run(func))
+        if process.called and not isinstance(process.result, Failure):
+            # Nothing to wait for, as with most chunks of rows.
+            return process
+        return self._watch(description, process)
 
-        async def run() -> None:
-            await func()
-
+    def _watch(self, description: str, process: Deferred[None]) -> Deferred[None]:
         def failed(failure: Failure) -> None:
             assert failure.value is not None
             self._observer.failure(description, failure.value)
@@ -72,10 +79,6 @@ class BackgroundProcesses:
         def ended(_: object) -> None:
             self._running.discard(process)
 
-        process = Deferred.fromCoroutine(run())
-        if process.called and not isinstance(process.result, Failure):
-            # Nothing to wait for, as with most chunks of rows.
-            return process
         self._running.add(process)
         return process.addErrback(failed).addBoth(ended)
 

@@ -262,7 +262,8 @@ class CatchUps:
         run.attempts = 0
         self._observer.catch_up_page(event, len(page.tokens), page.upto_token)
         self.position_changed(instance_name)
-        if self._pacer.is_due(len(page.tokens)):
+        self._pacer.count(len(page.tokens))
+        if self._pacer.is_due():
             await self._pacer.take_break()
 
     async def _ask(

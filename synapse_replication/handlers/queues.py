@@ -51,9 +51,12 @@ class Pacer:
         self._rows = 0
         self._started = self._clock.seconds()
 
-    def is_due(self, rows: int) -> bool:
-        """Count ``rows`` handled, and tell whether a break is due."""
+    def count(self, rows: int) -> None:
+        """Take note of ``rows`` handled."""
         self._rows += rows
+
+    def is_due(self) -> bool:
+        """Tell whether a break is due."""
         return (
             self._rows >= self._max_rows
             or self._clock.seconds() - self._started >= self._max_seconds
@@ -65,7 +68,7 @@ class Pacer:
         self.start()
 
 
-@attrs.frozen
+@attrs.define
 class Queued(Generic[ItemT]):
     """An item with its measures.
 
@@ -82,17 +85,18 @@ class DrainedQueue(Generic[ItemT]):
     """First in, first out, one item in flight, bounded.
 
     :param name: of the stream, for the observer.
-    :param consume: handles one item. Its failures are reported, and cost only
-        that item.
+    :param consume: handles one item; gives ``None`` if that is done, or what to wait
+        for. Its failures are reported, and cost only that item.
     :param collapse: makes of all that waits as few items as it can.
-    :param pacer: started afresh with each process; ``consume`` asks it for breaks.
+    :param pacer: started afresh with each process; between items it is asked for
+        breaks. ``consume`` counts what it handles, and may take breaks, too.
     :param max_size: bytes that wait, at most.
     """
 
     def __init__(
         self,
         name: str,
-        consume: Callable[[ItemT], Awaitable[None]],
+        consume: Callable[[ItemT], Awaitable[None] | None],
         collapse: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
         run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
@@ -111,6 +115,8 @@ class DrainedQueue(Generic[ItemT]):
         self._length = 0
         self._size = 0
         self._draining = False
+        # The observer was told of a length that is not 0.
+        self._is_told = False
         self._process: Awaitable[object] | None = None
 
     def __bool__(self) -> bool:
@@ -131,8 +137,10 @@ class DrainedQueue(Generic[ItemT]):
             self._items = deque(self._collapse(self._items))
             self._length = sum(queued.length for queued in self._items)
             self._size = sum(queued.size for queued in self._items)
-        self._observer.queue_changed(self._name, self._length)
-        if not self._draining:
+        if self._draining:
+            self._observer.queue_changed(self._name, self._length)
+            self._is_told = True
+        else:
             self._draining = True
             self._process = self._run_as_background_process(
                 self._description, self._drain
@@ -153,11 +161,17 @@ class DrainedQueue(Generic[ItemT]):
                     self._length -= queued.length
                     self._size -= queued.size
                     try:
-                        await self._consume(queued.item)
+                        waiting = self._consume(queued.item)
+                        if waiting is not None:
+                            await waiting
                     except Exception as error:  # noqa: BLE001 -- the observer is told
                         self._observer.failure(self._description, error)
-                    if self._pacer.is_due(1):
-                        await self._pacer.take_break()
+                    if self._items:
+                        self._pacer.count(1)
+                        if self._pacer.is_due():
+                            await self._pacer.take_break()
         finally:
             self._draining = False
-            self._observer.queue_changed(self._name, self._length)
+            if self._is_told:
+                self._is_told = False
+                self._observer.queue_changed(self._name, self._length)

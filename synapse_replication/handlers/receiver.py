@@ -22,7 +22,7 @@ Spec, section 5; cases C3, C4, C7 to C10, C46, C53, C57, C59.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from operator import lt
 from typing import Any, cast
@@ -32,6 +32,7 @@ import attrs
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.catchups import CatchUps
+from synapse_replication.handlers.delivery import Delivery
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.links import (
     CatchUpRun,
@@ -135,6 +136,7 @@ class StreamReceiver:
             lambda: bool(self._queue),
             partial,
         )
+        self._delivery = Delivery(stream, sink, observer, self._catch_ups)
 
     # -- from the handler ---------------------------------------------------------
 
@@ -213,11 +215,14 @@ class StreamReceiver:
 
     # -- the queue ------------------------------------------------------------------
 
-    async def _consume(self, queued: tuple[Link, Item]) -> None:
+    def _consume(self, queued: tuple[Link, Item]) -> Awaitable[None] | None:
         link, item = queued
         if isinstance(item, RdataRun):
-            await self._take_rows(link, item)
-        elif isinstance(item, InterleavedRun):
+            return self._take_rows(link, item)
+        return self._take_other(link, item)
+
+    async def _take_other(self, link: Link, item: Item) -> None:
+        if isinstance(item, InterleavedRun):
             await self._take_interleaved(link, item)
         elif isinstance(item, PositionCommand):
             await self._take_position(link, item)
@@ -233,7 +238,7 @@ class StreamReceiver:
             await self._take_told(link, item)
         elif isinstance(item, NewEpoch):
             await self._catch_ups.take_epoch(link, item)
-        else:
+        elif isinstance(item, LostRow):
             state = link.writers.get((self._name, item.instance_name))
             if state is not None:
                 state.pending = []
@@ -241,85 +246,101 @@ class StreamReceiver:
 
     # -- rows -----------------------------------------------------------------------
 
-    async def _take_rows(self, link: Link, run: RdataRun) -> None:
+    def _take_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        """Take rows of one writer; give what to wait for, if there is anything.
+
+        Mostly there is not, so nothing is made that could be waited for.
+        """
         instance_name = run.instance_name
         state = link.writers.get((self._name, instance_name))
         if state is None:
             self._discard(instance_name, DiscardReason.NOT_CONNECTED, len(run.rows))
-            return
-        count = len(run.rows)
-        for start in range(0, count, _SLICE):
-            tokens, rows = run.tokens, run.rows
-            if count > _SLICE:
-                tokens = tokens[start : start + _SLICE]
-                rows = rows[start : start + _SLICE]
-            await self._take_slice(link, instance_name, state, tokens, rows)
-            if self._pacer.is_due(len(rows)):
+            return None
+        if len(run.rows) > _SLICE:
+            return self._take_slices(link, state, run)
+        self._pacer.count(len(run.rows))
+        return self._take_slice(link, instance_name, state, run.tokens, run.rows)
+
+    async def _take_slices(self, link: Link, state: WriterState, run: RdataRun) -> None:
+        for start in range(0, len(run.rows), _SLICE):
+            if start and self._pacer.is_due():
                 await self._pacer.take_break()
+            tokens = run.tokens[start : start + _SLICE]
+            rows = run.rows[start : start + _SLICE]
+            self._pacer.count(len(rows))
+            waiting = self._take_slice(link, run.instance_name, state, tokens, rows)
+            if waiting is not None:
+                await waiting
 
     async def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
         """Take rows of several writers, a slice at a time, decoded together."""
-        # Whose position is to be told: once, not with each row.
-        moved: set[str] = set()
+        # Where they stand whose position is to be told: once, not with each row.
+        moved: dict[str, int] = {}
         for start in range(0, len(run.rows), _SLICE):
+            if start and self._pacer.is_due():
+                self._tell_moved(moved)
+                await self._pacer.take_break()
             part = run.part(start, start + _SLICE)
+            self._pacer.count(len(part.rows))
             typed = None
             if None not in part.tokens:
                 with suppress(RowDecodeError):
                     decoded = self._description.codec.decode(part.rows)
                     typed = None if decoded.with_extra_fields else decoded.rows
             if typed is None:
+                self._tell_moved(moved)
                 for of_writer in part.runs():
-                    await self._take_rows(link, of_writer)
+                    if (waiting := self._take_rows(link, of_writer)) is not None:
+                        await waiting
             else:
                 await self._take_typed(link, part, typed, moved)
-            if self._pacer.is_due(len(part.rows)):
-                self._tell_moved(moved)
-                await self._pacer.take_break()
         self._tell_moved(moved)
 
-    def _tell_moved(self, moved: set[str]) -> None:
+    def _tell_moved(self, moved: dict[str, int]) -> None:
         for instance_name in moved:
             self._catch_ups.position_changed(instance_name)
         moved.clear()
 
     async def _take_typed(
-        self, link: Link, part: InterleavedRun, typed: list[Any], moved: set[str]
+        self,
+        link: Link,
+        part: InterleavedRun,
+        typed: list[Any],
+        moved: dict[str, int],
     ) -> None:
         """Hand on single rows of live writers, each as it comes; others as ever.
 
-        :param moved: the writers whose position is to be told later.
+        :param moved: live writers, and where they stand, which is to be told later.
         """
         name = self._name
         on_rdata = self._sink.on_rdata
-        current_token = self._stream.current_token
-        for instance_name, token, text, row in zip(
-            part.instance_names,
+        for index, (instance_name, token, row) in enumerate(
             # None is not among them.
-            cast(list[int], part.tokens),
-            part.rows,
-            typed,
-            strict=True,
+            zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
         ):
-            state = link.writers.get((name, instance_name))
-            if (
-                state is None
-                or not state.is_live
-                or token <= (position := current_token(instance_name))
-            ):
-                await self._take_rows(
-                    link, RdataRun(name, instance_name, [token], [text])
-                )
+            position = moved.get(instance_name)
+            is_live = position is not None
+            if position is None:
+                position = self._stream.current_token(instance_name)
+                state = link.writers.get((name, instance_name))
+                is_live = state is not None and state.is_live
+            if not is_live or token <= position:
+                moved.pop(instance_name, None)
+                single = RdataRun(name, instance_name, [token], [part.rows[index]])
+                if (waiting := self._take_rows(link, single)) is not None:
+                    await waiting
                 continue
             try:
                 waiting = on_rdata(name, instance_name, token, [row])
                 if waiting is not None:
                     await waiting
-                moved.add(instance_name)
+                moved[instance_name] = token
             except Exception as error:  # noqa: BLE001 -- the observer is told
-                self._discard(instance_name, DiscardReason.HANDLER_FAILED, 1)
-                self._catch_ups.begin_later(
-                    link, instance_name, state, position, token, error
+                if moved.pop(instance_name, None) is not None:
+                    self._catch_ups.position_changed(instance_name)
+                state = link.writers[name, instance_name]
+                self._delivery.failed(
+                    link, instance_name, state, [(token, [row])], error
                 )
 
     @staticmethod
@@ -332,7 +353,35 @@ class StreamReceiver:
             and (len(tokens) == 1 or all(map(lt, tokens, tokens[1:])))
         )
 
-    async def _take_slice(
+    def _take_slice(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        tokens: list[Any],
+        rows: list[bytes],
+    ) -> Awaitable[None] | None:
+        position = self._stream.current_token(instance_name)
+        if (
+            not self._is_usual(state, tokens, position)
+            or (typed := self._delivery.decode(rows)) is None
+        ):
+            return self._take_unusual(link, instance_name, state, tokens, rows)
+        batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
+        taken = self._delivery.hand_on(link, instance_name, state, batches)
+        if taken is True:
+            self._catch_ups.position_changed(instance_name)
+        elif taken is not False:
+            return self._tell_when_taken(instance_name, taken)
+        return None
+
+    async def _tell_when_taken(
+        self, instance_name: str, taken: Awaitable[bool]
+    ) -> None:
+        if await taken:
+            self._catch_ups.position_changed(instance_name)
+
+    async def _take_unusual(
         self,
         link: Link,
         instance_name: str,
@@ -340,19 +389,11 @@ class StreamReceiver:
         tokens: list[Any],
         rows: list[bytes],
     ) -> None:
-        position = self._stream.current_token(instance_name)
-        if (
-            self._is_usual(state, tokens, position)
-            and (typed := self._decode(rows)) is not None
-        ):
-            batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
-            if await self._hand_on(
-                link, instance_name, state, batches, position, tokens[-1]
-            ):
-                self._catch_ups.position_changed(instance_name)
-            return
+        """Take rows among which are parts of batches, late or unreadable ones, or
+        rows of a writer that catches up."""
         whole = state.gather(tokens, rows)
         if whole:
+            position = self._stream.current_token(instance_name)
             await self._take_batches(link, instance_name, state, position, whole)
         if self._is_too_much(state.pending):
             # Only now: the batches before it are whole.
@@ -377,8 +418,6 @@ class StreamReceiver:
         Late rows of an idempotent stream are handed on even in a catch-up that
         has passed them; nothing above what a catch-up has reached is.
         """
-        highest = max(token for token, _ in whole)
-        start = position
         batches: list[tuple[int, list[Any]]] = []
         # The token before the first that must be fetched.
         fetch_from: int | None = None
@@ -394,63 +433,19 @@ class StreamReceiver:
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif fetch_from is not None and not is_late:
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
-            elif (rows := self._decode(texts)) is None:
+            elif (rows := self._delivery.decode(texts)) is None:
                 fetch_from = _least(fetch_from, token - 1 if is_late else position)
                 self._discard(instance_name, DiscardReason.UNDECODABLE, len(texts))
             else:
                 batches.append((token, rows))
                 position = max(position, token)
             state.has_lost_rows = False
-        if not await self._hand_on(link, instance_name, state, batches, start, highest):
-            return
-        self._catch_ups.position_changed(instance_name)
+        taken = self._delivery.hand_on(link, instance_name, state, batches)
+        if taken is True or (taken is not False and await taken):
+            self._catch_ups.position_changed(instance_name)
         if fetch_from is not None:
+            highest = max(token for token, _ in whole)
             self._catch_ups.begin_later(link, instance_name, state, fetch_from, highest)
-
-    async def _hand_on(
-        self,
-        link: Link,
-        instance_name: str,
-        state: WriterState,
-        batches: Iterable[tuple[int, list[Any]]],
-        position: int,
-        highest: int,
-    ) -> bool:
-        """Give rows to the host.
-
-        :param highest: if the host fails, fetch again up to here.
-        :return: whether the host took them all.
-        """
-        name = self._name
-        on_rdata = self._sink.on_rdata
-        remaining = iter(batches)
-        token = position
-        rows: list[Any] = []
-        try:
-            for token, rows in remaining:
-                waiting = on_rdata(name, instance_name, token, rows)
-                if waiting is not None:
-                    await waiting
-                position = token
-        except Exception as error:  # noqa: BLE001 -- the observer is told
-            lost = len(rows) + sum(len(rows) for _, rows in remaining)
-            self._discard(instance_name, DiscardReason.HANDLER_FAILED, lost)
-            self._catch_ups.begin_later(
-                link, instance_name, state, min(position, token - 1), highest, error
-            )
-            return False
-        return True
-
-    def _decode(self, texts: Sequence[bytes]) -> list[Any] | None:
-        """Make typed rows of texts; ``None`` if one of them is no row."""
-        try:
-            decoded = self._description.codec.decode(texts)
-        except RowDecodeError as error:
-            self._observer.failure(f"decoding rows of {self._name}", error)
-            return None
-        if decoded.with_extra_fields:
-            self._observer.extra_fields(self._name, decoded.with_extra_fields)
-        return decoded.rows
 
     # -- positions --------------------------------------------------------------------
 

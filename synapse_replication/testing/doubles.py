@@ -291,9 +291,12 @@ class RecordingSink:
         """How many calls wait for :meth:`release`."""
         return len(self._held)
 
-    def release(self) -> None:
-        """Let the oldest held call end."""
+    def release(self, error: Exception | None = None) -> None:
+        """Let the oldest held call end, or fail."""
         done, take = self._held.pop(0)
+        if error is not None:
+            done.errback(error)
+            return
         take()
         done.callback(None)
 

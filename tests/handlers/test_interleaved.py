@@ -11,9 +11,11 @@ from tests.handlers.receiving import Receiving, receiving
 WRITERS = [f"w{n}" for n in range(10)]
 
 
-def connected(receiver: ReceiverOptions | None = None) -> Receiving:
+def connected(
+    receiver: ReceiverOptions | None = None, *, idempotent: bool = False
+) -> Receiving:
     """Make a reader that has heard of all writers."""
-    it = receiving(receiver=receiver)
+    it = receiving(receiver=receiver, idempotent=idempotent)
     it.receive(*(f"POSITION events {writer} 0 0" for writer in WRITERS))
     return it
 
@@ -69,6 +71,38 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w2"), [])
         it.host.reactor.advance(1)
         self.assertEqual(it.host.rows.tokens("w2"), [2, 12])
+
+    def test_the_host_fails_behind_rows_that_it_took(self) -> None:
+        """What comes behind the row that failed, of its writer, waits for it."""
+        it = connected()
+        for token in (12, 22):
+            it.stream.persist("w2", token, [str(token)])
+        it.host.rows.failures = [None, None, ValueError("no")]
+        it.receive(*map(line, [2, 3, 12, 13, 22]))
+        self.assertEqual(it.host.rows.tokens("w2"), [2])
+        self.assertEqual(it.host.observer.positions["events", "w2"], 2)
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w2"), [2, 12, 22])
+        self.assertEqual(it.stream.requests, [("w2", 2, 22)])
+
+    def test_the_host_fails_with_a_late_row(self) -> None:
+        """The same behind a late row of a stream that takes them."""
+        it = connected(idempotent=True)
+        for token in (2, 22):
+            it.stream.persist("w2", token, [str(token)])
+        it.host.rows.failures = [None, None, ValueError("no")]
+        it.receive(*map(line, [12, 3, 2, 22]))
+        self.assertEqual(it.host.rows.tokens("w2"), [12])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w2"), [12, 2, 22])
+
+    def test_old_tokens(self) -> None:
+        """C4: a token at or below the last of its writer is dropped."""
+        it = connected()
+        it.receive(*map(line, [12, 3, 2, 12, 13, 22]))
+        self.assertEqual([token for _, token, _ in it.texts()], [12, 3, 13, 22])
+        discards = it.host.observer.discards
+        self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
     def test_what_is_not_usual(self) -> None:
         """C4, C7: batches, old tokens and unheard writers are treated as ever."""

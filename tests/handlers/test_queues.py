@@ -48,7 +48,33 @@ class DrainedQueueTests(SynchronousTestCase):
         self.queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
         self.assertFalse(self.queue)
-        self.assertEqual(self.observer.queue_lengths["events"], [1, 0])
+        self.assertEqual(self.observer.queue_lengths, {})
+
+    def test_lengths_are_told(self) -> None:
+        """What has to wait is told, and that nothing waits any more."""
+        self.is_held = True
+        for item in "abc":
+            self.queue.put(item, 1, 10)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2])
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
+        self.queue.put("d", 1, 10)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
+
+    def test_items_that_are_handled_at_once(self) -> None:
+        """An item that needs no waiting for is handled all the same."""
+        queue: DrainedQueue[str] = DrainedQueue(
+            "events",
+            self.consumed.append,
+            self.collapse,
+            BackgroundProcesses(self.observer),
+            self.observer,
+            Pacer(ReactorClock(self.reactor), 10, 0.01),
+            100,
+        )
+        queue.put("a", 1, 10)
+        self.assertEqual(self.consumed, ["a"])
 
     def test_one_process_for_all_that_waits(self) -> None:
         """C54: what comes while it works is handled by the same process."""

@@ -5,7 +5,7 @@ Each is a set of parts of which one is wrong; the rest is the real code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from synapse_replication.handlers.links import Link, WriterState
@@ -35,17 +35,17 @@ class _AsksBeforeItHears(RedisSubscriber):
 class _DoesNotWaitForCatchUp(StreamReceiver):
     """C3: rows that arrive during a catch-up are handed on at once."""
 
-    async def _take_slice(
+    def _take_slice(
         self,
         link: Link,
         instance_name: str,
         state: WriterState,
         tokens: list[Any],
         rows: list[bytes],
-    ) -> None:
+    ) -> Awaitable[None] | None:
         catch_up, state.catch_up = state.catch_up, None
         try:
-            await super()._take_slice(link, instance_name, state, tokens, rows)
+            return super()._take_slice(link, instance_name, state, tokens, rows)
         finally:
             state.catch_up = state.catch_up or catch_up
 
@@ -53,14 +53,14 @@ class _DoesNotWaitForCatchUp(StreamReceiver):
 class _OneBatchPerStream(StreamReceiver):
     """C7: the rows of a batch are gathered by stream, not by writer."""
 
-    async def _take_slice(
+    def _take_slice(
         self,
         link: Link,
         instance_name: str,
         state: WriterState,
         tokens: list[Any],
         rows: list[bytes],
-    ) -> None:
+    ) -> Awaitable[None] | None:
         others = [
             other
             for (name, _), other in link.writers.items()
@@ -69,7 +69,7 @@ class _OneBatchPerStream(StreamReceiver):
         for other in others:
             state.pending = other.pending + state.pending
             other.pending = []
-        await super()._take_slice(link, instance_name, state, tokens, rows)
+        return super()._take_slice(link, instance_name, state, tokens, rows)
 
 
 class _PositionDropsAllBatches(StreamReceiver):
@@ -85,14 +85,14 @@ class _PositionDropsAllBatches(StreamReceiver):
 class _ConnectsStreams(StreamReceiver):
     """C9: a POSITION of one writer makes the rows of all writers welcome."""
 
-    async def _take_rows(self, link: Link, run: RdataRun) -> None:
+    def _take_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
         key = self._name, run.instance_name
         if key not in link.writers and any(
             name == self._name and state.is_connected
             for (name, _), state in link.writers.items()
         ):
             link.writers[key] = WriterState(is_connected=True)
-        await super()._take_rows(link, run)
+        return super()._take_rows(link, run)
 
 
 class _ForgetsUnreadableRows(StreamReceiver):
