@@ -92,6 +92,31 @@ class FactsTests(SynchronousTestCase):
         self.assertTrue(text.startswith("orders: "), text)
         self.assertEqual(json.loads(evidence)["sequence_value"], 5)
 
+    def test_position_ahead(self) -> None:
+        """A position ahead of the sequence is found, with the ids in between."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
+        (found,) = self.facts().findings
+        self.assertEqual(found[0], "position_ahead")
+        self.assertEqual(found[2:7], ("orders", "a", 21, 25, 5))
+
+    def test_unknown_writer(self) -> None:
+        """Of who is no writer, only where it stands is told."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'b', -7)")
+        (found,) = self.facts().findings
+        self.assertEqual(found[0], "unknown_writer")
+        self.assertEqual(found[2:7], ("orders", "b", 7, 7, 1))
+        self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
+
+    def test_everybody_writes(self) -> None:
+        """Positions of a stream that has none by its nature mean nothing."""
+        self.sql(
+            "CREATE SEQUENCE cache_invalidation_stream_seq",
+            "INSERT INTO stream_positions VALUES ('caches', 'a', 25)",
+        )
+        facts = self.facts()
+        self.assertEqual(facts.findings, [])
+        self.assertEqual(facts.writers["caches"], frozenset())
+
     def test_without_positions(self) -> None:
         """That the table of positions is missing is found once, of no stream."""
         self.sql("DROP TABLE stream_positions")

@@ -21,6 +21,7 @@ ORDERS = TableStream(
     writer_column="writer",
     columns=["item"],
     sequence="orders_seq",
+    positions_name="orders_stream",
     writers=["a"],
     negative=True,
 )
@@ -38,7 +39,20 @@ class CatalogTests(SynchronousTestCase):
         orders = catalog["orders"]
         self.assertEqual(orders.sequence, "orders_seq")
         self.assertTrue(orders.negative)
+        self.assertEqual(orders.positions_name, "orders_stream")
         self.assertEqual([q.range.table for q in orders.queries], ["orders"])
+
+    def test_several_rows_for_one(self) -> None:
+        """Each query is told apart that finds several rows for one of the stream."""
+        catalog = catalog_of()
+        self.assertEqual([q.distinct for q in catalog["pushers"].queries], [False] * 2)
+        self.assertEqual([q.distinct for q in catalog["to_device"].queries], [True] * 2)
+        for name, queries in STANDARD_QUERIES.items():
+            self.assertEqual(
+                [q.distinct for q in catalog[name].queries],
+                [q.distinct for q in queries],
+                name,
+            )
 
     def test_for_a_process_without_the_configuration(self) -> None:
         """Declared streams that were written down are read as they were."""

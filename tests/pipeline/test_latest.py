@@ -5,7 +5,10 @@ How far streams may be read is tested in ``test_streaming``, as a reader sees it
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg2
+from psycopg2.extensions import cursor
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -29,11 +32,23 @@ CREATE TABLE stream_positions (
 """
 
 
+class Racing(cursor):
+    """A cursor; as soon as it has looked at locks, somebody else takes an id."""
+
+    somebody: cursor
+
+    def execute(self, query: Any, values: Any = None) -> None:
+        super().execute(query, values)
+        if "pg_locks" in query:
+            self.somebody.execute("SELECT nextval('cache_invalidation_stream_seq')")
+
+
 class LatestTests(SynchronousTestCase):
     """A stream of a table of one's own, which counts down."""
 
     def setUp(self) -> None:
-        connection = psycopg2.connect(shared_postgres().new_database())
+        self.dsn = shared_postgres().new_database()
+        connection = psycopg2.connect(self.dsn)
         self.addCleanup(connection.close)
         self.txn = connection.cursor()
         self.txn.execute(_SCHEMA)
@@ -104,11 +119,30 @@ class LatestTests(SynchronousTestCase):
         self.assertEqual(self.survey(continuous=False).position("b"), 7)
         self.assertEqual(self.survey(continuous=True).position("b"), 0)
         self.assertEqual(self.survey(continuous=True).position("a"), 7)
+        self.txn.execute("INSERT INTO stream_positions VALUES ('orders', 'c', -4)")
+        found = self.survey(continuous=False)
+        self.assertEqual(found, StreamOffset(4, {"a": 7, "c": 4}))
 
     def test_without_positions(self) -> None:
         """Rows without any position are read once, and not from there on."""
         self.assertEqual(self.survey(continuous=True), StreamOffset(0))
-        self.txn.execute("INSERT INTO orders VALUES (-5, 'a')")
+        self.txn.execute("INSERT INTO orders VALUES (-3, 'a'), (-5, 'a'), (-4, 'a')")
         self.assertEqual(self.survey(continuous=False), StreamOffset(5))
         with self.assertRaisesRegex(PipelineError, "rows up to 5, but nothing in"):
             self.survey(continuous=True)
+
+    def test_taken_while_looking(self) -> None:
+        """An id that was taken while locks were looked at is left for later."""
+        caches = catalog_of()["caches"]
+        self.txn.execute("CREATE SEQUENCE cache_invalidation_stream_seq")
+        self.txn.execute("SELECT nextval('cache_invalidation_stream_seq')")
+        self.txn.connection.commit()
+        other = psycopg2.connect(self.dsn)
+        self.addCleanup(other.close)
+        racing = self.txn.connection.cursor(cursor_factory=Racing)
+        racing.somebody = other.cursor()
+        surveyor = Surveyor({}, continuous=True)
+        present = find_present(self.txn, [caches])["caches"]
+        found = surveyor.survey(racing, caches, present, StreamOffset())
+        self.assertEqual(found, StreamOffset(1))
+        self.assertEqual(last_given_out(self.txn, caches), 2)

@@ -23,6 +23,7 @@ from synapse_replication.pipeline.ranges import Present
 RECEIPTS = catalog_of()["receipts"]
 TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
 WITH_INDEX = Present(TABLES, frozenset(), TABLES, frozenset())
+BY_WRITER = Present(TABLES, frozenset(), frozenset(), TABLES)
 WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
 
 
@@ -78,6 +79,10 @@ class SplitTests(SynchronousTestCase):
         whole = part(0, 10**9, WITHOUT)
         self.assertEqual(split([whole], 9), [whole])
 
+    def test_index_by_writer(self) -> None:
+        """An index that begins with the writer leads to the ids of each, too."""
+        self.assertEqual(len(split([part(0, 90, BY_WRITER)], 9)), 9)
+
 
 class PackTests(SynchronousTestCase):
     """Putting small parts together."""
@@ -101,3 +106,10 @@ class PackTests(SynchronousTestCase):
         self.assertEqual(
             sorted(sum(each.size for each in task) for task in tasks), [12, 12]
         )
+
+    def test_as_many_as_are_worth_it(self) -> None:
+        """By itself, it begins one more task as soon as the others have enough."""
+        half = part(0, IDS_PER_TASK // 2)
+        self.assertEqual(len(pack([half] * 2, None)), 1)
+        self.assertEqual(len(pack([half] * 3, None)), 2)
+        self.assertEqual(len(pack([half] * 4, None)), 2)

@@ -11,13 +11,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import position_store
-from synapse_replication.pipeline.position_plan import StreamHistory
+from synapse_replication.pipeline.position_plan import Change, Fate, StreamHistory
 from synapse_replication.pipeline.position_store import (
     check_nobody_writes,
     connected,
     id_ranges,
     read_farthest,
     read_histories,
+    write_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.streams.table import TableStream
@@ -51,13 +52,13 @@ class PositionStoreTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(position_store, "RANGE_WIDTH", 100)
-        dsn = shared_postgres().new_database()
-        self.connection = psycopg2.connect(dsn)
+        self.dsn = shared_postgres().new_database()
+        self.connection = psycopg2.connect(self.dsn)
         self.addCleanup(self.connection.close)
         self.connection.autocommit = True
         self.cursor = self.connection.cursor()
         self.cursor.execute(_SCHEMA)
-        conninfo = settings_of_dsn(dsn).conninfo
+        conninfo = settings_of_dsn(self.dsn).conninfo
         self.settings = PipelineSettings(conninfo, {"orders": ("a", "b")}, (ORDERS,))
 
     def histories(self) -> list[StreamHistory]:
@@ -70,6 +71,9 @@ class PositionStoreTests(SynchronousTestCase):
         self.assertEqual(history.sequence_value, 260)
         self.assertEqual(history.stored, {"a": -250})
         self.assertEqual(history.writers, ("a", "b"))
+        self.cursor.execute("ALTER SEQUENCE orders_seq RESTART")
+        (history,) = self.histories()
+        self.assertEqual(history.sequence_value, 0)
 
     def test_stored_twice(self) -> None:
         """A writer that is in there twice is named: which counts is not to be guessed."""
@@ -108,6 +112,40 @@ class PositionStoreTests(SynchronousTestCase):
         moved = [attrs.evolve(before[0], stored={"a": -251})]
         with self.assertRaisesRegex(PipelineError, "positions of orders changed"):
             check_nobody_writes(self.cursor, before, moved)
+
+    def test_open_transactions(self) -> None:
+        """Whoever is within writing is named, by what is written; oneself is not."""
+        before = self.histories()
+        other = psycopg2.connect(self.dsn)
+        self.addCleanup(other.close)
+        for statement, what in (
+            ("INSERT INTO orders VALUES (-251, 'a')", "orders"),
+            ("UPDATE stream_positions SET stream_id = -251", "stream_positions"),
+            ("SELECT setval('orders_seq', 260)", "orders_seq"),
+        ):
+            with other.cursor() as cursor:
+                cursor.execute(statement)
+                check_nobody_writes(cursor, before, before)
+            with self.assertRaisesRegex(PipelineError, rf"is writing to {what}\b"):
+                check_nobody_writes(self.cursor, before, before)
+            other.rollback()
+        check_nobody_writes(self.cursor, before, before)
+
+    def test_write(self) -> None:
+        """What is new or forward is written; what would go back is refused."""
+        self.cursor.execute(
+            "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
+        )
+        self.connection.autocommit = False
+        before = self.histories()
+        kept = Change("orders", "orders", "a", -250, -250, Fate.KEPT)
+        new = Change("orders", "orders", "b", None, -249, Fate.NEW)
+        write_positions(self.cursor, self.settings, before, [kept, new])
+        (history,) = self.histories()
+        self.assertEqual(history.stored, {"a": -250, "b": -249})
+        back = Change("orders", "orders", "a", -250, -249, Fate.FORWARD)
+        with self.assertRaisesRegex(PipelineError, "of a in orders is farther by now"):
+            write_positions(self.cursor, self.settings, self.histories(), [back])
 
     def test_connected(self) -> None:
         """A connection that only reads refuses to write, and what refused is told."""
