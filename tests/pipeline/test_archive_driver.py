@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive_compaction import Compaction
 from synapse_replication.pipeline.archive_driver import drive_archive
 from synapse_replication.pipeline.archive_writer import Point
 from tests.pipeline.archives import (
@@ -16,6 +18,7 @@ from tests.pipeline.archives import (
     make_rows,
     rows_by_pyarrow,
 )
+from tests.pipeline.spark import shared_session
 
 
 class DriverTests(SynchronousTestCase):
@@ -63,3 +66,40 @@ class DriverTests(SynchronousTestCase):
             rows_by_pyarrow(self.folder),
             [("s0", 2), ("s0", 4), ("s1", 1), ("s1", 3)],
         )
+
+    def test_recover_both(self) -> None:
+        """A folder that compaction had away is back before a batch is put into it."""
+        with drive_archive(self.folder, create=True) as driver:
+            driver.writers["rows"].write(make_rows(1, 2, days=1), make_batch(0))
+        with (
+            self.assertRaises(Killed),
+            drive_archive(self.folder, watch=kill_at(Point.COMMITTED)) as driver,
+        ):
+            driver.writers["rows"].write(make_rows(3, 4, days=1), make_batch(1))
+        partition = "stream=s0/day=2026-01-01"
+        away = driver.layout.staging / "rows-compaction" / "new"
+        away.parent.mkdir(parents=True)
+        (driver.layout.rows / partition).rename(away)
+        swap = {"partition": partition, "new": "new"}
+        (driver.layout.meta / "rows-swap.json").write_text(json.dumps(swap))
+        with drive_archive(self.folder) as driver:
+            driver.recover()
+        self.assertEqual(
+            rows_by_pyarrow(self.folder),
+            [("s0", 2), ("s0", 4), ("s1", 1), ("s1", 3)],
+        )
+
+    def test_compactors(self) -> None:
+        """As many small files as are said are enough, and its points are watched."""
+        with drive_archive(self.folder, create=True) as driver:
+            for number in (0, 1):
+                rows = make_rows(2 * number, 2 * number, days=1)
+                driver.writers["rows"].write(rows, make_batch(number))
+        seen: list[Point] = []
+        for enough, done in ((3, Compaction(0, 0, 0)), (2, Compaction(1, 2, 1))):
+            with drive_archive(
+                self.folder, enough_files=enough, watch=seen.append
+            ) as driver:
+                compacted = driver.compactors["rows"].compact(shared_session())
+            self.assertEqual(compacted, done)
+        self.assertIn(Point.COMPACTED, seen)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import json
 from pathlib import Path
 
+import pyarrow
+from pyarrow import parquet
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -71,6 +74,56 @@ class RecordTests(SynchronousTestCase):
                 PurgedRange("s1", "w1", day, 1, 5, 2),
             ],
         )
+
+    def test_several_files(self) -> None:
+        """What the files of a day hold is put together, whatever their order."""
+        with drive_archive(self.folder) as driver:
+            for number, first in ((1, 17), (2, 9)):
+                rows = make_rows(first, first + 7)
+                driver.writers["rows"].write(rows, make_batch(number))
+        layout = open_archive(self.folder)
+        days = find_old_days(layout, SECOND_OF_JANUARY)
+        self.assertEqual([day.rows for day in days], [6, 6])
+        # The names of files tell nothing of what is in them.
+        (file,) = days[0].folder.glob("batch-000000000000-*")
+        file.rename(file.with_name("x" + file.name))
+        (file,) = days[1].folder.glob("batch-000000000001-*")
+        file.rename(file.with_name("x" + file.name))
+        purge_days(layout, days)
+        day = datetime.date(2026, 1, 1)
+        self.assertEqual(
+            read_purged_ranges(layout),
+            [
+                PurgedRange("s0", "w1", day, 4, 24, 6),
+                PurgedRange("s1", "w1", day, 1, 21, 6),
+            ],
+        )
+
+    def test_wire(self) -> None:
+        """Days of the wire go, too; of them the number of commands is on record."""
+        layout = open_archive(self.folder)
+        for name in ("day=2026-01-01", "day=2026-01-02"):
+            (layout.wire / name).mkdir(parents=True)
+            table = pyarrow.table({"line": ["PING 1", "PING 2", "PING 3"]})
+            parquet.write_table(table, layout.wire / name / "a.parquet")
+        days = find_old_days(layout, SECOND_OF_JANUARY)
+        (wire,) = (day for day in days if day.kind == "wire")
+        self.assertEqual((wire.stream, wire.rows), (None, 3))
+        purge_days(layout, [wire])
+        self.assertEqual(
+            [each.name for each in layout.wire.iterdir()], ["day=2026-01-02"]
+        )
+        (path,) = (layout.meta / "purges").iterdir()
+        record = json.loads(path.read_bytes())
+        self.assertEqual(record["wire"], [{"day": "2026-01-01", "commands": 3}])
+        self.assertEqual(read_purged_ranges(layout), [])
+
+    def test_escaped_name(self) -> None:
+        """The name of a stream is told as it is, not as its folder is written."""
+        layout = open_archive(self.folder)
+        (layout.rows / "stream=s0").rename(layout.rows / "stream=a%2Fb")
+        found = find_old_days(layout, SECOND_OF_JANUARY)
+        self.assertEqual([day.stream for day in found], ["a/b", "s1"])
 
     def test_damaged_record(self) -> None:
         """A record that cannot be read is named."""

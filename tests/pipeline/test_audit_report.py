@@ -16,7 +16,7 @@ from synapse_replication.pipeline.transforms.findings import Severity
 from tests.pipeline.spark import shared_session
 
 LOST = ("k", "error", "events", "w1", 7, 9, 3, "3 rows are gone", '{"rows": [1]}')
-ODD = ("k2", "warning", "a\x1bb", None, 5, 5, 1, "an\nodd name", '{"x": 1}')
+ODD = ("k2", "warning", "a\x1bb", None, 5, 5, 1, "an\nodd name", '{"x": "\u202e"}')
 
 
 def note(stream: str | None, count: int) -> tuple[Any, ...]:
@@ -60,11 +60,21 @@ class PrintTests(SynchronousTestCase):
         )
 
     def test_names_command_no_terminal(self) -> None:
-        """Control characters of names and texts are escaped."""
-        print_findings(frame(ODD), self.out)
+        """Control characters of names, texts and evidence are escaped."""
+        print_findings(frame(ODD, note("c\x1bd", 1)), self.out)
         text = self.out.getvalue()
         self.assertNotIn("\x1b", text)
         self.assertIn("WARNING k2 a\\x1bb 5\n  an\\nodd name\n", text)
+        self.assertIn('  evidence: {"x": "\\u202e"}\n', text)
+        self.assertIn("  late  c\\x1bd: 1 in 1 findings\n", text)
+
+    def test_long_evidence(self) -> None:
+        """Of long evidence the beginning is shown."""
+        self.patch(audit_report, "_MAX_EVIDENCE", 4)
+        print_findings(frame((*LOST[:-1], "12345"), (*LOST[:-1], "1234")), self.out)
+        lines = self.out.getvalue().splitlines()
+        self.assertIn("  evidence: 1234 ...", lines)
+        self.assertIn("  evidence: 1234", lines)
 
     def test_so_many(self) -> None:
         """Of very many, the first are shown, and where the others are."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+import attrs
+import psycopg2.extensions
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.jdbc import (
     DEBIAN_JAR,
     JAR_VARIABLE,
     find_driver_jar,
     has_driver,
     jdbc_url,
+    latest_token,
     read_backfill,
     read_by_jdbc,
 )
@@ -45,6 +50,42 @@ class JdbcTests(SynchronousTestCase):
         frame = read_backfill(shared_session(), settings_of_dsn(dsn), streams="pushers")
         self.assertIn("BatchScan", frame._jdf.queryExecution().toString())
         self.assertEqual(frame.count(), 2)
+
+    def test_one_part_or_none(self) -> None:
+        """What is so little that it is one part is read; nothing is no rows."""
+        settings = settings_of_dsn(extract_dsn())
+        for options, count in (({}, 2), ({"endingToken": "0"}, 0)):
+            frame = read_backfill(
+                shared_session(), settings, streams="pushers", **options
+            )
+            self.assertEqual(frame.schema.names, ROWS_SCHEMA.names)
+            self.assertEqual(frame.count(), count)
+
+    def test_not_understood(self) -> None:
+        """What Java's driver would not understand is left to the source, too."""
+        port = psycopg2.extensions.parse_dsn(extract_dsn())["port"]
+        settings = settings_of_dsn(extract_dsn())
+        for odd in (
+            {"target_session_attrs": "any"},
+            {"host": "127.0.0.1,127.0.0.1", "port": f"{port},{port}"},
+        ):
+            frame = read_backfill(
+                shared_session(),
+                attrs.evolve(settings, conninfo={**settings.conninfo, **odd}),
+                streams="pushers",
+            )
+            self.assertIn("BatchScan", frame._jdf.queryExecution().toString())
+            self.assertEqual(frame.count(), 2)
+
+    def test_latest_token(self) -> None:
+        """Where nothing tells what is complete for good, no token is given."""
+        settings = settings_of_dsn(extract_dsn())
+        self.assertEqual(
+            json.loads(latest_token(settings, streams="caches")),
+            {"caches": {"minimum": 5, "writers": {}}},
+        )
+        with self.assertRaisesRegex(PipelineError, "nothing in stream_positions"):
+            latest_token(settings, streams="pushers")
 
     def test_url(self) -> None:
         """Addresses of IPv6 and odd names of databases reach Java as they are."""
