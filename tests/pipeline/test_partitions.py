@@ -1,24 +1,30 @@
 """Tests for :mod:`synapse_replication.pipeline.partitions`.
 
-Those that look into a database are in ``test_planning`` and ``test_streaming``.
+How parts and batches are cut is also tested in ``test_planning`` and
+``test_streaming``, as a reader sees it.
 """
 
 from __future__ import annotations
 
+import psycopg2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.catalog import catalog_of
-from synapse_replication.pipeline.offsets import Span
+from synapse_replication.pipeline.offsets import Span, StreamOffset
 from synapse_replication.pipeline.partitions import (
     IDS_PER_TASK,
     MOST_TASKS,
     Part,
+    cut_by_rows,
+    narrow,
     pack,
     split,
 )
 from synapse_replication.pipeline.ranges import Present
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
 
 RECEIPTS = catalog_of()["receipts"]
 TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
@@ -113,3 +119,50 @@ class PackTests(SynchronousTestCase):
         self.assertEqual(len(pack([half] * 2, None)), 1)
         self.assertEqual(len(pack([half] * 3, None)), 2)
         self.assertEqual(len(pack([half] * 4, None)), 2)
+
+
+class CutTests(SynchronousTestCase):
+    """Looking into a database: streams ``one``, ``two`` and ``few``."""
+
+    def setUp(self) -> None:
+        connection = psycopg2.connect(shared_postgres().new_database())
+        self.addCleanup(connection.close)
+        self.txn = connection.cursor()
+        self.streams = []
+        for name, ids in (("one", range(11, 21)), ("two", range(1, 11)), ("few", [7])):
+            self.txn.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, item text)")
+            for id_ in ids:
+                self.txn.execute(f"INSERT INTO {name} VALUES ({id_})")
+            declared = TableStream(
+                name=name,
+                table=name,
+                id_column="id",
+                columns=["item"],
+                sequence=f"{name}_seq",
+                writers=["a"],
+            )
+            table = frozenset({name})
+            present = Present(table, frozenset(), table, frozenset())
+            self.streams.append((catalog_of([declared])[name], present))
+
+    def cut(self, limit: int) -> list[int]:
+        start = {stream.name: StreamOffset() for stream, _ in self.streams}
+        end = {stream.name: StreamOffset(30) for stream, _ in self.streams}
+        found = cut_by_rows(self.txn, self.streams, start, end, limit)
+        return [found[stream.name].minimum for stream, _ in self.streams]
+
+    def test_streams_share_the_limit(self) -> None:
+        """Streams get even shares of it; what one does not need is for the others."""
+        self.assertEqual(self.cut(7), [13, 3, 30])
+        self.assertEqual(self.cut(20), [19, 30, 30])
+        self.assertEqual(self.cut(21), [30, 30, 30])
+
+    def test_narrow(self) -> None:
+        """Ids without rows are cut off at both ends; nothing is left of no rows."""
+        stream, present = self.streams[0]
+        span = Span(0, 100, (), others=True, nameless=True, known=())
+        found = narrow(self.txn, Part(stream, present, span, "a"))
+        assert found is not None
+        self.assertEqual((found.span.low, found.span.high), (10, 20))
+        self.txn.execute("DELETE FROM one")
+        self.assertIsNone(narrow(self.txn, Part(stream, present, span, "a")))
