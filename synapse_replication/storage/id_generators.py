@@ -155,14 +155,15 @@ class MultiWriterIdGenerator:
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
         """Give ``n`` ids that are finished when a transaction ends, however."""
         self._check_writer()
-        with self._locked() as positions:
-            fetch = positions.begin_fetch()
-        ids: list[int] = []
-        try:
-            ids = self._fetch_ids(txn, fetch, n)
-        finally:
+        are_new = False
+        while not are_new:
+            ids: list[int] = []
             with self._locked() as positions:
-                positions.end_fetch(fetch, ids)
+                fetch = positions.begin_fetch()
+            try:
+                ids = self._fetch_ids(txn, fetch, n)
+            finally:
+                are_new = self._end_fetch(fetch, ids)
         txn.call_after(self._end_in_reactor, ids)
         txn.call_on_exception(self._end_in_reactor, ids)
         return [self._sign * id_ for id_ in ids]
@@ -264,6 +265,16 @@ class MultiWriterIdGenerator:
         known = self._positions.max_finished
         return fetch_ids(txn, self.stream.sequence, n, usable, known)
 
+    def _end_fetch(self, fetch: int, ids: list[int]) -> bool:
+        """Take the ids that a fetch brought, or none of them if one is not new.
+
+        Then the sequence is behind, and meanwhile somebody announced what it gave.
+        """
+        with self._locked() as positions:
+            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
+            positions.end_fetch(fetch, ids if are_new else [])
+        return are_new
+
     def ask(self, n: int) -> _Request:
         """Have ``n`` ids fetched, together with what others want. For blocks."""
         self._check_writer()
@@ -294,11 +305,7 @@ class MultiWriterIdGenerator:
         )
 
     def _hand_out(self, ids: list[int], fetch: int, requests: list[_Request]) -> None:
-        with self._locked() as positions:
-            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
-            positions.end_fetch(fetch, ids if are_new else [])
-        if not are_new:
-            # The sequence is behind, and meanwhile somebody announced what it gave.
+        if not self._end_fetch(fetch, ids):
             self._wanted = [*requests, *self._wanted]
             self._fetching = False
             self._fetch()
@@ -322,8 +329,7 @@ class MultiWriterIdGenerator:
     def _could_not_fetch(
         self, failure: Failure, fetch: int, requests: list[_Request]
     ) -> None:
-        with self._locked() as positions:
-            positions.end_fetch(fetch, [])
+        self._end_fetch(fetch, [])
         self._fetching = False
         with self._gathering():
             for request in requests:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -364,6 +365,27 @@ class SteppedTests(SynchronousTestCase):
         self.database.settle()
         self.assertEqual(self.successResultOf(first), 9)
         self.assertEqual(self.successResultOf(second), 10)
+        self.assert_moves_on()
+
+    def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
+        """C34: the same for the ids of a transaction, in its thread."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        announced = iter([9, 8])
+        generator = self.ids
+
+        class SlowCursor(FakeCursor):
+            def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
+                super().execute(sql, parameters)
+                for id_ in itertools.islice(announced, 1):
+                    generator.advance("other", id_)
+
+        cursor = SlowCursor(self.database)
+        # 9 is passed over at once, 8 only when it was taken already.
+        self.assertEqual(self.ids.get_next_mult_txn(cursor, 2), [11, 12])
+        for callback in cursor.after:
+            callback()
+        self.ids.advance("other", 100)
+        self.database.sequence = 100
         self.assert_moves_on()
 
     def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
