@@ -261,6 +261,10 @@ class ReplicationExtension:
 
     # -- what this process sends --------------------------------------------------------
 
+    def keeps(self, stream_name: str) -> bool:
+        """Tell whether rows of a stream are kept for who asks for them later."""
+        return self._backlog is not None and stream_name not in self._in_memory
+
     def rows_follow(
         self,
         stream_name: str,
@@ -272,11 +276,11 @@ class ReplicationExtension:
         if told is not None and self._connections:
             self._send(self._message(MessageType.ROWS, {stream_name: told}))
         self._tell(stream_name, batches[-1][0])
-        if self._backlog is not None and stream_name not in self._in_memory:
+        if self._backlog is not None and self.keeps(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
 
-    def row_sent(self, stream_name: str, token: int) -> None:
-        """Take note of a row that was sent past the streamer; it is not kept."""
+    def moved_on(self, stream_name: str, token: int) -> None:
+        """Take note of a row that was sent past the streamer, or of none: not kept."""
         self._tell(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
@@ -286,7 +290,7 @@ class ReplicationExtension:
 
     def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Take note that there are no rows of ours between the two."""
-        if self._backlog is not None and stream_name not in self._in_memory:
+        if self._backlog is not None and self.keeps(stream_name):
             self._backlog.of(stream_name).pass_over(prev_token, new_token)
 
     def _tell(self, stream_name: str, token: int) -> None:

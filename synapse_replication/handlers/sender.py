@@ -48,6 +48,10 @@ class SendingListener(Protocol):
     No method may raise or wait.
     """
 
+    def keeps(self, stream_name: str) -> bool:
+        """Tell whether rows of a stream are of use though nobody is connected."""
+        ...
+
     def rows_follow(
         self,
         stream_name: str,
@@ -60,8 +64,8 @@ class SendingListener(Protocol):
         """
         ...
 
-    def row_sent(self, stream_name: str, token: int) -> None:
-        """A row was sent past the streamer."""
+    def moved_on(self, stream_name: str, token: int) -> None:
+        """A row was sent past the streamer, or rows were left out: nobody heard."""
         ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
@@ -99,14 +103,15 @@ class CommandSender:
         """Tell whether there is anybody to send to."""
         return bool(self._links)
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether rows are of use: to who is connected, or to who asks for them later.
+    def is_heard(self, stream_name: str) -> bool:
+        """Tell whether rows are of use: now, or to who asks for them later.
 
         Who was cut off, over direct TCP the only one perhaps, gets what was written
         meanwhile from what is kept of it.
         """
-        return self.connected() or self._listener is not None
+        return self.connected() or (
+            self._listener is not None and self._listener.keeps(stream_name)
+        )
 
     def is_behind(self) -> bool:
         """Tell whether what is sent now would only wait behind what was sent."""
@@ -214,6 +219,8 @@ class CommandSender:
     def set_last_sent_token(self, stream_name: str, token: int) -> None:
         """Move on without a word: there is nobody to tell."""
         self._last_sent_tokens[stream_name] = token
+        if self._listener is not None:
+            self._listener.moved_on(stream_name, token)
 
     def pass_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Move on without a word: we wrote no row in ``(prev_token, new_token]``."""
@@ -310,4 +317,4 @@ class CommandSender:
         if token is not None:
             self._last_sent_tokens[stream_name] = token
             if self._listener is not None:
-                self._listener.row_sent(stream_name, token)
+                self._listener.moved_on(stream_name, token)

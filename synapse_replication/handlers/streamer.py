@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
 import attrs
@@ -96,7 +96,9 @@ class ReplicationStreamer:
         self._unfinished: list[Stream] = []
         # Of these, by name: up to where rows were sent, and what was fetched beyond.
         self._rests: dict[str, tuple[int, Page]] = {}
-        self._waiters: list[Deferred[None]] = []
+        # The loop, if it runs; who waits for a link that holds up what is unfinished.
+        self._process: Awaitable[object] | None = None
+        self._held_up: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
         command_handler.call_when_ready(self._go_on)
 
@@ -111,10 +113,14 @@ class ReplicationStreamer:
             self._tick.cancel()
             self._tick = None
         self.on_notifier_poke()
-        if self._running or self._unfinished:
-            finished: Deferred[None] = Deferred()
-            self._waiters.append(finished)
-            await finished
+        while self._running or self._unfinished:
+            if self._running:
+                assert self._process is not None
+                await self._process
+            else:
+                ready: Deferred[None] = Deferred()
+                self._held_up.append(ready)
+                await ready
 
     def _keep_looking(self) -> None:
         self.on_notifier_poke()
@@ -126,26 +132,35 @@ class ReplicationStreamer:
         """Have what was written sent; cheap, at any rate."""
         if self._running:
             self._poked = True
-        elif not self._handler.is_heard:
-            self._unfinished = []
-            self._rests.clear()
+            return
+        if not self._handler.connected():
             for stream in self._streams:
-                self._handler.set_last_sent_token(
-                    stream.description.name, stream.minimal_local_current_token()
-                )
-            self._look_whether_finished()
-        elif any(map(self._has_moved, self._streams)):
+                if not self._handler.is_heard(stream.description.name):
+                    self._pass_by(stream)
+        # What is unfinished may have been sent past us: the loop finds that out.
+        if self._unfinished or any(map(self._has_moved, self._streams)):
             self._poked = True
             self._start()
+
+    def _pass_by(self, stream: Stream) -> None:
+        """Move on to where a stream stands; nobody misses its rows."""
+        name = stream.description.name
+        self._rests.pop(name, None)
+        if stream in self._unfinished:
+            self._unfinished.remove(stream)
+        self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
 
     def _go_on(self) -> None:
         """Send what was held up: a link is ready, or gone."""
         if self._unfinished and not self._running:
             self.on_notifier_poke()
+        held_up, self._held_up = self._held_up, []
+        for ready in held_up:
+            ready.callback(None)
 
     def _start(self) -> None:
         self._running = True
-        self._host.run_as_background_process(_DESCRIPTION, self._run)
+        self._process = self._host.run_as_background_process(_DESCRIPTION, self._run)
 
     def _has_moved(self, stream: Stream) -> bool:
         last_sent = self._handler.last_sent_token(stream)
@@ -166,16 +181,9 @@ class ReplicationStreamer:
                         await self._host.clock.sleep(0)
         finally:
             self._running = False
-            self._look_whether_finished()
 
     def _may_go_on(self) -> bool:
         return bool(self._unfinished) and not self._handler.is_behind()
-
-    def _look_whether_finished(self) -> None:
-        if not self._unfinished:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.callback(None)
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
         """Send a slice of each stream; give those that have more."""
@@ -196,6 +204,9 @@ class ReplicationStreamer:
     async def _send_slice(self, stream: Stream) -> bool:
         """Send what a stream has, one slice at most; tell whether there is more."""
         name = stream.description.name
+        if not self._handler.is_heard(name):
+            self._pass_by(stream)
+            return False
         # Read once, before the rows are fetched: see above.
         upto_token = stream.minimal_local_current_token()
         last_sent = self._handler.last_sent_token(stream)

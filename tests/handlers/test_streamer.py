@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -38,6 +38,10 @@ class KeptRows:
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int | None, list[int]]] = []
+        self.moves: list[tuple[str, int]] = []
+
+    def keeps(self, stream_name: str) -> bool:
+        return stream_name == "events"
 
     def rows_follow(
         self,
@@ -47,7 +51,8 @@ class KeptRows:
     ) -> None:
         self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
 
-    def row_sent(self, stream_name: str, token: int) -> None: ...
+    def moved_on(self, stream_name: str, token: int) -> None:
+        self.moves.append((stream_name, token))
 
     def position_sent(
         self, stream_name: str, prev_token: int, new_token: int
@@ -219,10 +224,26 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.handler.listen_to_sending(kept)
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
+        self.caches.persist("w", 6, ["c"])
         self.write(7, "b", "c")
         self.assertEqual(kept.rows, [("events", 0, [5]), ("events", 5, [7])])
+        self.assertEqual(self.caches.requests, [], "of those nothing is kept")
+        self.assertEqual(kept.moves[-1], ("caches", 6))
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 7 7", self.connection.take())
+
+    def test_the_last_link_goes_amid_many_rows(self) -> None:
+        """What is left of them is not read on for nobody, but passed by."""
+        self.build(StreamerOptions(max_rows=2))
+        self.handler.listen_to_sending(KeptRows())
+        for token in range(1, 8):
+            self.caches.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.assertEqual(self.caches.requests, [("w", 0, 7)])
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.pump([0] * 3)
+        self.assertEqual(self.caches.requests, [("w", 0, 7)])
+        self.assertEqual(self.handler.last_sent_token(self.caches), 7)
 
     def test_many_rows_starve_nobody(self) -> None:
         """A stream with many rows waiting sends a page, then others get theirs."""
@@ -416,6 +437,41 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
+        """What was held up and went another way keeps nobody from stopping."""
+        self.hold_up()
+        self.handler.stream_update("events", 7, ["7"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.get_ready()
+        self.successResultOf(stopped)
+
+    def test_who_stops_goes_on_outside(self) -> None:
+        """Who waited for the loop goes on when its background process has ended."""
+        self.hold_up()
+        running: list[str] = []
+        run = self.host.run_as_background_process
+
+        def run_as_background_process(
+            description: str, func: Callable[[], Awaitable[Any]]
+        ) -> Awaitable[Any]:
+            async def work() -> None:
+                running.append(description)
+                await func()
+                running.remove(description)
+
+            return run(description, work)
+
+        self.patch(self.host, "run_as_background_process", run_as_background_process)
+        self.caches.is_held = True
+        self.caches.persist("w", 1, ["c"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        during = stopped.addCallback(lambda _: list(running))
+        self.assertEqual(len(running), 1)
+        self.caches.answer()
+        self.get_ready()
+        self.host.reactor.pump([0] * 4)
+        self.assertEqual(self.successResultOf(during), [])
 
     def test_stop_while_a_link_is_behind(self) -> None:
         """Stopping waits until what is held up was sent, or the last link is gone."""
