@@ -25,7 +25,8 @@ would be delayed.
 A connection that we lost may live on at Redis, with publishes that it has not read yet.
 They would come out behind the announcement: a batch without its end, an old position. So
 the first thing on a connection, before it counts as up, is to have Redis end the one
-before it.
+before it. By a Unix socket it is not: all have the same address there, and number and
+address together might be another client's after a restart of Redis.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
@@ -36,12 +37,12 @@ Spec, section 4; cases C2, C12, C14 and the first of "the four that matter most"
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import txredisapi
-from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IDelayedCall,
@@ -86,6 +87,9 @@ SHORT_LINES = 10
 COMPANY_LASTS = 0.5
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
+
+#: How Redis tells a client's number and address, but for a Unix socket, with port 0.
+_CLIENT = re.compile(r"id=(\d+) addr=(\S+:[1-9]\d*) ")
 
 _Pending = tuple[str, bytes, Sequence[bytes]]
 
@@ -392,36 +396,36 @@ class RedisSenderProtocol(RedisProtocol):
             if (earlier := self.factory.earlier) is not None:
                 number, address = earlier
                 self._ask_about_clients("KILL", "ID", number, "ADDR", address)
-            self._ask_about_clients("ID").addCallback(self._is_client)
+            self._ask_about_clients("INFO").addCallback(self._is_client)
         super().authenticated()
 
-    def _ask_about_clients(self, *args: str | int) -> Deferred[Any]:
+    def _ask_about_clients(self, *args: str) -> Deferred[Any]:
         answered: Deferred[Any] = self.execute_command("CLIENT", *args)
         return answered.addErrback(self._cannot_fence)
 
-    def _is_client(self, number: int | None) -> None:
-        if not isinstance(number, int):
-            return
-        here = self.transport.getHost()
-        # By Unix sockets all have the same address.
-        if isinstance(here, (IPv4Address, IPv6Address)):
-            host = f"[{here.host}]" if isinstance(here, IPv6Address) else here.host
-            self.factory.earlier = number, f"{host}:{here.port}"
+    def _is_client(self, info: bytes | str | None) -> None:
+        text = info.decode("utf-8", "replace") if isinstance(info, bytes) else info
+        if text is not None and (found := _CLIENT.match(text)) is not None:
+            self.factory.earlier = found[1], found[2]
 
     def _cannot_fence(self, failure: Failure) -> None:
         error = failure.value
         # If the connection is gone, the next one asks; without a password nothing goes.
         if (
-            isinstance(error, txredisapi.ResponseError)
-            and not str(error).startswith("NOAUTH")
-            and not self.factory.may_not_fence
+            not isinstance(error, txredisapi.ResponseError)
+            or str(error).startswith("NOAUTH")
+            or self.factory.may_not_fence
         ):
-            self.factory.may_not_fence = True
-            self.factory.observer.failure(
-                "asking Redis to end a lost connection (CLIENT ID, CLIENT KILL), which "
-                "its user should be allowed; going on without",
-                error,
-            )
+            return
+        # Anything else may be otherwise on the next connection.
+        self.factory.may_not_fence = (
+            str(error).startswith("NOPERM") or "unknown" in str(error).lower()
+        )
+        self.factory.observer.failure(
+            "asking Redis (6.2 or newer) to end a lost connection (CLIENT INFO, CLIENT "
+            "KILL), which its user should be allowed; going on without",
+            error,
+        )
 
     def link_established(self) -> None:
         super().link_established()
@@ -493,9 +497,10 @@ class RedisSenderProtocol(RedisProtocol):
 class SenderFactory(SynapseRedisFactory):
     """Keeps the connection of one :class:`RedisSender`.
 
-    :ivar earlier: the number that Redis gave to the newest connection, and its address.
-        Both, since another Redis, or one that started again, gives the same numbers.
-    :ivar may_not_fence: Redis refuses to tell the number.
+    :ivar earlier: the number that Redis gave to the newest connection, and the address
+        from which it sees it, behind address translation, too. Both, since another
+        Redis, or one that started again, gives the same numbers.
+    :ivar may_not_fence: Redis will not do it, or cannot.
     """
 
     protocol = RedisSenderProtocol
@@ -503,5 +508,5 @@ class SenderFactory(SynapseRedisFactory):
     def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sender = sender
-        self.earlier: tuple[int, str] | None = None
+        self.earlier: tuple[str, str] | None = None
         self.may_not_fence = False

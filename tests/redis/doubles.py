@@ -19,6 +19,10 @@ from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.wire.batching import RdataRun, ReceivedItem
 from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
 
+_INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
+#: What Redis tells of a connection, as it sees it.
+CLIENT_INFO = b"$%d\r\n%b\r\n" % (len(_INFO), _INFO)
+
 __all__ = [
     "Events",
     "MemoryLink",
@@ -247,9 +251,9 @@ class MemoryLink:
         factory.clientConnectionLost(self.reactor.connectors[index], reason)
 
     def greet(self) -> None:
-        """Answer CLIENT KILL, if a connection was before this, CLIENT ID and PING."""
+        """Answer CLIENT KILL, if a connection was before this, CLIENT INFO and PING."""
         killed = b"" if self.factory(0).earlier is None else b":1\r\n"
-        self.say(0, killed + b":7\r\n+PONG\r\n")
+        self.say(0, killed + CLIENT_INFO + b"+PONG\r\n")
 
     def establish(self) -> None:
         """Answer what both connections ask before they are up."""

@@ -114,7 +114,7 @@ class HandshakeTests(SynchronousTestCase):
         """A Redis that wants a password and gets none says so in the report."""
         memory = MemoryLink()
         for index in (0, 1):
-            # To CLIENT ID and PING, or to SUBSCRIBE.
+            # To CLIENT INFO and PING, or to SUBSCRIBE.
             memory.say(index, b"-NOAUTH Authentication required.\r\n" * (2 - index))
             self.assertTrue(memory.transports[index].aborted)
             memory.lose(index)

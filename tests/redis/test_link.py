@@ -237,7 +237,7 @@ class RoundTripTests(RealRedisTestCase):
             password="hush",
             acl=[
                 "user bob on >secret ~* &* -@all +auth +select +subscribe +publish "
-                "+ping +set +get +client|id +client|kill"
+                "+ping +set +get +client|info +client|kill"
             ],
         )
         peer = self.start_peer(

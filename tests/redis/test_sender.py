@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from twisted.internet.address import UNIXAddress
 from twisted.internet.interfaces import IWriteDescriptor
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides
@@ -13,9 +12,8 @@ from synapse_replication.redis.resp import PureReader, encode, encode_publishes
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
-#: With the address of a StringTransport.
 _FENCING = [
-    encode(b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"10.0.0.1:12345"),
+    encode(b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"203.0.113.7:4711"),
 ]
 _POSITION = b"POSITION events writer 9 9"
 
@@ -180,11 +178,11 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.connect(0)
         self.memory.greet()
         self.turn()
-        self.assertEqual(self.written, [*_FENCING, encode(b"CLIENT", b"ID"), _PING])
+        self.assertEqual(self.written, [*_FENCING, encode(b"CLIENT", b"INFO"), _PING])
 
     def test_a_lost_connection_is_ended_at_redis(self) -> None:
         """What Redis has not read of a lost connection is not published any more."""
-        self.assertEqual(self.written, [encode(b"CLIENT", b"ID"), _PING])
+        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
         self.memory.establish()
         self.memory.lose(0)
         self.memory.connect(0)
@@ -196,7 +194,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_redis_allows_no_fencing(self) -> None:
         """A user who may not use CLIENT is told once; all else goes on."""
-        refused = b"-NOPERM no permissions to run the 'client|id' command\r\n"
+        refused = b"-NOPERM no permissions to run the 'client|info' command\r\n"
         self.memory.say(0, refused + b"+PONG\r\n")
         (failure,) = self.failures
         self.assertIn("CLIENT KILL", failure)
@@ -205,15 +203,33 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.connect(0)
         self.assertEqual(self.written, [_PING])
 
-    def test_unix_sockets_are_not_told_apart(self) -> None:
-        """Where all connections have the same address, none is ended."""
-        self.memory.lose(0)
-        transport = self.memory.connect(0)
-        transport.hostAddr = UNIXAddress("/run/redis.sock")
-        self.memory.greet()
+    def test_redis_would_not_fence_now(self) -> None:
+        """What has nothing to do with the user's rights may be otherwise next time."""
+        busy = b"-BUSY Redis is busy running a script\r\n"
+        self.memory.say(0, busy + b"+PONG\r\n")
+        self.assertEqual(len(self.failures), 1)
         self.memory.lose(0)
         self.memory.connect(0)
-        self.assertEqual(self.written, [encode(b"CLIENT", b"ID"), _PING])
+        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
+
+    def test_redis_is_too_old_to_fence(self) -> None:
+        """A Redis that does not know the command is not asked again."""
+        unknown = (
+            b"-ERR Unknown subcommand or wrong number of arguments for 'INFO'.\r\n"
+        )
+        self.memory.say(0, unknown + b"+PONG\r\n")
+        self.assertEqual(len(self.failures), 1)
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written, [_PING])
+
+    def test_unix_sockets_are_not_told_apart(self) -> None:
+        """Where all connections have the same address, none is ended."""
+        info = b"id=7 addr=/run/redis.sock:0 laddr=/run/redis.sock:0 fd=8 name=\n"
+        self.memory.say(0, b"$%d\r\n%b\r\n+PONG\r\n" % (len(info), info))
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
 
     def lose_and_connect(self) -> bytes:
         """Give what is published on the next connection."""

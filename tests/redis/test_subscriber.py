@@ -69,7 +69,7 @@ class RedisSubscriberTests(SynchronousTestCase):
 
     def test_behind(self) -> None:
         """
-        It is behind while thousands of publishes are unanswered, or none is taken;
+        It is behind while many publishes are unanswered, or none is taken;
         it says once that it is ready, while some are still unanswered.
         """
         memory = MemoryLink()

@@ -142,8 +142,10 @@ class _Session:
             return b"".join(answers)
         if name == b"PING":
             return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if self.channels else b"+PONG\r\n"
-        if command[:2] == [b"CLIENT", b"ID"]:
-            return b":%d\r\n" % self.number
+        if command[:2] == [b"CLIENT", b"INFO"]:
+            here = self.connection.address
+            info = f"id={self.number} addr={here.host}:{here.port} name=\n".encode()
+            return b"$%d\r\n%b\r\n" % (len(info), info)
         if command[:3] == [b"CLIENT", b"KILL", b"ID"]:
             killed = self._broker.kill(int(command[3]), command[5].decode())
             return b":%d\r\n" % killed
