@@ -25,6 +25,7 @@ from synapse_replication.app.config import InstanceLocation
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import observer_of, watch_backlog
+from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import Clock
@@ -97,18 +98,31 @@ def _make_resource(hs: Any) -> ReplicationResource | None:
 
 
 def make_backlog(hs: Any) -> Backlog | None:
-    """Make the backlog of a homeserver, if others can ask this process for it."""
+    """Make the backlog of a homeserver, if others can ask this process for it.
+
+    :raises StreamConfigurationError: a variable with a bound is no whole number.
+    """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
     default = BacklogOptions()
     backlog = Backlog(
         BacklogOptions(
-            int(os.environ.get(ROWS, default.max_rows)),
-            int(os.environ.get(BYTES, default.max_bytes)),
+            _bound(ROWS, default.max_rows),
+            _bound(BYTES, default.max_bytes),
         )
     )
     watch_backlog(hs, backlog)
     return backlog
+
+
+def _bound(variable: str, default: int) -> int:
+    value = os.environ.get(variable, str(default))
+    if not (value.isascii() and value.isdigit()):
+        raise StreamConfigurationError(
+            f"{variable} is {value!r}: set it to a whole number, 0 or more, or not at "
+            f"all for {default}"
+        )
+    return int(value)
 
 
 def _is_in_use() -> bool:

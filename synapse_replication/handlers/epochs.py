@@ -6,7 +6,7 @@ say is not acted on. A stale one that goes on talking is a second process of tha
 (C63). If the present one has gone, or is silent for long, the stale one is the one
 that is left, and takes its place.
 
-Bounded: the names that were heard longest ago are forgotten.
+Bounded: beyond a thousand names, the oldest are forgotten.
 
 What a process held in memory went with its start. So of a stream in memory it is kept,
 too, of which epoch the rows are that were handled (:class:`HandledEpochs`). Whenever
@@ -150,4 +150,7 @@ class HandledEpochs:
             waiting = self._sink.on_epoch(self._name, instance_name, epoch)
             if waiting is not None:
                 await waiting
+        if instance_name not in self._epochs and len(self._epochs) >= MAX_INSTANCES:
+            # What is forgotten is fetched anew.
+            del self._epochs[next(iter(self._epochs))]
         self._epochs[instance_name] = epoch

@@ -26,7 +26,7 @@ from synapse_replication.dropin.backlogs import (
 )
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.observer import _metrics
-from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.wire.commands import PositionCommand
@@ -215,6 +215,14 @@ class ServingTests(HostTestCase):
         self.assertEqual([of.rows for _, of in backlog], [1])
         self.assertEqual(self.ask(self.serve())[0], 410)
         self.assertEqual(self.ask(self.serve(), from_token="7")[0], 200)
+
+    def test_a_bound_that_is_none(self) -> None:
+        """What is no number is refused by name; the process does not start on it."""
+        for value in ("many", "-1", ""):
+            os.environ[ROWS] = value
+            with self.assertRaises(StreamConfigurationError) as caught:
+                make_backlog(self.hs)
+            self.assertIn(f"{ROWS} is {value!r}", str(caught.exception))
 
 
 class AskingTests(HostTestCase):

@@ -93,6 +93,17 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertTrue(epochs.is_present("w", "a"))
         self.assertEqual(self.sink.epochs, {("typing", "w"): "a"})
 
+    def test_bounded(self) -> None:
+        """The names that began first are forgotten, and so fetched anew."""
+        epochs = HandledEpochs("typing", self.sink)
+        for number in range(MAX_INSTANCES + 1):
+            self.successResultOf(
+                Deferred.fromCoroutine(epochs.begin(f"w{number}", "a"))
+            )
+        self.assertFalse(epochs.is_present("w0", "a"))
+        self.assertTrue(epochs.is_present("w1", "a"))
+        self.assertTrue(epochs.is_present(f"w{MAX_INSTANCES}", "a"))
+
     def test_not_saved(self) -> None:
         """An epoch that the sink did not take is not the present one."""
         epochs = HandledEpochs("typing", self.sink)
