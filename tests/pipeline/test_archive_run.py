@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from pyarrow import dataset
+from pyspark.sql.streaming.query import StreamingQuery
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -102,6 +104,17 @@ class ArchiveTests(SynchronousTestCase):
         self.archive()
         self.assertEqual(self.archived(), read_keys(self.dsn))
 
+    def test_behind(self) -> None:
+        """What came while the last batch was written is told as so many ids behind:
+        of each stream, not of each of its writers."""
+        add_rows(self.dsn, 20)
+
+        def watch(point: Point) -> None:
+            if point is Point.COMMITTED:
+                add_rows(self.dsn, 10)
+
+        self.assertEqual(self.archive(watch=watch).behind, 10 + 10)
+
     def test_stopped_at_points(self) -> None:
         """A run that ends anywhere, also between the files and the checkpoint, is made
         up for by the next."""
@@ -115,7 +128,8 @@ class ArchiveTests(SynchronousTestCase):
             self.assertRaises(StopError, self.archive, watch=stop)
             seen = self.archived()
             self.assertEqual(len(seen), len(set(seen)))
-        self.archive()
+        # What was committed is not counted again.
+        self.assertEqual(self.archive().rows, 0)
         self.assertEqual(self.archived(), read_keys(self.dsn))
 
     def test_checkpoint_is_gone(self) -> None:
@@ -245,6 +259,48 @@ class ArchiveTests(SynchronousTestCase):
         self.assertLess(after.index(Point.CLEANED), len(after) - 1)
         self.archive()
         self.assertEqual(self.archived(), read_keys(self.dsn))
+
+    def test_stop_returns_early(self) -> None:
+        """The batch also ends first if Spark's stopping does not wait for it."""
+        add_rows(self.dsn, 30)
+        real = StreamingQuery.stop
+        self.patch(StreamingQuery, "stop", lambda query: self.addCleanup(real, query))
+        stopping, done = threading.Event(), threading.Event()
+        order: list[Point | str] = []
+
+        def watch(point: Point) -> None:
+            order.append(point)
+            if point is Point.COMMITTED:
+                stopping.set()
+                done.wait(1)
+
+        self.archive(once=False, watch=watch, stopping=stopping)
+        order.append("returned")
+        done.set()
+        self.assertEqual(order[-2:], [Point.CLEANED, "returned"])
+
+
+class SignalTests(SynchronousTestCase):
+    """Tests for signals that end a run."""
+
+    def test_second_one(self) -> None:
+        """The first signal ends the run, a second is for who had them before."""
+        seen: list[int] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, lambda each, frame: seen.append(each))
+            self.addCleanup(signal.signal, number, before)
+            stopping = threading.Event()
+            with job._set_by_signals(stopping):
+                signal.raise_signal(number)
+                self.assertTrue(stopping.is_set())
+                self.assertEqual(seen, [])
+                signal.raise_signal(number)
+                self.assertEqual(seen, [number])
+            with job._set_by_signals(stopping):
+                pass
+            signal.raise_signal(number)
+            self.assertEqual(seen, [number, number])
+            seen.clear()
 
 
 class RecordingTests(SynchronousTestCase):
