@@ -1,4 +1,5 @@
-"""How much lies in the buffers of a transport, plain, TLS or a Unix socket's."""
+"""The buffers of a transport, plain, TLS or a Unix socket's: what lies in them, and how
+much is read at once."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any
 import attrs
 from twisted.protocols.policies import ProtocolWrapper
 
-__all__ = ["TransportBuffers", "read_buffers"]
+__all__ = ["LARGEST_READ", "USUAL_READ", "ReadSize", "TransportBuffers", "read_buffers"]
+
+#: Bytes that a transport asks its socket for, unless told otherwise.
+USUAL_READ = 65536
+#: The same at most, where more comes than that. What comes with one read is handled
+#: before anything else: some milliseconds at this size.
+LARGEST_READ = 4 * USUAL_READ
 
 
 @attrs.frozen
@@ -25,6 +32,28 @@ class TransportBuffers:
     send: int
     kernel_send: int
     kernel_read: int
+
+
+class ReadSize:
+    """Has a transport read more at once while its peer sends without a break.
+
+    Each stream costs something for each read in which it has rows, whether few or
+    many. To ask for as much when little comes would cost each small read its memory.
+    A transport with TLS reads as it likes.
+    """
+
+    def __init__(self) -> None:
+        self._size = USUAL_READ
+
+    def received(self, transport: Any, length: int) -> None:
+        """Choose the size of the next read by what the last one brought, in bytes."""
+        size = self._size
+        if length >= size:
+            size = min(2 * size, LARGEST_READ)
+        elif size > USUAL_READ and 2 * length <= size:
+            size //= 2
+        if size != self._size:
+            self._size = transport.bufferSize = size
 
 
 def read_buffers(transport: Any) -> TransportBuffers:

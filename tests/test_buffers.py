@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.testing import StringTransport
+from twisted.internet.tcp import Connection
+from twisted.internet.testing import MemoryReactor, StringTransport
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.buffers import TransportBuffers, read_buffers
+from synapse_replication.buffers import (
+    LARGEST_READ,
+    USUAL_READ,
+    ReadSize,
+    TransportBuffers,
+    read_buffers,
+)
 from synapse_replication.certificates import server_context
 from synapse_replication.testing.certificates import PrivateAuthority
 
@@ -26,6 +35,55 @@ class SocketTransport:
 
     def getHandle(self) -> socket.socket:
         return self._end
+
+
+class ReadSizeTests(SynchronousTestCase):
+    """``ReadSize``"""
+
+    def setUp(self) -> None:
+        self.transport = SimpleNamespace(bufferSize=USUAL_READ)
+        self.read_size = ReadSize()
+
+    def receive(self, *lengths: int) -> int:
+        """Bring so much with each read; give what the next asks for."""
+        for length in lengths:
+            self.read_size.received(self.transport, length)
+        return int(self.transport.bufferSize)
+
+    def test_grows(self) -> None:
+        """A read that brings all that was asked for has more behind it."""
+        self.assertEqual(self.receive(USUAL_READ - 1), USUAL_READ)
+        self.assertEqual(self.receive(USUAL_READ), 2 * USUAL_READ)
+        self.assertEqual(self.receive(2 * USUAL_READ - 1), 2 * USUAL_READ)
+        self.assertEqual(self.receive(2 * USUAL_READ), 4 * USUAL_READ)
+
+    def test_bounded(self) -> None:
+        """It does not grow for ever."""
+        self.assertEqual(self.receive(*[LARGEST_READ] * 9), LARGEST_READ)
+
+    def test_shrinks(self) -> None:
+        """When the peer takes breaks again, reads are as usual again."""
+        self.receive(*[LARGEST_READ] * 9)
+        self.assertEqual(self.receive(LARGEST_READ // 2), LARGEST_READ // 2)
+        self.assertEqual(self.receive(*[10] * 9), USUAL_READ)
+
+    def test_real_transport(self) -> None:
+        """A real transport heeds it."""
+        one, other = socket.socketpair()
+        self.addCleanup(other.close)
+        received: list[int] = []
+        protocol: Any = SimpleNamespace(
+            dataReceived=lambda data: received.append(len(data))
+        )
+        transport = Connection(one, protocol, MemoryReactor())
+        self.addCleanup(transport.loseConnection)
+        transport.protocol = protocol
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_READ)
+        other.sendall(bytes(3 * USUAL_READ))
+        transport.doRead()
+        self.read_size.received(transport, received[-1])
+        transport.doRead()
+        self.assertEqual(received, [USUAL_READ, 2 * USUAL_READ])
 
 
 class ReadBuffersTests(SynchronousTestCase):

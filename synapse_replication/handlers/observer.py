@@ -15,6 +15,7 @@ import contextlib
 import enum
 from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
+from typing import Final
 
 import attrs
 
@@ -30,6 +31,10 @@ __all__ = [
     "ReplicationObserver",
     "Resync",
 ]
+
+
+#: One for all: it is made for each chunk of rows.
+_NOTHING: Final = contextlib.nullcontext()
 
 
 class DiscardReason(enum.Enum):
@@ -268,7 +273,7 @@ class ReplicationObserver:
 
     def background_process(self, description: str) -> AbstractContextManager[object]:
         """A background process of ours begins; it ends when the context does."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:
         """Something failed where nobody waits for the answer."""

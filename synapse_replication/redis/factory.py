@@ -33,6 +33,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
 
+from synapse_replication.buffers import ReadSize
 from synapse_replication.certificates import explain
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
 from synapse_replication.redis.resp import (
@@ -63,6 +64,7 @@ class RedisLink:
         self._lost = False
         self.factory.links.add(self)
         self._reader = self.factory.reader_factory()
+        self._read_size = ReadSize()
         self._unfinished = 0
         self._why = ""
         self._close_reason = CloseReason.LOST
@@ -99,6 +101,7 @@ class RedisLink:
 
     def dataReceived(self, data: bytes, unpause: bool = False) -> None:
         self._heard_anything = True
+        self._read_size.received(self.transport, len(data))
         self._reader.feed(data)
         try:
             if self.read_replies():

@@ -129,7 +129,7 @@ def _say(error: BaseException) -> str:
     return str(error)
 
 
-@attrs.frozen
+@attrs.define
 class DecodedRows(Generic[RowT]):
     """Rows, and how many of them had more fields than we know.
 

@@ -28,7 +28,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synapse_replication.buffers import read_buffers
+from synapse_replication.buffers import ReadSize, read_buffers
 from synapse_replication.certificates import explain
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.extension import ExtensionHandler
@@ -132,6 +132,7 @@ class BaseReplicationStreamProtocol(Protocol):
         )
         self._is_extension_up = False
         self._is_transport_closing = False
+        self._read_size = ReadSize()
 
     @property
     def close_reason(self) -> CloseReason | None:
@@ -163,6 +164,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         connection = self._connection
+        self._read_size.received(self.transport, len(data))
         received = connection.receive_data(data, self._clock.seconds())
         self.name = connection.peer_name or self.name
         for command_name, count in received.counts.items():

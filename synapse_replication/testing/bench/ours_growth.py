@@ -8,13 +8,14 @@ processes disturb it less.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
+from synapse_replication.buffers import USUAL_READ
 from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.testing.bench.ours_host import CountingSink, Process, Source
@@ -29,8 +30,6 @@ from synapse_replication.testing.bench.traffic import (
 
 __all__ = ["MEASURES"]
 
-#: Rows in a chunk of bytes, as many as one read of a socket brings: 64 KiB.
-_CHUNK = 65536 // len(rdata_line(1_000_000))
 #: Where growth is of something else than rows.
 _ROWS = 100_000
 
@@ -51,6 +50,21 @@ class PositionedSource(Source):
         self._writer_positions.advance(instance_name, token)
 
 
+class Transport(StringTransport):
+    """A transport whose peer always has more to read, as much as it asks for."""
+
+    bufferSize = USUAL_READ  # noqa: N815
+
+
+def _read(waiting: bytearray, lines: Iterator[bytes], size: int) -> bytes:
+    """Read so many bytes of the lines; fewer at their end."""
+    while len(waiting) < size and (line := next(lines, None)) is not None:
+        waiting += line
+    data = bytes(waiting[:size])
+    del waiting[:size]
+    return data
+
+
 def _receive(
     sources: Sequence[Source],
     writers: Sequence[str],
@@ -63,7 +77,8 @@ def _receive(
     protocol = ClientReplicationStreamProtocol(
         READER, SERVER_NAME, process.clock, process.handler, process.observer
     )
-    protocol.makeConnection(StringTransport())
+    transport = Transport()
+    protocol.makeConnection(transport)
     protocol.dataReceived(f"SERVER {SERVER_NAME}\n".encode())
     for source in sources:
         for writer in writers:
@@ -71,14 +86,15 @@ def _receive(
             protocol.dataReceived(line.encode())
             clock.advance(0)
     seconds = 0.0
-    for first in range(2, rows + 2, _CHUNK):
-        tokens = range(first, min(first + _CHUNK, rows + 2))
-        data = b"".join(line_of(token) + b"\n" for token in tokens)
-        wanted = counting.wanted - len(tokens)
+    waiting = bytearray()
+    lines = (line_of(token) + b"\n" for token in range(2, rows + 2))
+    while data := _read(waiting, lines, transport.bufferSize):
+        count = data.count(b"\n")
+        wanted = counting.wanted - count
         started = time.process_time()
         protocol.dataReceived(data)
         # A chunk takes a few turns; one that takes more will never be taken.
-        for _ in range(len(tokens)):
+        for _ in range(count):
             if counting.wanted == wanted:
                 break
             clock.advance(0)
