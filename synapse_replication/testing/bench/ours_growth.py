@@ -32,6 +32,8 @@ __all__ = ["MEASURES"]
 
 #: Where growth is of something else than rows.
 _ROWS = 100_000
+#: Rows before those that are measured: what is made once is made, as in any process.
+_WARM_UP = 5_000
 
 
 class PositionedSource(Source):
@@ -72,7 +74,7 @@ def _receive(
     line_of: Callable[[int], bytes],
 ) -> dict[str, float]:
     clock: Any = Clock()
-    counting = Counting(rows)
+    counting = Counting(rows + _WARM_UP)
     process = Process(clock, READER, CountingSink(counting), sources=sources)
     protocol = ClientReplicationStreamProtocol(
         READER, SERVER_NAME, process.clock, process.handler, process.observer
@@ -86,8 +88,9 @@ def _receive(
             protocol.dataReceived(line.encode())
             clock.advance(0)
     seconds = 0.0
+    measured = 0
     waiting = bytearray()
-    lines = (line_of(token) + b"\n" for token in range(2, rows + 2))
+    lines = (line_of(token) + b"\n" for token in range(2, rows + _WARM_UP + 2))
     while data := _read(waiting, lines, transport.bufferSize):
         count = data.count(b"\n")
         wanted = counting.wanted - count
@@ -98,10 +101,12 @@ def _receive(
             if counting.wanted == wanted:
                 break
             clock.advance(0)
-        seconds += time.process_time() - started
+        if counting.wanted < rows:
+            seconds += time.process_time() - started
+            measured += count
     if counting.wanted:
         raise AssertionError(f"{counting.wanted} rows were not handed on")
-    return {"microseconds": 1e6 * seconds / rows}
+    return {"microseconds": 1e6 * seconds / measured}
 
 
 def rows(size: int) -> dict[str, float]:
