@@ -1,8 +1,8 @@
 """Publishing: pipelined, in order, and knowing what was not acknowledged.
 
-Theory of operation. :class:`RedisSender` outlives its connections. What is
-published in one turn of the reactor is gathered and written at once at its end;
-a PUBLISH has no Deferred: Redis answers in order, so that counting the answers
+Theory of operation. :class:`RedisSender` outlives its connections. What is published
+after a moment of silence is written at once; what follows soon is gathered until the end
+of the turn of the reactor, and written together. A PUBLISH has no Deferred: Redis answers in order, so that counting the answers
 tells how many are outstanding.
 
 Rows hide a loss: a reader that gets row 7 takes itself to be past row 6, lost or
@@ -59,8 +59,10 @@ from synapse_replication.redis.resp import encode_publishes
 
 __all__ = [
     "COMPANY_LASTS",
+    "EXTENSION",
     "FEW_IN_COMPANY",
     "FEW_UNANSWERED",
+    "GATHER_WITHIN",
     "MUCH_IN_COMPANY",
     "MUCH_UNANSWERED",
     "RedisSender",
@@ -85,6 +87,8 @@ MUCH_IN_COMPANY, FEW_IN_COMPANY = 250, 100
 #: Fewer lines at once are no part of a long page; then there is company for so long, s.
 SHORT_LINES = 10
 COMPANY_LASTS = 0.5
+#: What is published within so many s after a write is gathered until the turn's end.
+GATHER_WITHIN = 0.0005
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 
@@ -129,6 +133,7 @@ class RedisSender:
         self._pending: list[_Pending] = []
         self._pending_bytes = 0
         self._flush_call: IDelayedCall | None = None
+        self._last_flush = -math.inf
         self._paused = False
         # It was behind, and who waits is still to be told that it is so no more.
         self._was_behind = False
@@ -190,7 +195,8 @@ class RedisSender:
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order, one message each.
 
-        They are written at the end of this turn of the reactor. Never raises.
+        They are written at once; but if something was just before, with all that
+        follows in this turn of the reactor. Never raises.
         """
         if not lines:
             return
@@ -209,14 +215,26 @@ class RedisSender:
                 f"Redis does not read: {self._pending_bytes} bytes wait for it"
             )
             self._drop_protocol(self._protocol.unacknowledged)
-        elif self._flush_call is None and not self._paused:
+        elif self._paused:
+            return
+        # A message of the extension is the first of several.
+        elif self._is_quiet() and command_name != EXTENSION:
+            self.flush()
+        elif self._flush_call is None:
             self._flush_call = self._clock.callLater(0, self._flush_later)
+
+    def _is_quiet(self) -> bool:
+        return self._clock.seconds() - self._last_flush > GATHER_WITHIN
 
     def flush(self) -> None:
         """Write what waits, unless the transport asked for a pause."""
         protocol = self._protocol
         if protocol is None or self._paused or not self._pending:
             return
+        if self._flush_call is not None:
+            self._flush_call.cancel()
+            self._flush_call = None
+        self._last_flush = self._clock.seconds()
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         data: list[bytes] = []
         counts: dict[str, int] = {}
@@ -284,6 +302,8 @@ class RedisSender:
         """Publish on this connection from now on."""
         self._protocol = protocol
         self._paused = False
+        # What is said first is gathered, too.
+        self._last_flush = self._clock.seconds()
         if self._on_connected is not None:
             self._on_connected()
         if self._lost:

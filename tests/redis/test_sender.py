@@ -9,6 +9,7 @@ from zope.interface import directlyProvides
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
 from synapse_replication.redis.resp import PureReader, encode, encode_publishes
+from synapse_replication.redis.sender import EXTENSION, GATHER_WITHIN
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
@@ -50,8 +51,41 @@ class RedisSenderTests(SynchronousTestCase):
         """Let a turn of the reactor end."""
         self.memory.reactor.advance(0)
 
+    def test_after_silence(self) -> None:
+        """What is published after a moment of silence does not wait for the turn."""
+        self.memory.establish()
+        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.publish_rows(1)
+        first = b"".join(encode_publishes(b"hs", [rdata(1)]))
+        self.assertEqual(self.written, [first])
+        self.publish_rows(2)
+        self.publish_rows(3)
+        self.assertEqual(self.written, [])
+        self.turn()
+        others = b"".join(encode_publishes(b"hs", [rdata(2), rdata(3)]))
+        self.assertEqual(self.written, [others])
+
+    def test_the_extension_waits_for_what_follows(self) -> None:
+        """A message of the extension is written with the rows that it goes before."""
+        self.memory.establish()
+        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.sender.publish(EXTENSION, "hs/x", [b"told"])
+        self.assertEqual(self.written, [])
+        self.publish_rows(1)
+        both = encode_publishes(b"hs/x", [b"told"]) + encode_publishes(
+            b"hs", [rdata(1)]
+        )
+        self.assertEqual(self.written, [b"".join(both)])
+        reactor = self.memory.reactor
+        due = [call.getTime() for call in reactor.getDelayedCalls()]
+        self.assertGreater(min(due), reactor.seconds(), "nothing is left to do")
+        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.sender.publish(EXTENSION, "hs/x", [b"heartbeat"])
+        self.turn()
+        self.assertEqual(len(self.written), 1)
+
     def test_one_write_a_turn(self) -> None:
-        """What is published in one turn is one write, in order, at its end."""
+        """What is published soon after a write is one write at the end of the turn."""
         self.memory.establish()
         self.publish_rows(1, 2)
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
