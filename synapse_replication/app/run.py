@@ -29,6 +29,9 @@ from synapse_replication.instrumentation.json_logs import JsonLogObserver
 
 __all__ = ["Reloadable", "Runnable", "run_service", "start_logging"]
 
+#: How long a thread may keep others waiting for the interpreter, in s.
+SWITCH_INTERVAL = 0.0005
+
 
 class Runnable(Protocol):
     """What can be run as a process: a Twisted service that tells how it went.
@@ -123,6 +126,9 @@ class _Process:
             service.started.addCallbacks(self._up, self._failed)
 
     def _up(self, _: None) -> None:
+        # A thread that has its rows from the database waits no longer than this for a
+        # busy reactor; by default 5 ms, in which a page of catch-up is handed on.
+        sys.setswitchinterval(SWITCH_INTERVAL)
         # What the start made stays as long as the process: looking at it again in
         # every full collection would stop the process for no gain.
         gc.collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,14 @@ class RunServiceTests(SynchronousTestCase):
         service.started.callback(None)
         run_service(FakeReactor(), lambda: service)
         self.assertGreater(gc.get_freeze_count(), 1000)
+
+    def test_threads_do_not_wait_long(self) -> None:
+        """A thread of the database gets its turn within a millisecond."""
+        self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
+        service = FakeService()
+        service.started.callback(None)
+        run_service(FakeReactor(), lambda: service)
+        self.assertLess(sys.getswitchinterval(), 0.001)
 
     def test_does_not_start(self) -> None:
         """A service that cannot start says why, in words, and the status is 1."""
