@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import attrs
@@ -96,9 +96,7 @@ class ReplicationStreamer:
         self._unfinished: list[Stream] = []
         # Of these, by name: up to where rows were sent, and what was fetched beyond.
         self._rests: dict[str, tuple[int, Page]] = {}
-        # The loop, if it runs; who waits for a link that holds up what is unfinished.
-        self._process: Awaitable[object] | None = None
-        self._held_up: list[Deferred[None]] = []
+        self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
         command_handler.call_when_ready(self._go_on)
 
@@ -113,14 +111,10 @@ class ReplicationStreamer:
             self._tick.cancel()
             self._tick = None
         self.on_notifier_poke()
-        while self._running or self._unfinished:
-            if self._running:
-                assert self._process is not None
-                await self._process
-            else:
-                ready: Deferred[None] = Deferred()
-                self._held_up.append(ready)
-                await ready
+        if not self._has_finished():
+            finished: Deferred[None] = Deferred()
+            self._waiters.append(finished)
+            await finished
 
     def _keep_looking(self) -> None:
         self.on_notifier_poke()
@@ -141,6 +135,22 @@ class ReplicationStreamer:
         if self._unfinished or any(map(self._has_moved, self._streams)):
             self._poked = True
             self._start()
+        else:
+            self._look_whether_finished()
+
+    def _has_finished(self) -> bool:
+        return not (self._running or self._unfinished)
+
+    def _look_whether_finished(self) -> None:
+        if self._waiters and self._has_finished():
+            # Not from here, which may be the process that ends, or amid a send.
+            self._host.clock.call_later(0, self._wake_waiters)
+
+    def _wake_waiters(self) -> None:
+        if self._has_finished():
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.callback(None)
 
     def _pass_by(self, stream: Stream) -> None:
         """Move on to where a stream stands; nobody misses its rows."""
@@ -154,13 +164,10 @@ class ReplicationStreamer:
         """Send what was held up: a link is ready, or gone."""
         if self._unfinished and not self._running:
             self.on_notifier_poke()
-        held_up, self._held_up = self._held_up, []
-        for ready in held_up:
-            ready.callback(None)
 
     def _start(self) -> None:
         self._running = True
-        self._process = self._host.run_as_background_process(_DESCRIPTION, self._run)
+        self._host.run_as_background_process(_DESCRIPTION, self._run)
 
     def _has_moved(self, stream: Stream) -> bool:
         last_sent = self._handler.last_sent_token(stream)
@@ -181,6 +188,7 @@ class ReplicationStreamer:
                         await self._host.clock.sleep(0)
         finally:
             self._running = False
+            self._look_whether_finished()
 
     def _may_go_on(self) -> bool:
         return bool(self._unfinished) and not self._handler.is_behind()

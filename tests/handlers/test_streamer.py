@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
@@ -433,6 +433,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         self.assertNoResult(stopped)
         self.events.answer()
+        self.host.reactor.advance(0)
         self.successResultOf(stopped)
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
@@ -444,6 +445,49 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.handler.stream_update("events", 7, ["7"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         self.get_ready()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_stop_is_given_up(self) -> None:
+        """Who waits no longer for the stop leaves what is being sent alone."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        stopped.addTimeout(5, self.host.reactor)
+        self.host.reactor.advance(5)
+        self.failureResultOf(stopped, TimeoutError)
+        self.events.answer()
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.host.reactor.advance(0)
+        self.assertEqual(self.host.observer.failures, [])
+
+    def test_stop_and_something_is_written(self) -> None:
+        """What is written before the stop is told of is sent first, too."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.events.answer()
+        self.write(2, "b")
+        self.host.reactor.advance(0)
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_ready_amid_a_send(self) -> None:
+        """A link may get ready while the loop that it has just started sends."""
+        self.hold_up()
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        send_lines = self.connection.send_lines
+
+        def send_lines_and_get_ready(name: str, lines: Sequence[bytes]) -> None:
+            send_lines(name, lines)
+            self.handler.ready_again(self.connection)
+
+        self.patch(self.connection, "send_lines", send_lines_and_get_ready)
+        self.get_ready()
+        self.assertNoResult(stopped)
+        self.host.reactor.pump([0] * 4)
         self.successResultOf(stopped)
 
     def test_who_stops_goes_on_outside(self) -> None:
@@ -487,5 +531,6 @@ class ReplicationStreamerTests(SynchronousTestCase):
         stopping = Deferred.fromCoroutine(self.streamer.stop())
         self.assertNoResult(stopping)
         self.handler.lost_connection(self.connection)
+        self.host.reactor.advance(0)
         self.successResultOf(stopping)
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
