@@ -15,8 +15,7 @@ __all__ = ["LARGEST_READ", "USUAL_READ", "ReadSize", "TransportBuffers", "read_b
 
 #: Bytes that a transport asks its socket for, unless told otherwise.
 USUAL_READ = 65536
-#: The same at most, where more comes than that. What comes with one read is handled
-#: before anything else: some milliseconds at this size.
+#: The same at most, where more comes than that.
 LARGEST_READ = 4 * USUAL_READ
 
 
@@ -39,7 +38,8 @@ class ReadSize:
 
     Each stream costs something for each read in which it has rows, whether few or
     many. To ask for as much when little comes would cost each small read its memory.
-    A transport with TLS reads as it likes.
+    A transport with TLS reads as it likes. Twisted knows one size for both ways: where
+    we write much on the same connection, as much may wait there before we are paused.
     """
 
     def __init__(self) -> None:

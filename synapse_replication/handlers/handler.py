@@ -33,6 +33,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.links import Link
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.queues import Pacer
 from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
 from synapse_replication.handlers.secrets import without_secrets
 from synapse_replication.handlers.sender import CommandSender
@@ -104,6 +105,11 @@ class ReplicationCommandHandler(CommandSender):
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
+        pacer = Pacer(
+            host.clock,
+            options.receiver.break_after_rows,
+            options.receiver.break_after_seconds,
+        )
         self._receivers = {
             name: StreamReceiver(
                 stream,
@@ -112,6 +118,7 @@ class ReplicationCommandHandler(CommandSender):
                 host.run_as_background_process,
                 observer,
                 options.receiver,
+                pacer,
                 options.partial,
             )
             for name, stream in host.streams.get_streams().items()

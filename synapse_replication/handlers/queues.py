@@ -32,8 +32,15 @@ __all__ = ["DrainedQueue", "Pacer", "Queued"]
 ItemT = TypeVar("ItemT")
 
 
+#: After so long without work the reactor has had its turn, s.
+_IDLE = 0.0005
+
+
 class Pacer:
-    """Lets the reactor do other work after a while.
+    """Lets the reactor do other work after a while of handling rows.
+
+    Shared by all streams of a process: what one read of a socket brings is for many
+    of them, and each has work for less than that while.
 
     :param max_rows: rows between two breaks.
     :param max_seconds: s between two breaks, if that is earlier.
@@ -43,29 +50,33 @@ class Pacer:
         self._clock = clock
         self._max_rows = max_rows
         self._max_seconds = max_seconds
-        self._rows = 0
-        self._started = 0.0
+        self._breaks = 0
+        self._begin()
 
-    def start(self) -> None:
-        """Begin to count."""
+    def _begin(self) -> None:
         self._rows = 0
-        self._started = self._clock.seconds()
+        self._started = self._last_work = self._clock.seconds()
 
     def count(self, rows: int) -> None:
-        """Take note of ``rows`` handled."""
+        """Take note of ``rows`` that were handled until now."""
         self._rows += rows
+        self._last_work = self._clock.seconds()
 
     def is_due(self) -> bool:
-        """Tell whether a break is due."""
-        return (
-            self._rows >= self._max_rows
-            or self._clock.seconds() - self._started >= self._max_seconds
-        )
+        """Tell, before the next work, whether a break is due."""
+        now = self._clock.seconds()
+        if now - self._last_work > _IDLE:
+            self._begin()
+        return self._rows >= self._max_rows or now - self._started >= self._max_seconds
 
     async def take_break(self) -> None:
         """Let the reactor do what else is ready, and begin to count again."""
+        breaks = self._breaks
         await self._clock.sleep(0)
-        self.start()
+        # Of those who took the same break, the first begins.
+        if self._breaks == breaks:
+            self._breaks += 1
+            self._begin()
 
 
 @attrs.define
@@ -88,8 +99,8 @@ class DrainedQueue(Generic[ItemT]):
     :param consume: handles one item; gives ``None`` if that is done, or what to wait
         for. Its failures are reported, and cost only that item.
     :param collapse: makes of all that waits as few items as it can.
-    :param pacer: started afresh with each process; between items it is asked for
-        breaks. ``consume`` counts what it handles, and may take breaks, too.
+    :param pacer: asked for a break before each item. ``consume`` counts the rows that
+        it handles, and may take breaks, too.
     :param max_size: bytes that wait, at most.
     """
 
@@ -155,8 +166,9 @@ class DrainedQueue(Generic[ItemT]):
     async def _drain(self) -> None:
         try:
             with self._observer.background_process(self._description):
-                self._pacer.start()
                 while self._items:
+                    if self._pacer.is_due():
+                        await self._pacer.take_break()
                     queued = self._items.popleft()
                     self._length -= queued.length
                     self._size -= queued.size
@@ -166,10 +178,7 @@ class DrainedQueue(Generic[ItemT]):
                             await waiting
                     except Exception as error:  # noqa: BLE001 -- the observer is told
                         self._observer.failure(self._description, error)
-                    if self._items:
-                        self._pacer.count(1)
-                        if self._pacer.is_due():
-                            await self._pacer.take_break()
+                    self._pacer.count(1)
         finally:
             self._draining = False
             if self._is_told:

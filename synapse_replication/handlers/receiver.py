@@ -101,6 +101,7 @@ class StreamReceiver:
         run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
         options: ReceiverOptions,
+        pacer: Pacer,
         partial: PartialResync | None = None,
     ) -> None:
         self._stream = stream
@@ -110,9 +111,7 @@ class StreamReceiver:
         self._clock = clock
         self._observer = observer
         self._options = options
-        self._pacer = Pacer(
-            clock, options.break_after_rows, options.break_after_seconds
-        )
+        self._pacer = pacer
         self._queue: DrainedQueue[tuple[Link, Item]] = DrainedQueue(
             self._name,
             self._consume,
@@ -258,8 +257,9 @@ class StreamReceiver:
             return None
         if len(run.rows) > _SLICE:
             return self._take_slices(link, state, run)
+        waiting = self._take_slice(link, instance_name, state, run.tokens, run.rows)
         self._pacer.count(len(run.rows))
-        return self._take_slice(link, instance_name, state, run.tokens, run.rows)
+        return waiting
 
     async def _take_slices(self, link: Link, state: WriterState, run: RdataRun) -> None:
         for start in range(0, len(run.rows), _SLICE):
@@ -267,10 +267,10 @@ class StreamReceiver:
                 await self._pacer.take_break()
             tokens = run.tokens[start : start + _SLICE]
             rows = run.rows[start : start + _SLICE]
-            self._pacer.count(len(rows))
             waiting = self._take_slice(link, run.instance_name, state, tokens, rows)
             if waiting is not None:
                 await waiting
+            self._pacer.count(len(rows))
 
     async def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
         """Take rows of several writers, a slice at a time, decoded together."""
@@ -281,7 +281,6 @@ class StreamReceiver:
                 self._tell_moved(moved)
                 await self._pacer.take_break()
             part = run.part(start, start + _SLICE)
-            self._pacer.count(len(part.rows))
             typed = None
             if None not in part.tokens:
                 with suppress(RowDecodeError):
@@ -294,6 +293,7 @@ class StreamReceiver:
                         await waiting
             else:
                 await self._take_typed(link, part, typed, moved)
+            self._pacer.count(len(part.rows))
         self._tell_moved(moved)
 
     def _tell_moved(self, moved: dict[str, int]) -> None:

@@ -215,12 +215,10 @@ class RedisSender:
                 f"Redis does not read: {self._pending_bytes} bytes wait for it"
             )
             self._drop_protocol(self._protocol.unacknowledged)
-        elif self._paused:
-            return
         # A message of the extension is the first of several.
         elif self._is_quiet() and command_name != EXTENSION:
             self.flush()
-        elif self._flush_call is None:
+        elif self._flush_call is None and not self._paused:
             self._flush_call = self._clock.callLater(0, self._flush_later)
 
     def _is_quiet(self) -> bool:

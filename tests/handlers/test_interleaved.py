@@ -104,6 +104,21 @@ class InterleavedTests(SynchronousTestCase):
         discards = it.host.observer.discards
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
+    def test_old_tokens_behind_what_is_not_usual(self) -> None:
+        """C4: the same where rows between were handled apart from the others."""
+        it = connected()
+
+        def others(first: int, last: int) -> list[str]:
+            return [f'RDATA events w3 {n} ["{n}"]' for n in range(first, last)]
+
+        # Slices of a hundred: usual; with a batch; with an old token.
+        lines = [line(12), *others(13, 112)]
+        lines += ['RDATA events w2 batch ["x"]', 'RDATA events w2 500 ["y"]']
+        lines += [*others(600, 698), 'RDATA events w2 300 ["z"]', *others(700, 705)]
+        it.receive(*lines)
+        self.assertEqual(it.host.rows.tokens("w2"), [12, 500])
+        self.assertEqual(len(it.host.rows.tokens("w3")), 99 + 98 + 5)
+
     def test_what_is_not_usual(self) -> None:
         """C4, C7: batches, old tokens and unheard writers are treated as ever."""
         it = connected()

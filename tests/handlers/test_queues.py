@@ -145,3 +145,46 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertNoResult(done)
         self.busy[0].callback(None)
         self.successResultOf(done)
+
+
+class PacerTests(SynchronousTestCase):
+    """Whose turn it is, ours or the reactor's."""
+
+    def setUp(self) -> None:
+        self.reactor = Clock()
+        self.pacer = Pacer(ReactorClock(self.reactor), 10, 0.01)
+
+    def work(self, rows: int, seconds: float) -> None:
+        self.reactor.advance(seconds)
+        self.pacer.count(rows)
+
+    def test_rows(self) -> None:
+        """A break is due after some rows."""
+        self.work(9, 0)
+        self.assertFalse(self.pacer.is_due())
+        self.work(1, 0)
+        self.assertTrue(self.pacer.is_due())
+
+    def test_time(self) -> None:
+        """A break is due after some time, whoever worked."""
+        for _ in range(3):
+            self.assertFalse(self.pacer.is_due())
+            self.work(1, 0.004)
+        self.assertTrue(self.pacer.is_due())
+
+    def test_idle(self) -> None:
+        """None is due if nobody worked just now: the reactor had its turn."""
+        self.work(10, 0.02)
+        self.assertTrue(self.pacer.is_due())
+        self.reactor.advance(0.001)
+        self.assertFalse(self.pacer.is_due())
+
+    def test_break(self) -> None:
+        """Of many who take a break together, each does not begin anew."""
+        self.work(10, 0)
+        breaks = [Deferred.fromCoroutine(self.pacer.take_break()) for _ in range(2)]
+        breaks[0].addCallback(lambda _: self.pacer.count(10))
+        self.assertNoResult(breaks[0])
+        self.reactor.advance(0)
+        self.successResultOf(breaks[1])
+        self.assertTrue(self.pacer.is_due())

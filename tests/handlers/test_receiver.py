@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiver import ReceiverOptions
+from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.receiving import Receiving, Row, receiving
 
 
@@ -103,6 +106,44 @@ class LiveRowTests(SynchronousTestCase):
         it.break_time()
         self.assertEqual(seen, [200])
         self.assertEqual(it.stream.current_token("w"), 250)
+
+    def test_gives_way_between_short_runs(self) -> None:
+        """Many short runs in one read count as the rows that they have."""
+        it = receiving(receiver=ReceiverOptions(break_after_rows=100))
+        it.receive("POSITION events w 0 0")
+        lines = [f'RDATA events w {n} ["a"]' for n in range(1, 501)]
+        for part in range(450, 0, -50):
+            lines.insert(part, "REMOTE_SERVER_UP example.org")
+        it.receive(*lines)
+        self.assertEqual(it.stream.current_token("w"), 100)
+        it.break_time()
+        self.assertEqual(it.stream.current_token("w"), 500)
+
+    def test_gives_way_within_a_read(self) -> None:
+        """A slow host does not keep the reactor from its turn for a whole read."""
+        other = SourceStream("receipts", Row)
+        it = receiving(other)
+        it.receive("POSITION events w 0 0", "POSITION receipts w 0 0")
+        take = it.host.rows.on_rdata
+
+        def take_long(*args: Any) -> Any:
+            it.host.reactor.rightNow += 0.0002
+            return take(*args)
+
+        self.patch(it.host.rows, "on_rdata", take_long)
+        lines = [
+            f'RDATA {name} w {10 * part + n} ["a"]'
+            for part in range(1, 101)
+            for name in ("events", "receipts")
+            for n in range(10)
+        ]
+        for part in range(20, len(lines), 21):
+            lines.insert(part, "REMOTE_SERVER_UP example.org")
+        it.receive(*lines)
+        self.assertLess(len(it.host.rows.rows), 120, "0.01 s, and what was begun")
+        while it.host.reactor.getDelayedCalls():
+            it.break_time()
+        self.assertEqual(len(it.host.rows.rows), 2000)
 
 
 class BatchTests(SynchronousTestCase):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.buffers import USUAL_READ
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
@@ -66,6 +67,14 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(
             memory.transports[0].take(), [encode(b"PUBLISH", b"hs", b"REPLICATE ")]
         )
+
+    def test_reads_more_at_once(self) -> None:
+        """When messages come without a break they are read in larger pieces."""
+        memory = MemoryLink()
+        memory.establish()
+        message = encode(b"message", b"hs", b"REMOTE_SERVER_UP a")
+        memory.say(1, message * 2000)
+        self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * USUAL_READ)
 
     def test_behind(self) -> None:
         """

@@ -9,6 +9,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
+from synapse_replication.buffers import USUAL_READ
 from synapse_replication.errors import (
     LineTooLongError,
     UnknownCommandError,
@@ -105,6 +106,14 @@ class GreetingTests(ProtocolTestCase):
         protocol.dataReceived(b"SERVER repl.test\nREMOTE_SERVER_UP a\n")
         self.assertEqual(self.handler.calls, ["new", RemoteServerUpCommand("a")])
         self.assertEqual(self.observer.links, [("made", "worker1")])
+
+    def test_reads_more_at_once(self) -> None:
+        """A peer that sends without a break is read in larger pieces."""
+        protocol = self.make_client()
+        protocol.makeConnection(self.transport)
+        protocol.dataReceived(b"SERVER repl.test\n")
+        protocol.dataReceived(b"REMOTE_SERVER_UP a\n" * 4000)
+        self.assertEqual(vars(self.transport)["bufferSize"], 2 * USUAL_READ)
 
     def test_relays(self) -> None:
         """Only what a server's connection brings is relayed."""
