@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
+from synapse_replication.pipeline.transforms.audit_ids import known_ids
 from tests.pipeline.spark import shared_session
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ __all__ = [
     "Found",
     "evidence",
     "found",
+    "ids_of",
     "make_rows",
     "make_tokens",
     "rows_of",
@@ -47,6 +49,19 @@ def make_tokens(lines: Iterable[str], recording: str = "r.jsonl") -> DataFrame:
     """Make the tokens of a recording of its lines, one a second."""
     return shared_session().createDataFrame(
         list(tokens_of(lines, recording)), TOKENS_SCHEMA
+    )
+
+
+def ids_of(
+    rows: DataFrame, archive: DataFrame | None = None, lines: tuple[str, ...] = ()
+) -> DataFrame:
+    """Put together what is known of ids; ``account_data`` has no gaps to look for."""
+    return known_ids(
+        rows,
+        make_rows() if archive is None else archive,
+        make_tokens(lines),
+        ("events", "account_data"),
+        ["account_data"],
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -13,90 +11,21 @@ from psycopg2.extensions import parse_dsn
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.catalog import catalog_of
 from synapse_replication.pipeline.database import PLAN_TIMEOUT, reading
-from synapse_replication.pipeline.latest import find_present
-from synapse_replication.pipeline.offsets import Span
-from synapse_replication.pipeline.partitions import Part
 from synapse_replication.pipeline.planning import Planner
-from synapse_replication.pipeline.pushdown import EVERYTHING, Wanted
-from synapse_replication.pipeline.ranges import ids_sql, range_sql
-from synapse_replication.pipeline.reading import read_parts
+from synapse_replication.pipeline.pushdown import Wanted
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source_options import SourceOptions, reader_options
-from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.big_database import SHARES, fill_database
-from synapse_replication.testing.servers import shared_postgres
-from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
-
-_ORDERS = """
-CREATE TABLE orders (id bigint NOT NULL, writer text NOT NULL, item text, at timestamptz);
-CREATE INDEX orders_idx ON orders (writer, id);
-CREATE SEQUENCE orders_seq;
-SELECT setval('orders_seq', 10);
-INSERT INTO orders VALUES (-1, 'a', 'pen', '2026-01-02T03:04:05Z'),
-    (-2, 'b', 'ink, "black"', NULL), (-3, 'gone', E'two\nlines', NULL);
-CREATE TABLE stream_positions (
-    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);
-INSERT INTO stream_positions VALUES ('orders', 'a', -3), ('orders', 'b', -3);
-"""
-
-
-@functools.cache
-def extract_dsn() -> str:
-    """Make a database with the extract and a table of a user's own, for all tests."""
-    dsn = shared_postgres().new_database()
-    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
-        for statements in (SCHEMA, ROWS, _ORDERS):
-            cursor.execute(statements)
-    connection.close()
-    return dsn
-
-
-@functools.cache
-def history_dsn() -> str:
-    """Make a database with some history, once for all tests."""
-    dsn = shared_postgres().new_database()
-    fill_database(dsn, 20_000)
-    return dsn
-
-
-ORDERS = TableStream(
-    name="orders",
-    table="orders",
-    id_column="id",
-    writer_column="writer",
-    columns=["item", "at"],
-    sequence="orders_seq",
-    writers=["a", "b"],
-    negative=True,
+from synapse_replication.testing.big_database import SHARES
+from tests.pipeline.histories import (
+    ORDERS,
+    extract_dsn,
+    history_dsn,
+    plan,
+    read,
+    rows_of,
 )
-
-
-def plan(
-    dsn: str, wanted: Wanted = EVERYTHING, **options: str
-) -> list[tuple[Part, ...]]:
-    """Cut what is to be read."""
-    given = SourceOptions.parse({"dsn": dsn, **options})
-    return Planner(given, continuous=False).batch(wanted)
-
-
-def rows_of(dsn: str, tasks: list[tuple[Part, ...]]) -> Iterator[dict[str, Any]]:
-    """Read tasks."""
-    conninfo = SourceOptions.parse({"dsn": dsn}).conninfo
-    for task in tasks:
-        for batch in read_parts(conninfo, task):
-            yield from batch.to_pylist()
-
-
-def read(
-    dsn: str, wanted: Wanted = EVERYTHING, **options: str
-) -> list[tuple[Any, ...]]:
-    """Read, and give stream, writer, token and place of each row, in order."""
-    return sorted(
-        (row["stream"], row["instance_name"], row["stream_id"], row["row_index"])
-        for row in rows_of(dsn, plan(dsn, wanted, **options))
-    )
+from tests.storage.synapse_extract import ON_THE_WIRE
 
 
 class RowsTests(SynchronousTestCase):
@@ -290,51 +219,3 @@ class ErrorTests(SynchronousTestCase):
 
         error = self.assertRaises(PipelineError, sleep)
         self.assertIn("statement timeout", str(error))
-
-    def test_leaving_early(self) -> None:
-        """A reader that is left before its end lets go of the database."""
-        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
-        (task,) = plan(history_dsn(), streams="events")
-        batches = read_parts(conninfo, task)
-        next(batches)
-        del batches
-        with reading(conninfo, PLAN_TIMEOUT) as txn:
-            txn.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' "
-                "AND query LIKE 'COPY%' AND datname = current_database()"
-            )
-            self.assertEqual(txn.fetchall(), [(0,)])
-
-
-class IndexTests(SynchronousTestCase):
-    """C58: tests that indexes are walked, and no table is scanned."""
-
-    def test_no_full_scan(self) -> None:
-        """Reading a range, or looking for where to cut, scans no big table."""
-        catalog = catalog_of()
-        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
-        span = Span(0, 50, ("writer1",), False, False, ("writer1", "writer2"))
-        with reading(conninfo, PLAN_TIMEOUT) as txn:
-            present = find_present(txn, catalog.values())
-            for name in SHARES.keys() - {"account_data"}:
-                stream = catalog[name]
-                queries = [range_sql(stream, span, present[name], "")]
-                for query in stream.queries:
-                    if query.range.table in present[name].tables:
-                        for last in (False, True):
-                            sql = ids_sql(
-                                query, span, present[name], limit=1, last=last
-                            )
-                            assert sql is not None
-                            queries.append(sql)
-                for sql in queries:
-                    txn.execute("EXPLAIN " + sql)
-                    shown = "\n".join(line for (line,) in txn.fetchall())
-                    self.assertNotIn("Seq Scan", shown)
-                    # An index that is read from end to end is no better.
-                    self.assertNotRegex(
-                        shown, r"Index (Only )?Scan[^\n]*\n(?!\s+Index Cond)"
-                    )
-                    self.assertRegex(
-                        shown, r"Index Cond: .*\b(stream_id|\w*stream_ordering) >"
-                    )

@@ -1,0 +1,88 @@
+"""Databases that tests of reading share, and what is read of them without Spark."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+
+from synapse_replication.pipeline.partitions import Part
+from synapse_replication.pipeline.planning import Planner
+from synapse_replication.pipeline.pushdown import EVERYTHING, Wanted
+from synapse_replication.pipeline.reading import read_parts
+from synapse_replication.pipeline.source_options import SourceOptions
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.big_database import fill_database
+from synapse_replication.testing.servers import shared_postgres
+from tests.storage.synapse_extract import ROWS, SCHEMA
+
+_ORDERS = """
+CREATE TABLE orders (id bigint NOT NULL, writer text NOT NULL, item text, at timestamptz);
+CREATE INDEX orders_idx ON orders (writer, id);
+CREATE SEQUENCE orders_seq;
+SELECT setval('orders_seq', 10);
+INSERT INTO orders VALUES (-1, 'a', 'pen', '2026-01-02T03:04:05Z'),
+    (-2, 'b', 'ink, "black"', NULL), (-3, 'gone', E'two\nlines', NULL);
+CREATE TABLE stream_positions (
+    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);
+INSERT INTO stream_positions VALUES ('orders', 'a', -3), ('orders', 'b', -3);
+"""
+
+
+@functools.cache
+def extract_dsn() -> str:
+    """Make a database with the extract and a table of a user's own, for all tests."""
+    dsn = shared_postgres().new_database()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        for statements in (SCHEMA, ROWS, _ORDERS):
+            cursor.execute(statements)
+    connection.close()
+    return dsn
+
+
+@functools.cache
+def history_dsn() -> str:
+    """Make a database with some history, once for all tests."""
+    dsn = shared_postgres().new_database()
+    fill_database(dsn, 20_000)
+    return dsn
+
+
+ORDERS = TableStream(
+    name="orders",
+    table="orders",
+    id_column="id",
+    writer_column="writer",
+    columns=["item", "at"],
+    sequence="orders_seq",
+    writers=["a", "b"],
+    negative=True,
+)
+
+
+def plan(
+    dsn: str, wanted: Wanted = EVERYTHING, **options: str
+) -> list[tuple[Part, ...]]:
+    """Cut what is to be read."""
+    given = SourceOptions.parse({"dsn": dsn, **options})
+    return Planner(given, continuous=False).batch(wanted)
+
+
+def rows_of(dsn: str, tasks: list[tuple[Part, ...]]) -> Iterator[dict[str, Any]]:
+    """Read tasks."""
+    conninfo = SourceOptions.parse({"dsn": dsn}).conninfo
+    for task in tasks:
+        for batch in read_parts(conninfo, task):
+            yield from batch.to_pylist()
+
+
+def read(
+    dsn: str, wanted: Wanted = EVERYTHING, **options: str
+) -> list[tuple[Any, ...]]:
+    """Read, and give stream, writer, token and place of each row, in order."""
+    return sorted(
+        (row["stream"], row["instance_name"], row["stream_id"], row["row_index"])
+        for row in rows_of(dsn, plan(dsn, wanted, **options))
+    )

@@ -1,0 +1,58 @@
+"""Tests for :mod:`synapse_replication.pipeline.schemas`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pyspark.sql.types import StructType
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.schemas import (
+    ARCHIVE_SCHEMA,
+    FINDINGS_SCHEMA,
+    ROWS_SCHEMA,
+    WIRE_SCHEMA,
+)
+from tests.pipeline.spark import shared_session
+
+_DOCS = Path(__file__).parents[2] / "docs" / "pipeline.rst"
+
+
+class SchemaTests(SynchronousTestCase):
+    """Tests for the tables that others read."""
+
+    def test_documented(self) -> None:
+        """Readers of the archive find each column in the documents."""
+        text = _DOCS.read_text()
+        named = set(re.findall(r"``(\w+)``", text))
+        for schema in (ARCHIVE_SCHEMA, WIRE_SCHEMA, FINDINGS_SCHEMA):
+            self.assertEqual(set(schema.names) - named, set())
+
+    def test_archive_has_rows(self) -> None:
+        """What the source reads is in the archive, in the same places."""
+        self.assertEqual(ARCHIVE_SCHEMA.fields[: len(ROWS_SCHEMA)], ROWS_SCHEMA.fields)
+
+    def test_what_is_always_there(self) -> None:
+        """A row always has its key; a line of a recording its place."""
+
+        def nullable(schema: StructType) -> set[str]:
+            return {field.name for field in schema.fields if field.nullable}
+
+        self.assertEqual(nullable(ROWS_SCHEMA), {"written_ts"})
+        self.assertEqual(nullable(ARCHIVE_SCHEMA), {"written_ts"})
+        for key in ("recording", "line_number", "t", "channel", "line"):
+            self.assertNotIn(key, nullable(WIRE_SCHEMA))
+        for name in ("kind", "severity", "count", "message", "evidence"):
+            self.assertNotIn(name, nullable(FINDINGS_SCHEMA))
+
+    def test_spark_takes_them(self) -> None:
+        """Tokens are as wide as in the database, and frames are of these columns."""
+        for schema, token in (
+            (ROWS_SCHEMA, "stream_id"),
+            (WIRE_SCHEMA, "token"),
+            (FINDINGS_SCHEMA, "last_token"),
+        ):
+            frame = shared_session().createDataFrame([], schema)
+            self.assertEqual(frame.columns, schema.names)
+            self.assertEqual(dict(frame.dtypes)[token], "bigint")

@@ -1,0 +1,82 @@
+"""Tests for :mod:`synapse_replication.pipeline.settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import settings_of_config, settings_of_dsn
+
+_SERVER = "server_name: hs.example\n"
+_DATABASE = """
+database:
+  name: psycopg2
+  args: {host: db.example, dbname: synapse, user: u, password: hush}
+"""
+_STREAMS = """
+instance_map: {main: {host: localhost, port: 9092}, w1: {host: localhost, port: 9093}}
+stream_writers: {events: [w1]}
+"""
+
+
+class DsnTests(SynchronousTestCase):
+    """Tests for libpq's text."""
+
+    def test_forms(self) -> None:
+        """Both ways to write it mean the same."""
+        expected = {"host": "h", "port": "5", "dbname": "d", "user": "u"}
+        for dsn in ("host=h port=5 dbname=d user=u", "postgresql://u@h:5/d"):
+            settings = settings_of_dsn(dsn)
+            self.assertEqual(settings.conninfo, expected)
+            self.assertEqual((settings.writers, settings.declared), ({}, ()))
+
+    def test_not_repeated(self) -> None:
+        """A text that is none is not repeated: a password may be in it."""
+        with self.assertRaises(PipelineError) as caught:
+            settings_of_dsn("password hush")
+        self.assertIn("'postgresql://user@host:port/dbname'", str(caught.exception))
+        self.assertNotIn("hush", str(caught.exception))
+        self.assertIsNone(caught.exception.__cause__)
+
+    def test_not_shown(self) -> None:
+        """The password is in no text of the settings."""
+        self.assertNotIn("hush", repr(settings_of_dsn("host=h password=hush")))
+
+
+class ConfigTests(SynchronousTestCase):
+    """Tests for the configuration of a homeserver."""
+
+    def write(self, *texts: str) -> list[str]:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        paths = []
+        for number, text in enumerate(texts):
+            path = folder / f"{number}.yaml"
+            path.write_text(text)
+            paths.append(str(path))
+        return paths
+
+    def test_several_files(self) -> None:
+        """Database and writers are found in whichever file."""
+        settings = settings_of_config(self.write(_SERVER + _STREAMS, _DATABASE))
+        self.assertEqual(settings.conninfo["host"], "db.example")
+        self.assertEqual(settings.conninfo["password"], "hush")
+        self.assertEqual(settings.writers["events"], ("w1",))
+        self.assertEqual(settings.declared, ())
+
+    def test_no_database(self) -> None:
+        """Without a database the files are named, and what to write there."""
+        paths = self.write(_SERVER)
+        with self.assertRaises(PipelineError) as caught:
+            settings_of_config(paths)
+        self.assertIn(paths[0], str(caught.exception))
+        self.assertIn("psycopg2", str(caught.exception))
+
+    def test_mistake(self) -> None:
+        """A mistake in the configuration is the pipeline's error, with its place."""
+        paths = self.write(_SERVER + _DATABASE + "stream_writers: 7\n")
+        with self.assertRaises(PipelineError) as caught:
+            settings_of_config(paths)
+        self.assertIn("stream_writers", str(caught.exception))
