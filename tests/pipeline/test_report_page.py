@@ -16,13 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.jobs.report import write_report
 from synapse_replication.pipeline.report_data import (
-    MAX_WINDOWS,
     Hot,
     ReportData,
     WindowCount,
     WriterTotal,
-    choose_window,
-    hide_names,
 )
 from synapse_replication.pipeline.report_page import judge, render_page
 from synapse_replication.pipeline.report_plots import Plot, draw_plots
@@ -53,29 +50,6 @@ class _Checker(HTMLParser):
                 self.addresses.append(value or "")
             if name == "id":
                 self.ids.append(value or "")
-
-
-class WindowTests(SynchronousTestCase):
-    def test_never_too_many(self) -> None:
-        """However long the time is, windows are few, and no shorter than a second."""
-        for seconds in (0, 1, 100, 5_000, 10**6, 10**8, 10**9):
-            window = choose_window(
-                BEGINNING, BEGINNING + datetime.timedelta(seconds=seconds)
-            )
-            self.assertLessEqual(seconds / window, MAX_WINDOWS)
-            self.assertGreaterEqual(window, 1)
-        self.assertEqual(choose_window(None, None), 1)
-
-
-class HideNamesTests(SynchronousTestCase):
-    def test_keyed(self) -> None:
-        """A name is the same within a report, and none can be found by guessing."""
-        hot = [Hot(kind="user", name="@alice:x", rows=2)] * 2
-        first, again = hide_names(hot, b"key")
-        self.assertEqual(first, again)
-        self.assertNotIn("alice", first.name)
-        (other, _) = hide_names(hot, b"other key")
-        self.assertNotEqual(first.name, other.name)
 
 
 class PlotTests(SynchronousTestCase):
