@@ -23,6 +23,8 @@ POLL = 0.2
 
 #: How long readers may take to come level once everything is written, in s.
 LEVEL_TIMEOUT = 45.0
+#: How long writers may write nothing before they have finished, in s.
+WRITE_TIMEOUT = 60.0
 
 #: How long a reader, and Redis, stay away, in s.
 AWAY = 1.0
@@ -102,10 +104,22 @@ class _Course:
         self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
-        """Let the writers write, and cause the faults on the way."""
+        """Let the writers write, and cause the faults on the way.
+
+        :raises DemoError: they write no more, and have not finished.
+        """
         self._deployment.let_writers_begin()
+        before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
         while not all(tail.finished for tail in self._writers.values()):
             self._look()
+            if self._written() > before:
+                before = self._written()
+                deadline = time.monotonic() + WRITE_TIMEOUT
+            elif time.monotonic() > deadline:
+                raise DemoError(
+                    f"nothing was written for {WRITE_TIMEOUT:.0f} s, and only {before} "
+                    f"of {self._total} rows before; see the logs of the writers"
+                )
             if faults and self._written() >= faults[0].after * self._total:
                 faults.pop(0).cause()
             time.sleep(POLL)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.testing.demo import run
 from synapse_replication.testing.demo.check import Entry, Tally, read_entries
 from synapse_replication.testing.demo.deployment import READERS, WRITERS, Deployment
 from synapse_replication.testing.demo.run import DemoError, run_demo
@@ -35,6 +36,7 @@ class FileDeployment:
     """A deployment whose processes have done all their work at once."""
 
     redis = None
+    finishes = True
     status_page = "http://page.test/status"
 
     def __init__(self, directory: Path, written: Any, received: Any) -> None:
@@ -59,7 +61,7 @@ class FileDeployment:
         for writer in WRITERS:
             mine = [FINISHED]
             if writer == "typing_writer":
-                mine = [*self._written, *mine]
+                mine = [*self._written, *mine[: self.finishes]]
             self._put(self.log_of(writer), mine)
 
     def log_of(self, writer: str) -> Path:
@@ -81,9 +83,12 @@ class FileDeployment:
 
 
 class RunDemoTests(SynchronousTestCase):
+    finishes = True
+
     def run_with(self, written: Any, received: Any) -> list[Tally]:
         self.screen = ListScreen()
         deployment = FileDeployment(Path(self.mktemp()), written, received)
+        deployment.finishes = self.finishes
         return run_demo(cast(Deployment, deployment), self.screen, 1, with_faults=False)
 
     def test_it_ends_when_the_readers_are_level(self) -> None:
@@ -109,3 +114,12 @@ class RunDemoTests(SynchronousTestCase):
         with self.assertRaises(DemoError) as caught:
             self.run_with([{"failed": "the disk is full"}], [])
         self.assertIn("the disk is full", str(caught.exception))
+
+    def test_a_writer_that_hangs_ends_it(self) -> None:
+        """A writer that writes no more and has not finished is not waited for."""
+        self.patch(run, "WRITE_TIMEOUT", 0.0)
+        self.patch(run, "POLL", 0.0)
+        self.finishes = False
+        with self.assertRaises(DemoError) as caught:
+            self.run_with([TYPING], [TYPING])
+        self.assertIn("only 1 of 1 rows", str(caught.exception))
