@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 
 from synapse_replication.pipeline.report_data import (
@@ -17,8 +18,9 @@ from synapse_replication.pipeline.report_data import (
     WriterTotal,
     hide_names,
 )
+from synapse_replication.pipeline.report_plots import Plot, draw_plots
 
-__all__ = ["BEGINNING", "make_report_data"]
+__all__ = ["BEGINNING", "make_report_data", "shared_plots"]
 
 BEGINNING = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
 
@@ -176,3 +178,9 @@ def make_report_data() -> ReportData:
         ],
         finding_count={"error": 1, "info": 1},
     )
+
+
+@functools.cache
+def shared_plots() -> list[Plot]:
+    """Draw them once: that takes a second or two."""
+    return draw_plots(make_report_data())

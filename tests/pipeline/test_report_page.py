@@ -1,37 +1,23 @@
-"""Tests for the values, plots and page of a report: all but Spark."""
+"""Tests for :mod:`synapse_replication.pipeline.report_page`, and how it is written."""
 
 from __future__ import annotations
 
-import datetime
-import functools
-import io
 import itertools
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import attrs
-from matplotlib import image
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.jobs.report import write_report
 from synapse_replication.pipeline.report_data import (
     Hot,
     ReportData,
-    WindowCount,
-    WriterTotal,
 )
 from synapse_replication.pipeline.report_page import judge, render_page
-from synapse_replication.pipeline.report_plots import Plot, draw_plots
-from tests.pipeline.reports import BEGINNING, make_report_data
-
-UTC = datetime.timezone.utc
-
-
-@functools.cache
-def shared_plots() -> list[Plot]:
-    """Draw them once: that takes a second or two."""
-    return draw_plots(make_report_data())
+from synapse_replication.pipeline.report_plots import draw_plots
+from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
 
 
 class _Checker(HTMLParser):
@@ -50,62 +36,6 @@ class _Checker(HTMLParser):
                 self.addresses.append(value or "")
             if name == "id":
                 self.ids.append(value or "")
-
-
-class PlotTests(SynchronousTestCase):
-    def test_all(self) -> None:
-        """Each plot is drawn as an image, and as a drawing in the colours of the page."""
-        plots = shared_plots()
-        self.assertEqual(
-            [plot.name for plot in plots],
-            ["rows-over-time", "rows-by-writer", "shares", "batches", "arrived", "lag"],
-        )
-        for plot in plots:
-            pixels = image.imread(io.BytesIO(plot.png), format="png")
-            self.assertGreater(pixels.std(), 0.01, plot.name)
-            self.assertTrue("var(--soft)" in plot.svg, plot.name)
-            self.assertEqual(re.findall(r"#0100\w\w|#1b1d21", plot.svg), [])
-
-    def test_many(self) -> None:
-        """Of many streams and writers the first ones are shown, the rest as one."""
-        counts = [
-            WindowCount(
-                stream=f"stream{n}", instance_name=f"writer{n}", start=0, rows=100 - n
-            )
-            for n in range(40)
-        ]
-        plots = draw_plots(
-            ReportData(made=BEGINNING, sources=[], rows_window=60, arrived=counts)
-        )
-        (plot,) = plots
-        self.assertIn(">stream6<", plot.svg)
-        self.assertNotIn(">stream7<", plot.svg)
-        self.assertIn(">all others<", plot.svg)
-
-    def test_one_row(self) -> None:
-        """One row is enough to draw."""
-        total = WriterTotal(
-            stream="s",
-            instance_name="w",
-            rows=1,
-            tokens=1,
-            first_token=1,
-            last_token=1,
-            timed=1,
-            first_ts=BEGINNING,
-            last_ts=BEGINNING,
-        )
-        count = WindowCount(stream="s", instance_name="w", start=0, rows=1)
-        plots = draw_plots(
-            ReportData(
-                made=BEGINNING,
-                sources=[],
-                totals=[total],
-                rows_window=1,
-                over_time=[count],
-            )
-        )
-        self.assertEqual(len(plots), 3)
 
 
 class PageTests(SynchronousTestCase):
