@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synapse_replication.app.cli import main
+from synapse_replication.cli.main import main
 
 if __name__ == "__main__":
     main()

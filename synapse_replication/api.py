@@ -53,7 +53,7 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
-from synapse_replication.handlers.streamer import (
+from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
@@ -72,12 +72,12 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.registry import (
+from synapse_replication.streams.rows import RawRowCodec, RowCodec
+from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
     StandardStream,
 )
-from synapse_replication.streams.rows import RawRowCodec, RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
     Stream,
@@ -96,7 +96,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
     Command,
@@ -124,12 +124,12 @@ if TYPE_CHECKING:
         MultiWriterIdGenerator,
         load_id_generator,
     )
-    from synapse_replication.storage.sequences import IdStream
-    from synapse_replication.storage.tables import (
+    from synapse_replication.storage.postgres_stream import (
         PostgresStream,
         standard_stream,
         table_stream,
     )
+    from synapse_replication.storage.sequences import IdStream
 
 __all__ = [
     "MAIN_INSTANCE",
@@ -234,10 +234,10 @@ _STORAGE = MappingProxyType(
         "Database": "database",
         "IdStream": "sequences",
         "MultiWriterIdGenerator": "id_generators",
-        "PostgresStream": "tables",
+        "PostgresStream": "postgres_stream",
         "load_id_generator": "id_generators",
-        "standard_stream": "tables",
-        "table_stream": "tables",
+        "standard_stream": "postgres_stream",
+        "table_stream": "postgres_stream",
     }
 )
 

@@ -93,8 +93,8 @@ class ApiTests(SynchronousTestCase):
         """The package itself and its core import no Twisted."""
         code = (
             "import sys\n"
-            "import synapse_replication.wire.batching\n"
-            "import synapse_replication.streams.registry\n"
+            "import synapse_replication.wire.rdata\n"
+            "import synapse_replication.streams.standard.registry\n"
             "import synapse_replication.streams.memory\n"
             "print([m for m in sys.modules if m.split('.')[0] == 'twisted'])\n"
         )

@@ -18,14 +18,14 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.cli import cli
-from synapse_replication.app.config import Purpose, load_config
 from synapse_replication.app.host import StreamTable, WriteNotifier
+from synapse_replication.cli.main import cli
+from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.streams.table import TableStream

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.instrumentation.metrics import METRICS, MetricKind
-from synapse_replication.instrumentation.status import StallReason
+from synapse_replication.instrumentation.status.model import StallReason
 
 DOCS = Path(__file__).parent.parent / "docs"
 MONITORING = DOCS / "monitoring"

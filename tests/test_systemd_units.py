@@ -13,7 +13,7 @@ from pathlib import Path
 from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.app.cli import EXIT_USAGE, cli
+from synapse_replication.cli.main import EXIT_USAGE, cli
 
 UNITS = Path(__file__).parent.parent / "docs" / "systemd"
 PROGRAM = "/opt/synapse-replication/bin/synapse-replication"

@@ -10,7 +10,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
 class Discarded(ReplicationObserver):

@@ -1,1 +1,1 @@
-"""Configuration, wiring and the command line."""
+"""One running process: its services, host, site and status page."""

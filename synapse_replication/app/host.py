@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.app.config import ProcessConfig
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data import (
     AdvancingStream,

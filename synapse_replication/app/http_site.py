@@ -14,7 +14,7 @@ from synapse_replication.app.status_page import (
     StatusJsonResource,
     StatusPageResource,
 )
-from synapse_replication.instrumentation.status import ProcessStatus
+from synapse_replication.instrumentation.status.model import ProcessStatus
 
 __all__ = ["HealthResource", "MetricsResource", "make_site"]
 

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from synapse_replication.app.config import FactoryConfig, ProcessConfig
-from synapse_replication.app.config_files import OWN_SECTION
+from synapse_replication.config.files import OWN_SECTION
+from synapse_replication.config.process import FactoryConfig, ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 
 __all__ = ["load_factories", "load_factory"]

@@ -16,7 +16,7 @@ import attrs
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from twisted.web.resource import Resource
 
-from synapse_replication.instrumentation.status import (
+from synapse_replication.instrumentation.status.model import (
     WORST_FIRST,
     Condition,
     ProcessStatus,

@@ -17,11 +17,11 @@ import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 
-from synapse_replication.app.clock import ReactorClock
-from synapse_replication.app.config import ExtensionConfig, ProcessConfig
+from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import ExtensionConfig, ProcessConfig
 from synapse_replication.errors import ConfigError
-from synapse_replication.instrumentation.status import ProcessStatus
-from synapse_replication.instrumentation.systemd import NotifySocket, SystemdNotifier
+from synapse_replication.instrumentation.status.model import ProcessStatus
 
 __all__ = ["SupervisedProcess", "needs_restart"]
 

@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
-from synapse_replication.app.config import ProcessConfig
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
 
 __all__ = ["SpanExport"]

@@ -27,7 +27,7 @@ from synapse_replication.handlers.interfaces import (
     Identity,
     SyncingUser,
 )
-from synapse_replication.streams.registry import MAIN_INSTANCE
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 
 __all__ = ["HostClock", "HostCommands", "HostRows", "SynapseHost"]
 

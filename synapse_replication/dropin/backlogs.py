@@ -21,18 +21,18 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synapse_replication.app.config import InstanceLocation
+from synapse_replication.config.process import InstanceLocation
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import observer_of, watch_backlog
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.handlers.backlogs import PartialResync
-from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.streams.registry import MAIN_INSTANCE
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
 
 __all__ = [

@@ -20,17 +20,17 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.secrets import without_secrets
-from synapse_replication.wire.batching import (
+from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.wire.commands.standard import (
+    Command,
+    encode_command,
+    parse_command_from_line,
+)
+from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
-)
-from synapse_replication.wire.commands import (
-    Command,
-    encode_command,
-    parse_command_from_line,
 )
 
 __all__ = [

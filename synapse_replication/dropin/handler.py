@@ -19,12 +19,12 @@ from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
-from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.commands import PositionCommand, RdataCommand
+from synapse_replication.wire.commands.standard import PositionCommand, RdataCommand
 
 __all__ = ["ReplicationCommandHandler"]
 

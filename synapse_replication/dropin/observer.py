@@ -29,7 +29,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import Backlog
 
 __all__ = [

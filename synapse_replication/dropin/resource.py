@@ -9,7 +9,7 @@ from twisted.internet.protocol import ServerFactory
 
 from synapse_replication.dropin.bridges import installed
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.handlers import streamer
+from synapse_replication.handlers.sending import streamer
 
 __all__ = ["ReplicationStreamProtocolFactory", "ReplicationStreamer"]
 

@@ -13,8 +13,11 @@ from typing import Any
 
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.streams.registry import MAIN_INSTANCE, STANDARD_STREAMS
 from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
+from synapse_replication.streams.standard.registry import (
+    MAIN_INSTANCE,
+    STANDARD_STREAMS,
+)
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 
 __all__ = ["HostRowCodec", "HostStream", "HostStreams"]

@@ -28,7 +28,7 @@ PARTS: Final = {
 
 _TCP = "synapse.replication.tcp"
 _OURS = "synapse_replication.dropin"
-_WIRE = "synapse_replication.wire.commands"
+_WIRE = "synapse_replication.wire.commands.standard"
 
 
 def _command(name: str, shape: str) -> Substitution:

@@ -1,1 +1,1 @@
-"""What is done with commands and rows; every collaborator is an argument."""
+"""Handling of commands and rows; every collaborator is an argument."""

@@ -2,7 +2,7 @@
 
 Theory of operation: connections, of whatever kind, give it what they receive and
 are given what it sends. Rows and positions go to the
-:class:`~synapse_replication.handlers.receiver.StreamReceiver` of their stream;
+:class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their stream;
 every other command goes straight to the host. What this process sends goes to all
 its connections.
 
@@ -26,26 +26,23 @@ from synapse_replication.errors import (
     StreamConfigurationError,
     UnknownCommandError,
 )
-from synapse_replication.handlers.backlogs import PartialResync
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.links import Link
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
-from synapse_replication.handlers.queues import Pacer
-from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
-from synapse_replication.handlers.secrets import without_secrets
-from synapse_replication.handlers.sender import CommandSender
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.queue import Pacer
+from synapse_replication.handlers.receiving.receiver import (
+    ReceiverOptions,
+    StreamReceiver,
+)
+from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import RepeatedSyncs
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.wire.batching import (
-    InterleavedRun,
-    RdataRun,
-    ReceivedItem,
-    RefusedLine,
-)
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
     ClearUserSyncsCommand,
     Command,
@@ -60,6 +57,12 @@ from synapse_replication.wire.commands import (
     ReplicateCommand,
     UserIpCommand,
     UserSyncCommand,
+)
+from synapse_replication.wire.rdata import (
+    InterleavedRun,
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
 )
 
 __all__ = ["HandlerOptions", "ReplicationCommandHandler"]

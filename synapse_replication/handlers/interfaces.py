@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from synapse_replication.streams.stream import Stream
-from synapse_replication.wire.batching import ReceivedItem
-from synapse_replication.wire.commands import Command
+from synapse_replication.wire.commands.standard import Command
+from synapse_replication.wire.rdata import ReceivedItem
 
 __all__ = [
     "BackgroundRunner",

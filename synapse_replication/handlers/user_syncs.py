@@ -21,7 +21,7 @@ from typing import Final
 
 import attrs
 
-from synapse_replication.wire.commands import UserSyncCommand
+from synapse_replication.wire.commands.standard import UserSyncCommand
 
 __all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "RepeatedSyncs"]
 

@@ -42,10 +42,10 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
 
-from synapse_replication.certificates import client_context, explain
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
+from synapse_replication.transport.tls import client_context, explain
 
 __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
 

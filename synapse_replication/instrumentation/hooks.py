@@ -33,7 +33,7 @@ from synapse_replication.handlers.observer import (
     ReplicationObserver,
     Resync,
 )
-from synapse_replication.instrumentation.status import (
+from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
     StallReason,

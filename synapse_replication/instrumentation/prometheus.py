@@ -43,8 +43,8 @@ from synapse_replication.instrumentation.metrics import (
     MetricDefinition,
     MetricKind,
 )
-from synapse_replication.instrumentation.status import Condition
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.model import Condition
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import StreamBacklog
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]

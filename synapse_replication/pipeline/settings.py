@@ -56,7 +56,7 @@ def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
 
     :raises PipelineError: it has a mistake, or no PostgreSQL database.
     """
-    from synapse_replication.app.config import load_config
+    from synapse_replication.config.process import load_config
 
     try:
         config = load_config(paths, None)

@@ -1,1 +1,1 @@
-"""Traffic of a real deployment, as data; ``app/recordings.py`` reads it."""
+"""Recorded traffic: the format, files, replay, and one recording as data."""

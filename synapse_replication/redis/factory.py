@@ -33,14 +33,14 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
 
-from synapse_replication.buffers import ReadSize
-from synapse_replication.certificates import explain
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
 from synapse_replication.redis.resp import (
     MAX_REPLY_LENGTH,
     ReaderFactory,
     new_reader,
 )
+from synapse_replication.transport.buffers import ReadSize
+from synapse_replication.transport.tls import explain
 
 __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFactory"]
 

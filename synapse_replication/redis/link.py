@@ -9,7 +9,6 @@ from typing import Any
 
 from twisted.internet.defer import TimeoutError
 
-from synapse_replication.buffers import read_buffers
 from synapse_replication.handlers.observer import (
     ConnectionBuffers,
     ReplicationObserver,
@@ -25,6 +24,7 @@ from synapse_replication.redis.subscriber import (
     ExtensionHandler,
     SubscriberFactory,
 )
+from synapse_replication.transport.buffers import read_buffers
 
 __all__ = ["RedisReplicationLink"]
 

@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.interfaces import IConnector
 from twisted.internet.protocol import ClientFactory
 
-from synapse_replication.certificates import client_context
+from synapse_replication.transport.tls import client_context
 
 __all__ = ["Place", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
 

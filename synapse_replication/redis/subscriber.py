@@ -27,15 +27,15 @@ from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import EXTENSION, RedisSender
-from synapse_replication.wire.batching import (
+from synapse_replication.wire.commands.standard import Command, encode_command
+from synapse_replication.wire.extension import CHANNEL
+from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
     ReceivedItem,
     RefusedLine,
     read_lines,
 )
-from synapse_replication.wire.commands import Command, encode_command
-from synapse_replication.wire.extension import CHANNEL
 
 __all__ = [
     "MAX_LINE_LENGTH",
@@ -74,7 +74,7 @@ class ConnectionHandler(Protocol):
 
 
 class ExtensionHandler(Protocol):
-    """What is asked of the extension; see ``handlers/extension.py``."""
+    """What is asked of the extension; see ``handlers/extension/extension.py``."""
 
     def extension_up(self, connection: RedisSubscriber) -> None:
         """Take note that messages can be sent and received on a link."""

@@ -9,7 +9,7 @@
         writers=["writer1", "writer2"],
     )
 
-``storage/tables.py`` makes a stream with catch-up and typed rows of it. Spec,
+``storage/postgres_stream.py`` makes a stream with catch-up and typed rows of it. Spec,
 sections 1, 7 and 9; docs/plugging-in.rst.
 """
 

@@ -18,7 +18,7 @@ from twisted.internet.interfaces import (
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 
-from synapse_replication.handlers.extension import ExtensionHandler
+from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,

@@ -28,10 +28,8 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synapse_replication.buffers import ReadSize, read_buffers
-from synapse_replication.certificates import explain
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.extension import ExtensionHandler
+from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
@@ -42,8 +40,9 @@ from synapse_replication.handlers.observer import (
     ReplicationObserver,
 )
 from synapse_replication.tcp.transport import ReplicationTransport
-from synapse_replication.wire.batching import ReceivedItem
-from synapse_replication.wire.commands import (
+from synapse_replication.transport.buffers import ReadSize, read_buffers
+from synapse_replication.transport.tls import explain
+from synapse_replication.wire.commands.standard import (
     Command,
     NameCommand,
     PingCommand,
@@ -63,6 +62,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
+from synapse_replication.wire.rdata import ReceivedItem
 
 __all__ = [
     "BaseReplicationStreamProtocol",

@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock as TaskClock
 
-from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.streams.rows import RowCodec
@@ -25,7 +25,7 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
 )
 from synapse_replication.testing.recording_observer import RecordingObserver
-from synapse_replication.wire.commands import Command
+from synapse_replication.wire.commands.standard import Command
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.data import AdvancingStream

@@ -54,14 +54,7 @@ from synapse_replication.errors import (
     excerpt,
     without_lines,
 )
-from synapse_replication.wire.batching import (
-    InterleavedRun,
-    RdataRun,
-    ReceivedItem,
-    RefusedLine,
-    read_lines,
-)
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
     Command,
@@ -75,6 +68,13 @@ from synapse_replication.wire.extension import (
     LINE_PREFIX,
     PING_MARK,
     ExtensionLine,
+)
+from synapse_replication.wire.rdata import (
+    InterleavedRun,
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+    read_lines,
 )
 
 __all__ = [

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.clock import ReactorClock
-from synapse_replication.app.config import load_config
 from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
@@ -16,13 +14,15 @@ from synapse_replication.app.host import (
     SyncingUsers,
     WriteNotifier,
 )
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.registry import STANDARD_STREAMS
-from tests.app.test_config import HOMESERVER, WORKER
-from tests.app.test_config_files import FilesMixin
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from tests.config.test_files import FilesMixin
+from tests.config.test_process import HOMESERVER, WORKER
 
 if TYPE_CHECKING:
     _commands: type[interfaces.CommandSink] = SyncingUsers

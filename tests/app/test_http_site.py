@@ -11,8 +11,8 @@ from twisted.web.resource import Resource
 from twisted.web.static import Data
 
 from synapse_replication.app.http_site import make_site
-from synapse_replication.instrumentation.status import decode_status
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.model import decode_status
+from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
 class MakeSiteTests(SynchronousTestCase):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from synapse_replication.app.config import load_config
 from synapse_replication.app.modules import load_factories
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
-from tests.app.test_config import HOMESERVER
-from tests.app.test_config_files import FilesMixin
+from tests.config.test_files import FilesMixin
+from tests.config.test_process import HOMESERVER
 
 
 def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

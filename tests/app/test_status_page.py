@@ -19,12 +19,12 @@ from synapse_replication.app.status_page import (
     sparkline,
 )
 from synapse_replication.handlers.observer import CatchUp, CloseReason, PeerNews
-from synapse_replication.instrumentation.status import (
+from synapse_replication.instrumentation.status.model import (
     REMEDIES,
     StallReason,
     group_stalls,
 )
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
 class PageMixin(SynchronousTestCase):

@@ -10,16 +10,20 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from synapse_replication.app.config import ExtensionConfig, ProcessConfig, load_config
 from synapse_replication.app.run import Reloadable, Runnable
 from synapse_replication.app.supervision import (
     Process,
     SupervisedProcess,
     needs_restart,
 )
-from synapse_replication.instrumentation.status import ProcessStatus
-from synapse_replication.instrumentation.systemd import NotifySocket
-from tests.app.test_config_files import FilesMixin
+from synapse_replication.app.systemd import NotifySocket
+from synapse_replication.config.process import (
+    ExtensionConfig,
+    ProcessConfig,
+    load_config,
+)
+from synapse_replication.instrumentation.status.model import ProcessStatus
+from tests.config.test_files import FilesMixin
 
 
 class FakeProcess:

@@ -12,9 +12,9 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 
-from synapse_replication.app.config import ProcessConfig, load_config
 from synapse_replication.app.tracing_export import EXPORT_TIMEOUT, SpanExport, _ToOurLog
-from tests.app.test_config_files import FilesMixin
+from synapse_replication.config.process import ProcessConfig, load_config
+from tests.config.test_files import FilesMixin
 
 
 class SpanExportTests(FilesMixin):

@@ -13,13 +13,13 @@ from synapse_replication.dropin.bridges import (
     as_connection_handler,
 )
 from synapse_replication.testing.doubles import MemoryConnection
-from synapse_replication.wire.batching import read_lines
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     PingCommand,
     PositionCommand,
     RdataCommand,
     parse_command_from_line,
 )
+from synapse_replication.wire.rdata import read_lines
 from tests.dropin.host import FakeHomeserver, fake_modules
 
 

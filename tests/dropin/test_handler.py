@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import ReplicationCommandHandler
 from synapse_replication.dropin.resource import ReplicationStreamer
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     FederationAckCommand,
     LockReleasedCommand,
     PositionCommand,

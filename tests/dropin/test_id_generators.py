@@ -1,4 +1,4 @@
-"""Tests for ids inside a host; here on SQLite, on PostgreSQL in synapse_tests/."""
+"""Tests for ids inside a host; here on SQLite, on PostgreSQL in tests.external.synapse/."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.resource import ReplicationStreamProtocolFactory
-from synapse_replication.wire.commands import RdataCommand
+from synapse_replication.wire.commands.standard import RdataCommand
 from tests.dropin.host import FakeStream, fake_modules
 from tests.dropin.test_bridges import SingleCommandConnection
 from tests.dropin.test_handler import HostWithHandler

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import attrs
 
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.backlogs import PartialResync
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension import (
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import (
     ExtensionConnection,
     ReplicationExtension,
 )
@@ -20,8 +19,9 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.receiver import ReceiverOptions
-from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.stream import StreamUpdateResult
@@ -30,8 +30,8 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.batching import read_lines
-from tests.handlers.receiving import Row
+from synapse_replication.wire.rdata import read_lines
+from tests.handlers.fixtures import Row
 
 __all__ = ["Bus", "BusConnection", "Published", "SpeakingProcess"]
 

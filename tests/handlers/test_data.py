@@ -9,11 +9,11 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.clock import ReactorClock
+from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import WaitTimeoutError
 from synapse_replication.handlers.data import ReplicationDataHandler
 from synapse_replication.testing.doubles import SourceStream
-from tests.handlers.receiving import Row
+from tests.handlers.fixtures import Row
 
 
 class Sink:

@@ -17,8 +17,8 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands import PingCommand, RdataCommand
-from tests.handlers.receiving import Receiving, Row, receiving
+from synapse_replication.wire.commands.standard import PingCommand, RdataCommand
+from tests.handlers.fixtures import Receiving, Row, receiving
 
 
 class ConnectionTests(SynchronousTestCase):

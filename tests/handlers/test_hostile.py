@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError
-from synapse_replication.wire.batching import RefusedLine, read_lines
-from synapse_replication.wire.commands import COMMANDS
-from tests.handlers.receiving import receiving
+from synapse_replication.wire.commands.standard import COMMANDS
+from synapse_replication.wire.rdata import RefusedLine, read_lines
+from tests.handlers.fixtures import receiving
 
 _TOKEN = "syt_bm9ib2R5"
 #: JSON, and what looks like it, that is no row of the stream.

@@ -14,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from synapse_replication.certificates import client_context, server_context
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.http.client import (
     BACKLOG_TIMEOUT,
@@ -26,6 +25,7 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
+from synapse_replication.transport.tls import client_context, server_context
 from tests.http.doubles import Directory, FailureObserver, ListStream, Place
 
 _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]

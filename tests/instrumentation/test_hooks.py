@@ -31,10 +31,10 @@ from synapse_replication.instrumentation.hooks import (
     Stalled,
     WriterRoleChanged,
 )
-from synapse_replication.instrumentation.status import StallReason
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.model import StallReason
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
-from tests.handlers.receiving import Row
+from tests.handlers.fixtures import Row
 
 EVENT = CatchUp("events", "w1", 100, 150)
 KINDS: tuple[type[HookEvent], ...] = (

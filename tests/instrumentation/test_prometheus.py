@@ -24,7 +24,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 
 PROTOCOL = "synapse_replication_tcp_protocol_"

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import CatchUp
 from synapse_replication.instrumentation.tracing import TracingObserver
-from tests.handlers.receiving import receiving
+from tests.handlers.fixtures import receiving
 
 
 class TracingObserverTests(SynchronousTestCase):

@@ -161,7 +161,7 @@ class DeploymentTestCase(SynchronousTestCase):
             (self.folder / f"{name}.log").open("ab") as log,
         ):
             process = subprocess.Popen(
-                [sys.executable, "-m", "synapse_replication.app.cli", *arguments],
+                [sys.executable, "-m", "synapse_replication.cli.main", *arguments],
                 cwd=_ROOT,
                 env=self.environment(command),
                 stdin=subprocess.DEVNULL,

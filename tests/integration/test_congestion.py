@@ -13,14 +13,14 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.app.clock import ReactorClock
+from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-from synapse_replication.wire.batching import RdataRun, ReceivedItem, rdata_lines
 from synapse_replication.wire.connection import CloseReason, PendingLimit
+from synapse_replication.wire.rdata import RdataRun, ReceivedItem, rdata_lines
 from tests.tcp.doubles import RecordingObserver
 
 #: Text of a row.

@@ -8,13 +8,13 @@ from collections import Counter
 
 import psycopg2
 
-from synapse_replication.testing.link_proxy import LinkProxy
 from synapse_replication.testing.private_process import free_port
 from tests.integration.deployment import (
     DeploymentTestCase,
     get_over_socket,
     read_resyncs,
 )
+from tests.support.link_proxy import LinkProxy
 
 
 class DirectTcpResyncTests(DeploymentTestCase):

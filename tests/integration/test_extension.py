@@ -11,17 +11,17 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 
-from synapse_replication.app.clock import ReactorClock
-from synapse_replication.handlers.backlogs import PartialResync
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension import ReplicationExtension
+from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import Resync
-from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis.link import RedisReplicationLink
@@ -29,12 +29,12 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
-from tests.handlers.receiving import Row
+from tests.handlers.fixtures import Row
 from tests.http.doubles import Place
 
 
 class Process:
-    """A process that is wired as ``app/services.py`` does it, on doubles of a host.
+    """A process that is wired as ``app/service.py`` does it, on doubles of a host.
 
     :param places: where the others serve HTTP, by name; it puts itself there if it
         writes.

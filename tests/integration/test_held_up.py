@@ -8,15 +8,15 @@ from twisted.internet import reactor  # noqa: TID251 -- a real Redis
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from scripts.tools.flood import SERVER_NAME, WRITER, FloodHost
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.streamer import (
+from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.testing.flood import SERVER_NAME, WRITER, FloodHost
 from synapse_replication.testing.servers import PrivateRedis
 
 #: Rows of a round; a link falls behind many times in it.

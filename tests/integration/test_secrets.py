@@ -30,7 +30,7 @@ from twisted.logger import (
 )
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from synapse_replication.app.config import load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import (
     ConfigError,
     HttpCatchUpError,
@@ -53,8 +53,8 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.instrumentation.status import encode_status
-from synapse_replication.instrumentation.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.model import encode_status
+from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
@@ -65,9 +65,12 @@ from synapse_replication.tcp.protocol import (
 )
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.testing.servers import PrivateRedis
-from synapse_replication.wire.batching import RefusedLine, read_lines
-from synapse_replication.wire.commands import UserIpCommand, parse_command_from_line
-from tests.handlers.receiving import Row
+from synapse_replication.wire.commands.standard import (
+    UserIpCommand,
+    parse_command_from_line,
+)
+from synapse_replication.wire.rdata import RefusedLine, read_lines
+from tests.handlers.fixtures import Row
 from tests.tcp.doubles import PausingTransport
 
 TOKEN = "syt_YWxpY2U_qWeRtYuIoPaSdFgHjKlZ_0aBcDe"

@@ -114,7 +114,7 @@ class TortureTests(SynchronousTestCase):
                 [
                     sys.executable,
                     "-m",
-                    "synapse_replication.app.cli",
+                    "synapse_replication.cli.main",
                     "worker",
                     "-c",
                     str(path),

@@ -8,10 +8,10 @@ from pathlib import Path
 from pyarrow import dataset
 from pyspark.sql import DataFrame, functions
 
-from synapse_replication.pipeline.archive_layout import read_archive
-from synapse_replication.pipeline.archive_writer import Batch, Point
+from synapse_replication.pipeline.archive.layout import read_archive
+from synapse_replication.pipeline.archive.writer import Batch, Point
 from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
-from tests.pipeline.spark import shared_session
+from tests.pipeline.shared_session import shared_session
 
 __all__ = [
     "Killed",

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from synapse_replication.pipeline.audit.checks.ids import known_ids
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, ROWS_SCHEMA
-from synapse_replication.pipeline.transforms.audit_ids import known_ids
-from tests.pipeline.spark import shared_session
+from tests.pipeline.shared_session import shared_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -10,7 +10,7 @@ import psycopg2
 from pyspark.sql import DataFrame
 
 from synapse_replication.testing.servers import PrivatePostgres
-from tests.pipeline.spark import shared_session
+from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ROWS, SCHEMA
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import psycopg2
 
-from synapse_replication.pipeline.partitions import Part
-from synapse_replication.pipeline.planning import Planner
-from synapse_replication.pipeline.pushdown import EVERYTHING, Wanted
-from synapse_replication.pipeline.reading import read_parts
-from synapse_replication.pipeline.source_options import SourceOptions
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.partitions import Part
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.pushdown import EVERYTHING, Wanted
+from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.big_database import fill_database
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.synapse_extract import ROWS, SCHEMA
+from tests.support.big_database import fill_database
 
 _ORDERS = """
 CREATE TABLE orders (id bigint NOT NULL, writer text NOT NULL, item text, at timestamptz);

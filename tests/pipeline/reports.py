@@ -6,7 +6,7 @@ import datetime
 import functools
 import math
 
-from synapse_replication.pipeline.report_data import (
+from synapse_replication.pipeline.report.data import (
     BatchBucket,
     CommandCount,
     FindingLine,
@@ -18,7 +18,7 @@ from synapse_replication.pipeline.report_data import (
     WriterTotal,
     hide_names,
 )
-from synapse_replication.pipeline.report_plots import Plot, draw_plots
+from synapse_replication.pipeline.report.plots import Plot, draw_plots
 
 __all__ = ["BEGINNING", "make_report_data", "shared_plots"]
 

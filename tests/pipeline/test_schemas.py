@@ -14,7 +14,7 @@ from synapse_replication.pipeline.schemas import (
     ROWS_SCHEMA,
     WIRE_SCHEMA,
 )
-from tests.pipeline.spark import shared_session
+from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[2] / "docs" / "pipeline.rst"
 

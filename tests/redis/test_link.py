@@ -20,7 +20,6 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.resp import PureReader, ReaderFactory, new_reader
 from synapse_replication.testing.certificates import PrivateAuthority
-from synapse_replication.testing.link_proxy import Cut, LinkProxy
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
@@ -28,13 +27,14 @@ from synapse_replication.testing.servers import (
     has_tls,
     shared_redis,
 )
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     Command,
     PositionCommand,
     RemoteServerUpCommand,
     UserIpCommand,
 )
 from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
+from tests.support.link_proxy import Cut, LinkProxy
 
 
 class Peer:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.buffers import USUAL_READ
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
@@ -17,8 +16,12 @@ from synapse_replication.redis.sender import (
     MUCH_UNANSWERED,
 )
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
-from synapse_replication.wire.batching import RdataRun
-from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
+from synapse_replication.transport.buffers import USUAL_READ
+from synapse_replication.wire.commands.standard import (
+    RemoteServerUpCommand,
+    UserIpCommand,
+)
+from synapse_replication.wire.rdata import RdataRun
 from tests.redis.doubles import MemoryLink, position, rdata
 
 if TYPE_CHECKING:

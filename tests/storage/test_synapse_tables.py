@@ -11,9 +11,9 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.database import Transaction
+from synapse_replication.storage.postgres_stream import read_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
-from synapse_replication.storage.tables import read_page
-from synapse_replication.streams.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA

@@ -15,8 +15,8 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.registry import STANDARD_STREAMS
-from synapse_replication.streams.standard_rows import (
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.rows import (
     FederationStreamRow,
     TypingStreamRow,
 )

@@ -12,7 +12,7 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
 )
 from synapse_replication.testing.doubles import SourceStream
-from tests.handlers.receiving import Row
+from tests.handlers.fixtures import Row
 
 
 class StreamTests(SynchronousTestCase):

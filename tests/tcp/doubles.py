@@ -13,7 +13,7 @@ from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
-from synapse_replication.wire.batching import RdataRun, ReceivedItem
+from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 
 class FakeClock(TwistedClock):

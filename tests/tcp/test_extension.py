@@ -9,14 +9,14 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension import (
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import (
     ExtensionConnection,
     ReplicationExtension,
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.streamer import ReplicationStreamer
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
@@ -25,7 +25,7 @@ from synapse_replication.tcp.factory import (
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from synapse_replication.wire.connection import CloseReason
-from tests.handlers.receiving import Row
+from tests.handlers.fixtures import Row
 from tests.tcp.doubles import (
     FakeClock,
     PausingTransport,

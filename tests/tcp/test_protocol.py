@@ -9,7 +9,6 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from synapse_replication.buffers import USUAL_READ
 from synapse_replication.errors import (
     LineTooLongError,
     UnknownCommandError,
@@ -21,8 +20,8 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
-from synapse_replication.wire.batching import rdata_lines
-from synapse_replication.wire.commands import (
+from synapse_replication.transport.buffers import USUAL_READ
+from synapse_replication.wire.commands.standard import (
     ClearUserSyncsCommand,
     PositionCommand,
     RdataCommand,
@@ -30,6 +29,7 @@ from synapse_replication.wire.commands import (
     ReplicateCommand,
     UserSyncCommand,
 )
+from synapse_replication.wire.rdata import rdata_lines
 from tests.tcp.doubles import (
     FakeClock,
     Link,

@@ -21,8 +21,8 @@ from synapse_replication.testing.doubles import (
     MemoryHost,
     SourceStream,
 )
-from synapse_replication.wire.commands import PingCommand, ReplicateCommand
-from tests.handlers.receiving import Row
+from synapse_replication.wire.commands.standard import PingCommand, ReplicateCommand
+from tests.handlers.fixtures import Row
 
 
 class MemoryHostTests(SynchronousTestCase):

@@ -16,8 +16,7 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
-from synapse_replication.wire.batching import RdataRun
-from synapse_replication.wire.commands import (
+from synapse_replication.wire.commands.standard import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
     Command,
@@ -34,7 +33,8 @@ from synapse_replication.wire.connection import (
     Received,
     Role,
 )
-from tests.wire.test_commands import LINES
+from synapse_replication.wire.rdata import RdataRun
+from tests.wire.commands.test_standard import LINES
 
 TLS_CLIENT_HELLO = bytes.fromhex("160301020001000001fc0303")
 TLS_ALERT = bytes.fromhex("15030300020246")

@@ -28,7 +28,7 @@ from synapse_replication.testing.simulation.process import (
     Process,
 )
 from synapse_replication.testing.simulation.watcher import Counts
-from synapse_replication.wire.commands import PositionCommand
+from synapse_replication.wire.commands.standard import PositionCommand
 
 __all__ = ["Cluster"]
 

@@ -14,37 +14,43 @@ import attrs
 import psycopg2
 from twisted.internet.task import deferLater
 
-from synapse_replication.app.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.app.handled import HandledIds
 from synapse_replication.app.host import (
     StandaloneHost,
     SyncingUsers,
 )
+from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
-from synapse_replication.handlers.backlogs import PartialResync
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension import ReplicationExtension
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.receiver import ReceiverOptions, StreamReceiver
-from synapse_replication.handlers.streamer import ReplicationStreamer, StreamerOptions
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.receiver import (
+    ReceiverOptions,
+    StreamReceiver,
+)
+from synapse_replication.handlers.sending.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.subscriber import RedisSubscriber, SubscriberFactory
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.postgres_stream import (
+    PostgresStream,
+    declared_insert,
+)
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     IdStream,
     load_positions,
     read_sequence,
     read_stored_positions,
-)
-from synapse_replication.storage.tables import (
-    PostgresStream,
-    declared_insert,
 )
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.catchup import Backoff

@@ -1,0 +1,1 @@
+"""The programs behind the scripts one folder up; no part of the wheel."""

@@ -1,0 +1,125 @@
+"""The command line of the benchmark; see docs/performance.rst."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from scripts.tools.bench.growth import measure_growth
+from scripts.tools.bench.runner import BenchError, Runner
+from scripts.tools.bench.tasks import TASKS, Result
+
+_ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'))"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--peer",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="The Python of an environment with a real Synapse.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Default 5, quick 2.")
+@click.option("--quick", is_flag=True, help="Less work a round; under three minutes.")
+@click.option("--only", multiple=True, help="A task's name, or the start of it.")
+@click.option("--growth", is_flag=True, help="Ours alone: the cost of a row, by size.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a plot to this file (PNG); wants the extra 'bench'.",
+)
+def bench(
+    peer: str,
+    rounds: int | None,
+    quick: bool,
+    only: tuple[str, ...],
+    growth: bool,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Do the same work here and with a real Synapse, in turn, and compare."""
+    if plot is not None:
+        # Before the work, in case that it is not installed.
+        from scripts.tools.bench import plots
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    rounds = rounds or (2 if quick else 5)
+    try:
+        if growth:
+            series = measure_growth(quick, rounds, say)
+            if plot is not None:
+                plots.plot_growth(series, plot)
+            report: object = [one.to_json() for one in series]
+            if as_json:
+                click.echo(json.dumps(report, indent=1))
+            else:
+                for one in series:
+                    click.echo(one.to_text())
+            return
+        tasks = [task for task in TASKS if not only or task.name.startswith(only)]
+        if not tasks:
+            names = ", ".join(task.name for task in TASKS)
+            raise click.BadParameter(f"no such task; there are: {names}")
+        version = _version_of(peer)
+        load = [os.getloadavg()[0]]
+        results = Runner(peer, rounds, quick, say).run(tasks)
+    except BenchError as error:
+        raise click.ClickException(str(error)) from None
+    load.append(os.getloadavg()[0])
+    if plot is not None:
+        plots.plot_ratios(results, version, plot)
+    if as_json:
+        report = {
+            "peer": f"matrix-synapse {version}",
+            "python": platform.python_version(),
+            "machine": f"{platform.machine()}, {platform.system()}",
+            "processors": os.cpu_count(),
+            "rounds": rounds,
+            "load_at_start_and_end": [round(one, 1) for one in load],
+            "results": [result.to_json() for result in results],
+        }
+        click.echo(json.dumps(report, indent=1))
+    else:
+        _show(version, results)
+
+
+def _version_of(peer: str) -> str:
+    """Ask the peer's environment for Synapse's version: without it, there is no
+    comparison."""
+    done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
+    if done.returncode:
+        raise click.ClickException(f"{peer} has no matrix-synapse; install it there")
+    return done.stdout.decode().strip()
+
+
+def _show(version: str, results: Sequence[Result]) -> None:
+    table = Table(title=f"this package against matrix-synapse {version}")
+    for heading in ("task", "unit", "ours", "spread", "stock", "spread", "ratio"):
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for result in results:
+        cells = []
+        for values in (result.ours, result.stock):
+            median = statistics.median(values)
+            digits = 0 if median >= 100 else 2
+            cells += [
+                f"{median:,.{digits}f}",
+                f"{min(values):,.{digits}f}-{max(values):,.{digits}f}",
+            ]
+        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.1f}")
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    bench()

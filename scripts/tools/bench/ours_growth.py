@@ -1,0 +1,153 @@
+"""The cost of a received row: ``python ours_growth.py MEASURE PARAMETERS``.
+
+From bytes as they come from a socket to the host's sink and its positions, in one
+process that does nothing else. What is taken is time of the processor: other
+processes disturb it less.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from scripts.tools.bench.ours_host import CountingSink, Process, Source
+from scripts.tools.bench.side import Counting, main
+from scripts.tools.bench.traffic import (
+    READER,
+    SERVER_NAME,
+    STREAM,
+    WRITER,
+    rdata_line,
+)
+from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
+from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
+from synapse_replication.transport.buffers import USUAL_READ
+
+__all__ = ["MEASURES"]
+
+#: Where growth is of something else than rows.
+_ROWS = 100_000
+#: Rows before those that are measured: what is made once is made, as in any process.
+_WARM_UP = 5_000
+
+
+class PositionedSource(Source):
+    """A stream with the positions of several writers, as its id generator has."""
+
+    def __init__(self, writers: Sequence[str]) -> None:
+        super().__init__()
+        self._writer_positions = WriterPositions(
+            READER, tuple(writers), {}, [], FIRST_POSITION
+        )
+
+    def current_token(self, instance_name: str) -> int:
+        return self._writer_positions.current_token(instance_name)
+
+    def advance(self, instance_name: str, token: int) -> None:
+        self._writer_positions.advance(instance_name, token)
+
+
+class Transport(StringTransport):
+    """A transport whose peer always has more to read, as much as it asks for."""
+
+    bufferSize = USUAL_READ  # noqa: N815
+
+
+def _read(waiting: bytearray, lines: Iterator[bytes], size: int) -> bytes:
+    """Read so many bytes of the lines; fewer at their end."""
+    while len(waiting) < size and (line := next(lines, None)) is not None:
+        waiting += line
+    data = bytes(waiting[:size])
+    del waiting[:size]
+    return data
+
+
+def _receive(
+    sources: Sequence[Source],
+    writers: Sequence[str],
+    rows: int,
+    line_of: Callable[[int], bytes],
+) -> dict[str, float]:
+    clock: Any = Clock()
+    counting = Counting(rows + _WARM_UP)
+    process = Process(clock, READER, CountingSink(counting), sources=sources)
+    protocol = ClientReplicationStreamProtocol(
+        READER, SERVER_NAME, process.clock, process.handler, process.observer
+    )
+    transport = Transport()
+    protocol.makeConnection(transport)
+    protocol.dataReceived(f"SERVER {SERVER_NAME}\n".encode())
+    for source in sources:
+        for writer in writers:
+            line = f"POSITION {source.description.name} {writer} 1 1\n"
+            protocol.dataReceived(line.encode())
+            clock.advance(0)
+    seconds = 0.0
+    measured = 0
+    waiting = bytearray()
+    lines = (line_of(token) + b"\n" for token in range(2, rows + _WARM_UP + 2))
+    while data := _read(waiting, lines, transport.bufferSize):
+        count = data.count(b"\n")
+        wanted = counting.wanted - count
+        started = time.process_time()
+        protocol.dataReceived(data)
+        # A chunk takes a few turns; one that takes more will never be taken.
+        for _ in range(count):
+            if counting.wanted == wanted:
+                break
+            clock.advance(0)
+        if counting.wanted < rows:
+            seconds += time.process_time() - started
+            measured += count
+    if counting.wanted:
+        raise AssertionError(f"{counting.wanted} rows were not handed on")
+    return {"microseconds": 1e6 * seconds / measured}
+
+
+def rows(size: int) -> dict[str, float]:
+    """Receive so many rows."""
+    return _receive([PositionedSource([WRITER])], [WRITER], size, rdata_line)
+
+
+def streams(size: int) -> dict[str, float]:
+    """Receive rows of so many streams, each line of another."""
+    sources = []
+    for number in range(size):
+        source = PositionedSource([WRITER])
+        source.description = attrs.evolve(source.description, name=f"stream{number}")
+        sources.append(source)
+
+    def line_of(token: int) -> bytes:
+        # Each has a sequence of its own, as streams have.
+        name = f"stream{(token - 2) % size}"
+        line = rdata_line((token - 2) // size + 2)
+        return line.replace(STREAM.encode(), name.encode(), 1)
+
+    return _receive(sources, [WRITER], _ROWS, line_of)
+
+
+def writers(size: int) -> dict[str, float]:
+    """Receive rows of one stream from so many writers, each line from another."""
+    names = [f"writer{number}" for number in range(size)]
+
+    def line_of(token: int) -> bytes:
+        name = names[token % size]
+        return rdata_line(token).replace(WRITER.encode(), name.encode(), 1)
+
+    return _receive([PositionedSource(names)], names, _ROWS, line_of)
+
+
+MEASURES: dict[str, Any] = {
+    "rows": rows,
+    "streams": streams,
+    "writers": writers,
+}
+
+
+if __name__ == "__main__":
+    main(MEASURES)

@@ -1,0 +1,29 @@
+"""This package's side over Redis: ``python ours_redis.py MEASURE PARAMETERS``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.tools.bench import traffic
+from scripts.tools.bench.ours_host import CountingSink, Process
+from scripts.tools.bench.side import Counting, RedisMeasures, main
+
+__all__ = ["MEASURES"]
+
+
+def _make(
+    reactor: Any,
+    instance_name: str,
+    counting: Counting,
+    port: int,
+    pure_python: bool = False,
+) -> Process:
+    sink = CountingSink(counting)
+    return Process(reactor, instance_name, sink, pure_python=pure_python)
+
+
+MEASURES = RedisMeasures(__file__, _make, traffic).by_name()
+
+
+if __name__ == "__main__":
+    main(MEASURES)

@@ -1,0 +1,134 @@
+"""Runs tasks on both sides, in turn, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from scripts.tools.bench.tables import fill_events
+from scripts.tools.bench.tasks import Database, Result, Task, Unit
+from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
+
+__all__ = ["BenchError", "Runner", "run_measure", "values"]
+
+#: How long one round of one side may take, in s.
+TIMEOUT = 900
+
+
+class BenchError(Exception):
+    """A side did not do its work."""
+
+
+@attrs.frozen
+class Runner:
+    """Runs tasks.
+
+    :ivar peer: the Python of an environment with a real Synapse.
+    :ivar rounds: how often each side does each task.
+    :ivar quick: do less work a round.
+    :ivar say: is told what is being done.
+    """
+
+    peer: str
+    rounds: int
+    quick: bool
+    say: Callable[[str], object]
+
+    def run(self, tasks: Iterable[Task]) -> list[Result]:
+        """Run tasks on servers of their own.
+
+        :raises BenchError: a side failed.
+        """
+        # A subscriber may be behind as far as it likes: nobody is cut off.
+        unlimited = {"client-output-buffer-limit": "pubsub 0 0 0"}
+        with (
+            PrivatePostgres(durable=True) as postgres,
+            PrivateRedis(settings=unlimited) as redis,
+        ):
+            return [
+                result
+                for task in tasks
+                for result in self._run_task(task, postgres, redis)
+            ]
+
+    def _run_task(
+        self, task: Task, postgres: PrivatePostgres, redis: PrivateRedis
+    ) -> list[Result]:
+        count = task.quick_count if self.quick else task.count
+        parameters: dict[str, object] = dict(task.parameters)
+        if task.redis:
+            parameters["port"] = redis.port
+        if task.database in (Database.FILLED, Database.VARIED):
+            self.say(f"{task.name}: filling tables with {count:,} rows")
+            dsn = parameters["dsn"] = postgres.new_database()
+            fill_events(dsn, count, varied=task.database is Database.VARIED)
+        results = [Result(task, unit, [], []) for unit in task.units]
+        for number in range(self.rounds):
+            for side in ("ours", "stock"):
+                self.say(f"{task.name}: round {number + 1} of {self.rounds}, {side}")
+                if task.database is Database.EMPTY:
+                    parameters["dsn"] = postgres.new_database()
+                part = task.stock_part if side == "stock" else 1
+                parameters[task.count_name] = count // part
+                answer = self._measure(side, task, parameters)
+                for result, value in zip(
+                    results, values(task.units, answer, count // part), strict=True
+                ):
+                    rounds = result.ours if side == "ours" else result.stock
+                    assert isinstance(rounds, list)
+                    rounds.append(value)
+        for result in results:
+            # All of it is shown at the end, if it gets there.
+            self.say(result.to_text())
+        return results
+
+    def _measure(
+        self, side: str, task: Task, parameters: dict[str, object]
+    ) -> dict[str, float]:
+        python = sys.executable if side == "ours" else self.peer
+        program = Path(__file__).with_name(f"{side}_{task.group}.py")
+        return run_measure([python, str(program)], task.measure, parameters)
+
+
+def run_measure(
+    command: Sequence[str],
+    measure: str,
+    parameters: dict[str, object],
+    *,
+    time_limit: float = TIMEOUT,
+) -> dict[str, float]:
+    """Run one measure in a process of its own.
+
+    :param time_limit: how long it may take, in s.
+    :raises BenchError: it failed; the error has the end of what it said.
+    """
+    try:
+        done = subprocess.run(
+            [*command, measure, json.dumps(parameters)],
+            capture_output=True,
+            check=False,
+            timeout=time_limit,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(
+            f"{measure} did not end in {time_limit:g} s in {command[-1]}"
+        ) from None
+    lines = done.stdout.decode().splitlines()
+    if done.returncode or not lines:
+        tail = done.stderr.decode("utf-8", "replace")[-2000:]
+        raise BenchError(f"{measure} failed in {command[-1]}:\n{tail}")
+    answer: dict[str, float] = json.loads(lines[-1])
+    return answer
+
+
+def values(units: Iterable[Unit], answer: dict[str, float], count: int) -> list[float]:
+    """Take a round's values from what a measure answered."""
+    return [
+        count / answer["seconds"] if unit is Unit.PER_SECOND else answer[unit.value[1]]
+        for unit in units
+    ]

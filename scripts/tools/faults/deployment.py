@@ -1,0 +1,222 @@
+"""The demonstration's deployment, with what faults want: proxies and a small disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from scripts.tools.faults.writer import REFUSED
+from synapse_replication.demo.deployment import (
+    READERS,
+    WRITERS,
+    Deployment,
+    Plan,
+)
+from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.servers import PrivatePostgres
+from tests.support.link_proxy import LinkProxy
+
+__all__ = ["FaultDeployment", "Needs", "SmallDiskPostgres", "count_catch_ups"]
+
+#: Of the disk that is filled, in MB; a new database takes about 50.
+DISK_SIZE = 160
+
+#: Whose link to the proxied process goes through the proxy, over direct TCP.
+PROXIED_WRITER = "event_writer1"
+
+_CATCH_UPS = re.compile(
+    r"^synapse_replication_catch_up_seconds_count(?:{[^}]*})? ([0-9.e+]+)$",
+    re.MULTILINE,
+)
+
+
+@attrs.frozen
+class Needs:
+    """What a scenario wants of its deployment.
+
+    :ivar proxied: the process whose link may be cut, to Redis or, over direct TCP, to
+        the first writer of events; none if empty.
+    :ivar direct_tcp: there is no Redis: processes connect to one another.
+    :ivar extension: processes speak the extension, else the classic wire alone.
+    :ivar small_disk: PostgreSQL has a disk of its own that can be filled.
+    """
+
+    proxied: str = ""
+    direct_tcp: bool = False
+    extension: bool = True
+    small_disk: bool = False
+
+
+class SmallDiskPostgres(PrivatePostgres):
+    """A PostgreSQL whose data are on a small disk of their own, made by root.
+
+    :raises ServerStartError: (at the start) it cannot be mounted here.
+    """
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _ballast(self) -> Path:
+        return self._data / "ballast"
+
+    def _initdb(self) -> None:
+        self._data.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}m", "tmpfs", self._data],
+            capture_output=True,
+            check=False,
+        )
+        if mounted.returncode:
+            reason = mounted.stderr.decode("utf-8", "replace").strip()
+            raise ServerStartError(f"a small disk cannot be mounted here: {reason}")
+        self._data.chmod(0o700)
+        if self._run_as is not None:
+            os.chown(self._data, self._run_as.pw_uid, self._run_as.pw_gid)
+        super()._initdb()
+
+    def fill_disk(self) -> None:
+        """Leave no byte on the disk."""
+        with (
+            self._ballast.open("ab", buffering=0) as file,
+            contextlib.suppress(OSError),
+        ):
+            for size in (1 << 20, 1 << 12):
+                with contextlib.suppress(OSError):
+                    while file.write(b"\0" * size):
+                        pass
+
+    def free_disk(self) -> None:
+        """Give the room back, and start the server again if it gave up."""
+        self._ballast.unlink()
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()
+            self.start()
+
+    def stop(self) -> None:
+        self.halt()
+        if self._prepared and self._data.is_mount():
+            subprocess.run(["umount", self._data], check=True)
+        super().stop()
+
+
+class FaultDeployment(Deployment):
+    """A deployment under a steady load.
+
+    :param plan: its recording, rate and use of Redis count.
+    :param needs: of the scenario.
+    :param skip: how many writes of the script are left out.
+    """
+
+    def __init__(self, plan: Plan, needs: Needs, skip: int) -> None:
+        super().__init__(plan)
+        self._needs = needs
+        self._skip = skip
+        self.proxy: LinkProxy | None = None
+        self._catch_ups_of_killed = 0
+        if needs.small_disk:
+            self.postgres = SmallDiskPostgres()
+
+    @property
+    def end_file(self) -> Path:
+        """The writers end when it exists."""
+        return self.directory / "end"
+
+    def end_writers(self) -> None:
+        """Let the writers end."""
+        self.end_file.touch()
+
+    def kill(self, name: str) -> None:
+        """End a process with SIGKILL."""
+        if name in READERS:
+            self._catch_ups_of_killed += count_catch_ups(self._get_metrics(name))
+        self.processes[name].kill()
+
+    def start_again(self, name: str) -> None:
+        """Start a process that was killed, and wait until it is up."""
+        self.processes[name].start()
+        wait_until_ready([self.processes[name]])
+
+    def catch_ups(self) -> int:
+        """Count the catch-ups of all readers since their start."""
+        return self._catch_ups_of_killed + sum(
+            count_catch_ups(self._get_metrics(name)) for name in READERS
+        )
+
+    def refused_writes(self) -> int:
+        """Count the writes that the database refused."""
+        return sum(
+            (self.directory / f"{name}.log")
+            .read_text("utf-8", "replace")
+            .count(REFUSED)
+            for name in WRITERS
+        )
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().close)
+            if self.proxy is not None:
+                stack.callback(self.proxy.close)
+
+    def _get_metrics(self, name: str) -> str:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10.0)
+            connection.connect(str(self._socket(name)))
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            answer = connection.makefile("rb").read()
+        return answer.decode("utf-8", "replace")
+
+    def _own_config(self, name: str) -> dict[str, Any]:
+        config = super()._own_config(name)
+        for listener in config.get("worker_listeners") or config["listeners"]:
+            if "resources" in listener:
+                listener["resources"][0]["names"].append("metrics")
+        if not self._needs.extension:
+            config["synapse_replication"]["extension"] = {"enabled": False}
+        if name == self._needs.proxied and self.redis is not None:
+            self.proxy = LinkProxy((self.redis.host, self.redis.port))
+            config["redis"] = {
+                "enabled": True,
+                "host": "127.0.0.1",
+                "port": self.proxy.port,
+            }
+        return config
+
+    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
+        section = dict(super()._direct_tcp(name))
+        if name == self._needs.proxied:
+            port = self._tcp_ports[PROXIED_WRITER]
+            self.proxy = LinkProxy(("127.0.0.1", port))
+            section["connect"] = [
+                address.replace(f":{port}", f":{self.proxy.port}")
+                for address in section["connect"]
+            ]
+        return section
+
+    def _writer_module(self, name: str) -> Mapping[str, Any]:
+        return {
+            "module": "scripts.tools.faults.writer.make_writer",
+            "config": {
+                "recording": str(self.plan.recording),
+                "rate": self.plan.rate,
+                "begin_file": str(self._begin_file),
+                "end_file": str(self.end_file),
+                "log_file": str(self.log_of(name)),
+                "skip": self._skip,
+            },
+        }
+
+
+def count_catch_ups(metrics: str) -> int:
+    """Add up the catch-ups of all streams, in the text of a process's metrics."""
+    return sum(int(float(count)) for count in _CATCH_UPS.findall(metrics))

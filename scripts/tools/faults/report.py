@@ -1,0 +1,69 @@
+"""What the user sees: a table, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from scripts.tools.faults.run import Result
+
+__all__ = ["show_json", "show_table"]
+
+
+def show_json(results: Sequence[Result], seed: int) -> str:
+    """Give the results as JSON text."""
+    values: list[dict[str, Any]] = [
+        attrs.asdict(result) | {"good": result.is_good} for result in results
+    ]
+    return json.dumps({"seed": seed, "scenarios": values}, indent=2)
+
+
+def show_table(console: Console, results: Sequence[Result]) -> None:
+    """Show a line for each scenario, and below why one was left out or failed."""
+    table = Table(title="Faults under load", title_justify="left")
+    table.add_column("scenario", no_wrap=True)
+    for heading in (
+        "rows written",
+        "received (2 readers)",
+        "refused writes",
+        "lost",
+        "doubled",
+        "reordered",
+        "catch-ups",
+        "level after (s)",
+        "all agree",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        if result.left_out or (result.error and not result.written):
+            table.add_row(result.scenario, "left out" if result.left_out else "failed")
+            continue
+        table.add_row(
+            result.scenario,
+            str(result.written),
+            str(result.received),
+            str(result.refused),
+            *(
+                f"[bold red]{number}[/]" if number else "0"
+                for number in (result.lost, result.doubled, result.reordered)
+            ),
+            str(result.catch_ups),
+            "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
+            "yes" if result.agreed else "[bold red]no[/]",
+        )
+    # As wide as it must be: a table that was cut is of no use in a log.
+    needed = Measurement.get(console, console.options.update(width=1000), table)
+    console.width = max(console.width, needed.maximum)
+    console.print(table)
+    for result in results:
+        for what, text in (("left out", result.left_out), ("failed", result.error)):
+            if text:
+                console.print(
+                    f"{result.scenario} {what}: {text}", markup=False, highlight=False
+                )

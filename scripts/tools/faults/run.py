@@ -1,0 +1,262 @@
+"""The course of one scenario: load, fault, agreement under load, end, check."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import attrs
+
+from scripts.tools.faults.deployment import FaultDeployment
+from scripts.tools.faults.scenarios import Scenario
+from synapse_replication.demo.check import Tally, compare
+from synapse_replication.demo.deployment import READERS, WRITERS, Plan
+from synapse_replication.demo.display import positions_agree
+from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.run import Tail
+from synapse_replication.demo.script import STREAMS
+from synapse_replication.errors import ReplicationError
+
+__all__ = ["Result", "Settings", "are_level", "make_result", "run_scenario"]
+
+#: s between two looks at the files.
+POLL = 0.1
+
+#: How long there is load before a fault, and at least after it, in s.
+LOAD_BEFORE = 2.0
+LOAD_AFTER = 1.0
+
+#: How long it may take until all is level again, in s: a link is found dead
+#: within 60.
+LEVEL_TIMEOUT = 75.0
+
+#: Of the script's writes, how many are left out at most.
+MOST_SKIPPED = 500
+
+Positions = dict[tuple[str, str], int]
+
+
+@attrs.frozen
+class Settings:
+    """The same for all scenarios.
+
+    :ivar seed: of what is left to chance: lengths, and where the script begins.
+    """
+
+    recording: Path
+    rate: float
+    seed: int
+
+
+@attrs.frozen
+class Result:
+    """What came of a scenario; a line of the table.
+
+    :ivar written: rows that were to reach each reader.
+    :ivar received: rows in the journals of all readers.
+    :ivar refused: writes that the database refused while it was away or full.
+    :ivar catch_ups: of all readers, from the beginning of the load.
+    :ivar seconds: from the end of the fault until each reader had, of each writer
+        of each stream, what had been written by the end of the fault; ``None`` if
+        that did not come about.
+    :ivar agreed: once nothing was written any more, all positions were equal.
+    :ivar left_out: why the scenario could not be done here.
+    :ivar error: what went wrong otherwise.
+    """
+
+    scenario: str
+    written: int = 0
+    received: int = 0
+    refused: int = 0
+    lost: int = 0
+    doubled: int = 0
+    reordered: int = 0
+    catch_ups: int = 0
+    seconds: float | None = None
+    agreed: bool = False
+    left_out: str = ""
+    error: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether nothing was lost, doubled or reordered, and all agree."""
+        if self.left_out:
+            return True
+        wrong = self.lost + self.doubled + self.reordered
+        return (
+            bool(
+                self.written and self.agreed and not wrong and self.seconds is not None
+            )
+            and not self.error
+        )
+
+
+def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
+    """Tell whether each reader is where each writer was, or further.
+
+    :param targets: from ``(stream, writer)`` to the last token that it wrote.
+    """
+    return all(
+        reader.get(key, -1) >= token
+        for reader in readers
+        for key, token in targets.items()
+    )
+
+
+def _all_equal(readers: Iterable[Positions]) -> bool:
+    """Tell whether all writers of a stream are at one position, at all readers."""
+    by_stream: dict[str, set[int]] = {}
+    known = list(readers)
+    for stream in STREAMS.values():
+        by_stream[stream.name] = {
+            reader.get((stream.name, writer), -1)
+            for reader in known
+            for writer in stream.writers.values()
+        }
+    return all(len(positions) == 1 for positions in by_stream.values())
+
+
+def make_result(
+    scenario: str, tallies: list[Tally], *, catch_ups: int, seconds: float | None
+) -> Result:
+    """Add up what the set checker found."""
+    return Result(
+        scenario,
+        written=sum(tally.written for tally in tallies) // len(READERS),
+        received=sum(tally.received for tally in tallies),
+        lost=sum(tally.missing for tally in tallies),
+        doubled=sum(tally.duplicated for tally in tallies),
+        reordered=sum(tally.out_of_order for tally in tallies),
+        catch_ups=catch_ups,
+        seconds=seconds,
+        agreed=positions_agree(tallies),
+    )
+
+
+def run_scenario(
+    scenario: Scenario, settings: Settings, say: Callable[[str], None]
+) -> Result:
+    """Carry a scenario out, on a deployment of its own.
+
+    :param say: shows a line.
+    """
+    if reason := scenario.why_left_out():
+        return Result(scenario.name, left_out=reason)
+    chance = random.Random(f"{settings.seed} {scenario.name}")
+    use_redis = not scenario.needs.direct_tcp
+    plan = Plan(settings.recording, 0, settings.rate, use_redis=use_redis)
+    deployment = FaultDeployment(plan, scenario.needs, chance.randrange(MOST_SKIPPED))
+    try:
+        result = _Course(deployment, scenario, chance).run()
+        if not result.is_good:
+            say(_logs(deployment))
+        return result
+    except ReplicationError as error:
+        return Result(scenario.name, error=str(error))
+    finally:
+        deployment.close()
+
+
+def _logs(deployment: FaultDeployment) -> str:
+    return "\n".join(
+        f"the end of the log of {name}:\n{process.log_tail()}"
+        for name, process in deployment.processes.items()
+    )
+
+
+class _Course:
+    def __init__(
+        self, deployment: FaultDeployment, scenario: Scenario, chance: random.Random
+    ) -> None:
+        self._deployment = deployment
+        self._scenario = scenario
+        self._chance = chance
+        self._writers = [Tail(deployment.log_of(name)) for name in WRITERS]
+        self._readers = [Tail(deployment.journal_of(name)) for name in READERS]
+
+    def run(self) -> Result:
+        deployment = self._deployment
+        deployment.start_servers()
+        deployment.start_processes()
+        wait_until_ready(deployment.processes.values())
+        before = deployment.catch_ups()
+
+        deployment.let_writers_begin()
+        self._wait(LOAD_BEFORE + self._chance.random(), lambda: False)
+        self._scenario.cause(deployment, self._chance)
+        lifted = time.monotonic()
+        self._look()
+        targets = self._written()
+        counts = [tail.rows for tail in self._writers]
+        found = self._wait(LEVEL_TIMEOUT, lambda: self._is_past(targets))
+        seconds = time.monotonic() - lifted if found else None
+        self._wait(LOAD_AFTER, lambda: False)
+        write_on = self._wait(LEVEL_TIMEOUT, lambda: self._write_on(counts))
+
+        deployment.end_writers()
+        self._wait(LEVEL_TIMEOUT, lambda: all(tail.finished for tail in self._writers))
+        self._wait(LEVEL_TIMEOUT, self._agree)
+        catch_ups = deployment.catch_ups() - before
+        refused = deployment.refused_writes()
+        statuses = deployment.stop_processes()
+        result = make_result(
+            self._scenario.name,
+            self._compare(),
+            catch_ups=catch_ups,
+            seconds=seconds,
+        )
+        errors = [
+            f"{name} ended with {code}" for name, code in statuses.items() if code
+        ]
+        if not write_on:
+            errors.append("not every writer wrote again after the fault")
+        return attrs.evolve(result, refused=refused, error="; ".join(errors))
+
+    def _wait(self, seconds: float, condition: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + seconds
+        while True:
+            self._look()
+            if condition():
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL)
+
+    def _look(self) -> None:
+        for process in self._deployment.processes.values():
+            process.check()
+        for tail in (*self._writers, *self._readers):
+            tail.read_on()
+
+    def _write_on(self, counts: list[int]) -> bool:
+        return all(
+            tail.rows > count for tail, count in zip(self._writers, counts, strict=True)
+        )
+
+    def _written(self) -> Positions:
+        return {
+            key: token
+            for tail in self._writers
+            for key, token in tail.positions.items()
+        }
+
+    def _is_past(self, targets: Positions) -> bool:
+        return are_level(targets, [tail.positions for tail in self._readers])
+
+    def _agree(self) -> bool:
+        readers = [tail.positions for tail in self._readers]
+        return are_level(self._written(), readers) and _all_equal(readers)
+
+    def _compare(self) -> list[Tally]:
+        tallies = []
+        journals = {name: self._deployment.journal(name) for name in READERS}
+        for stream in STREAMS.values():
+            for writer in sorted(set(stream.writers.values())):
+                written = self._deployment.written_rows(stream, writer)
+                tallies += [
+                    compare(stream.name, writer, reader, written, journal)
+                    for reader, journal in journals.items()
+                ]
+        return tallies

@@ -1,0 +1,177 @@
+"""The faults, by name."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import attrs
+
+from scripts.tools.faults.deployment import (
+    FaultDeployment,
+    Needs,
+    SmallDiskPostgres,
+)
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from tests.support.link_proxy import Cut
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+#: How long something is away, in s: at least, and at most.
+AWAY = (1.0, 3.0)
+
+#: How long a link is cut, in s: longer than two heartbeats are apart.
+CUT = (6.0, 9.0)
+
+#: A long time, in s: a link that says nothing is found dead within 60.
+LONG = (62.0, 66.0)
+
+#: The same over direct TCP, in s: there it is found dead within 25.
+TCP_LONG = (27.0, 30.0)
+
+WRITER_PROXIED = Needs(proxied="event_writer1")
+READER_PROXIED = Needs(proxied="reader1")
+CLASSIC = Needs(extension=False)
+CLASSIC_WRITER_PROXIED = Needs(proxied="event_writer1", extension=False)
+TCP = Needs(direct_tcp=True)
+TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
+
+Fault = Callable[[FaultDeployment, random.Random], None]
+
+
+def _never_left_out() -> str:
+    return ""
+
+
+@attrs.frozen
+class Scenario:
+    """A fault.
+
+    :ivar name: on the command line, and in the table.
+    :ivar cause: causes it and lifts it.
+    :ivar needs: of the deployment.
+    :ivar why_left_out: why it cannot be done here; empty if it can.
+    """
+
+    name: str
+    cause: Fault
+    needs: Needs = attrs.field(factory=Needs)
+    why_left_out: Callable[[], str] = _never_left_out
+
+
+def _stay_away(chance: random.Random, between: tuple[float, float] = AWAY) -> None:
+    time.sleep(chance.uniform(*between))
+
+
+def _kill(name: str) -> Fault:
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        deployment.kill(name)
+        _stay_away(chance)
+        deployment.start_again(name)
+
+    return cause
+
+
+def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        process = deployment.processes[name]
+        process.freeze()
+        try:
+            _stay_away(chance, between)
+        finally:
+            process.thaw()
+
+    return cause
+
+
+def _kill_redis(deployment: FaultDeployment, chance: random.Random) -> None:
+    assert deployment.redis is not None
+    deployment.redis.kill()
+    _stay_away(chance)
+    deployment.redis.start()
+
+
+def _freeze_redis(between: tuple[float, float]) -> Fault:
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        assert deployment.redis is not None
+        deployment.redis.freeze()
+        try:
+            _stay_away(chance, between)
+        finally:
+            deployment.redis.thaw()
+
+    return cause
+
+
+def _kill_postgres(deployment: FaultDeployment, chance: random.Random) -> None:
+    deployment.postgres.kill()
+    _stay_away(chance)
+    deployment.postgres.start()
+
+
+def _cut(what: Cut, between: tuple[float, float]) -> Fault:
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        proxy = deployment.proxy
+        assert proxy is not None
+        proxy.cut(what)
+        try:
+            _stay_away(chance, between)
+        finally:
+            proxy.heal()
+
+    return cause
+
+
+def _fill_disk(deployment: FaultDeployment, chance: random.Random) -> None:
+    postgres = deployment.postgres
+    assert isinstance(postgres, SmallDiskPostgres)
+    postgres.fill_disk()
+    try:
+        _stay_away(chance, CUT)
+    finally:
+        postgres.free_disk()
+
+
+def _why_no_disk() -> str:
+    if not sys.platform.startswith("linux"):
+        return "a small disk is mounted on Linux only"
+    return "" if os.geteuid() == 0 else "only root may mount a small disk"
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("main-killed", _kill(MAIN_INSTANCE)),
+        Scenario("writer-killed", _kill("event_writer1")),
+        Scenario("reader-killed", _kill("reader1")),
+        Scenario("writer-frozen", _freeze("event_writer1")),
+        Scenario("reader-frozen", _freeze("reader1")),
+        Scenario("redis-killed", _kill_redis),
+        Scenario("redis-frozen", _freeze_redis(CUT)),
+        Scenario("redis-frozen-long", _freeze_redis(LONG)),
+        Scenario("postgres-killed", _kill_postgres),
+        Scenario("publishes-cut", _cut(Cut.PUBLISHES, CUT), WRITER_PROXIED),
+        Scenario("publishes-cut-long", _cut(Cut.PUBLISHES, LONG), WRITER_PROXIED),
+        Scenario("replies-cut", _cut(Cut.REPLIES, CUT), WRITER_PROXIED),
+        Scenario("subscription-cut", _cut(Cut.SUBSCRIPTION, CUT), READER_PROXIED),
+        Scenario("subscription-cut-long", _cut(Cut.SUBSCRIPTION, LONG), READER_PROXIED),
+        Scenario("pings-cut-long", _cut(Cut.PINGS, LONG), READER_PROXIED),
+        Scenario("classic-redis-killed", _kill_redis, CLASSIC),
+        Scenario(
+            "classic-publishes-cut", _cut(Cut.PUBLISHES, CUT), CLASSIC_WRITER_PROXIED
+        ),
+        Scenario("tcp-main-killed", _kill(MAIN_INSTANCE), TCP),
+        Scenario("tcp-writer-killed", _kill("event_writer1"), TCP),
+        Scenario("tcp-reader-killed", _kill("reader1"), TCP),
+        Scenario("tcp-writer-frozen", _freeze("event_writer1", TCP_LONG), TCP),
+        Scenario("tcp-reader-frozen", _freeze("reader1"), TCP),
+        Scenario("tcp-reader-frozen-long", _freeze("reader1", TCP_LONG), TCP),
+        Scenario("tcp-rows-cut", _cut(Cut.REPLIES, CUT), TCP_PROXIED),
+        Scenario("tcp-rows-cut-long", _cut(Cut.REPLIES, TCP_LONG), TCP_PROXIED),
+        Scenario("tcp-pings-cut-long", _cut(Cut.PUBLISHES, TCP_LONG), TCP_PROXIED),
+        Scenario("disk-full", _fill_disk, Needs(small_disk=True), _why_no_disk),
+    )
+}

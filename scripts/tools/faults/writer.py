@@ -1,0 +1,82 @@
+"""The code that runs inside each process that writes: a steady load until told.
+
+As of the demonstration, but a write that the database refuses is passed over, and
+a process that is started again goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+import psycopg2
+from twisted.logger import Logger
+
+from synapse_replication.demo.script import Write, read_script
+from synapse_replication.demo.writer import ScriptWriter
+from synapse_replication.errors import ReplicationError
+
+__all__ = ["REFUSED", "REFUSED_PAUSE", "SteadyWriter", "make_writer", "own_writes"]
+
+#: More rows than a run can write.
+ENDLESS = 10**9
+
+#: How the line of the log begins that says that a write was refused.
+REFUSED = "a write was refused"
+
+#: s to wait after a write that was refused.
+REFUSED_PAUSE = 0.2
+
+_log = Logger()
+
+
+class SteadyWriter(ScriptWriter):
+    """Writes until a file exists.
+
+    :ivar end_file: the file.
+    """
+
+    end_file = Path()
+
+    def goes_on(self) -> bool:
+        return super().goes_on() and not self.end_file.exists()
+
+    async def write(self, write: Write, log: TextIO) -> None:
+        try:
+            await super().write(write, log)
+        except (psycopg2.Error, ReplicationError) as error:
+            # Its rows count if they are in the table all the same.
+            _log.info(REFUSED + ": {error}", error=str(error).strip())
+            await self._host.clock.sleep(REFUSED_PAUSE)
+
+
+def own_writes(script: Iterable[Write], name: str) -> Iterator[Write]:
+    """Give a process's part of a script, which begins with row number 0."""
+    skipped = None
+    for write in script:
+        if skipped is None:
+            skipped = write.row_number
+        if write.instance_name == name:
+            yield attrs.evolve(write, row_number=write.row_number - skipped)
+
+
+def make_writer(host: Any, config: Mapping[str, Any]) -> SteadyWriter:
+    """Make the writer that ``modules`` asks for.
+
+    :param config: ``recording``, ``rate``, ``begin_file``, ``end_file``,
+        ``log_file`` and ``skip``: how many writes of the script to leave out.
+    """
+    name = host.identity.instance_name
+    script = read_script(Path(config["recording"]), ENDLESS)
+    writer = SteadyWriter(
+        host,
+        own_writes(islice(script, config["skip"], None), name),
+        config["rate"],
+        Path(config["begin_file"]),
+        Path(config["log_file"]),
+    )
+    writer.end_file = Path(config["end_file"])
+    return writer

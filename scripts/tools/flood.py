@@ -1,0 +1,438 @@
+"""A flood of rows into a handler that is slow, and what becomes of the rest.
+
+``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a
+process that writes, and a reader in this process. The writer commits all rows of one
+stream at once, or at a rate; the reader's host takes a while for each of them until the
+last was sent. A second stream goes on at its own pace: how long its rows take before and during
+the flood is measured, and so is this process's memory. At the end every row of the
+flood must have been handed on, once and in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+from twisted.internet import error
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import LoopingCall, react
+from twisted.python.failure import Failure
+
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import (
+    Identity,
+    ReplicationHost,
+)
+from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import (
+    JsonValue,
+    Stream,
+    StreamDescription,
+    StreamUpdateResult,
+)
+from synapse_replication.testing.doubles import MemoryNotifier, RecordingCommands
+from synapse_replication.testing.servers import PrivateRedis
+
+__all__ = ["Report", "run_flood"]
+
+SERVER_NAME: Final = "hs.example"
+WRITER: Final = "writer"
+#: The stream that is flooded, and the one that goes on.
+FLOODED, STEADY = "events", "receipts"
+#: Text of each row of the flood, about the size of a row of ``events``.
+_TEXT: Final = "x" * 200
+_PAGE_ROWS: Final = 500
+#: s between two rows of the steady stream.
+_STEADY_INTERVAL: Final = 0.01
+#: s in which the steady stream is measured alone.
+_QUIET: Final = 2.0
+#: s that the host takes for each row while the flood lasts.
+_SLOWNESS: Final = 0.005
+
+
+@attrs.frozen
+class Report:
+    """What was seen. Times in ms, memory in MiB.
+
+    :ivar handled_meanwhile: rows of the flood that the slow host had taken when the
+        last one had arrived.
+    :ivar longest_queue: rows that waited at once.
+    :ivar links_lost: how often Redis cut the reader off, since it was behind.
+    :ivar in_order: each row was handed on once, and in order.
+    :ivar steady_before: median and 99th percentile of the steady stream, alone.
+    :ivar steady_during: the same while the flood came.
+    :ivar memory_before: resident, before the flood.
+    :ivar memory_peak: resident, at most.
+    """
+
+    rows: int
+    sent_in_s: float
+    handled_meanwhile: int
+    longest_queue: int
+    links_lost: int
+    level_in_s: float
+    in_order: bool
+    steady_before: tuple[float, float]
+    steady_during: tuple[float, float]
+    memory_before: float
+    memory_peak: float
+
+
+@attrs.frozen
+class Row:
+    """A row with a number and a text."""
+
+    number: int
+    text: str
+
+
+class GeneratedStream:
+    """A stream whose rows are made when they are asked for, one to a token."""
+
+    def __init__(self, name: str) -> None:
+        self.description = StreamDescription(name, RowCodec(name, Row))
+        self.position = 0
+        self.local_token = 0
+        #: What the row of token 0 would say; the next one says ``step`` more.
+        self.base = 0
+        self.step = 1
+
+    def current_token(self, instance_name: str) -> int:
+        return self.position
+
+    def minimal_local_current_token(self) -> int:
+        return self.local_token
+
+    def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        return self.local_token > from_token
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        end = min(upto_token, from_token + _PAGE_ROWS)
+        updates: list[tuple[int, JsonValue]] = [
+            (token, [self.base + token * self.step, _TEXT])
+            for token in range(from_token + 1, end + 1)
+        ]
+        return StreamUpdateResult(updates, end, end < upto_token)
+
+
+class SlowSink:
+    """A row sink that takes a while for each row of the flood, while told to.
+
+    A row of the other stream says when it was due. Those that were fetched are made
+    here, so the first that came tells when.
+
+    :ivar out_of_order: rows that did not follow the one before.
+    :ivar steady: s that each row of the other stream took.
+    """
+
+    def __init__(
+        self, streams: Mapping[str, GeneratedStream], clock: ReactorClock
+    ) -> None:
+        self._streams = streams
+        self._clock = clock
+        self.is_slow = True
+        self.handled = self.out_of_order = 0
+        self.steady: list[float] = []
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        stream = self._streams[stream_name]
+        if stream_name == STEADY:
+            if not stream.base:
+                stream.base = rows[0].number - token * stream.step
+            self.steady.append(time.monotonic() - rows[0].number / 1e9)
+        else:
+            self.out_of_order += token != stream.position + 1 or len(rows) != 1
+            self.handled += 1
+            if self.is_slow:
+                return self._take_a_while(stream, token)
+        stream.position = token
+        return None
+
+    async def _take_a_while(self, stream: GeneratedStream, token: int) -> None:
+        await self._clock.sleep(_SLOWNESS)
+        stream.position = token
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        self._streams[stream_name].position = token
+
+
+class QueueObserver(ReplicationObserver):
+    """Remembers how long the flooded stream's queue was, and what failed."""
+
+    def __init__(self) -> None:
+        self.longest_queue = 0
+        self.newest = self.links_lost = 0
+        self.failures: list[tuple[str, BaseException]] = []
+
+    def queue_changed(self, stream_name: str, length: int) -> None:
+        if stream_name == FLOODED:
+            self.longest_queue = max(self.longest_queue, length)
+
+    def position_announced(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        if stream_name == FLOODED:
+            self.newest = max(self.newest, token)
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        self.links_lost += 1
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self.failures.append((what, error))
+
+
+@attrs.frozen
+class _Streams:
+    streams: Mapping[str, GeneratedStream]
+    is_writer: bool
+
+    def get_streams(self) -> Mapping[str, Stream]:
+        return self.streams
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        return list(self.streams.values()) if self.is_writer else []
+
+
+class FloodHost:
+    """The host of one end."""
+
+    def __init__(self, reactor: Any, name: str) -> None:
+        self.observer = QueueObserver()
+        self.identity = Identity(SERVER_NAME, name, f"{name}-id")
+        self.clock = ReactorClock(reactor)
+        by_name = {name: GeneratedStream(name) for name in (FLOODED, STEADY)}
+        self.flooded, self.steady = by_name[FLOODED], by_name[STEADY]
+        self.steady.step = round(_STEADY_INTERVAL * 1e9)
+        self.streams = _Streams(by_name, name == WRITER)
+        self.rows = SlowSink(by_name, self.clock)
+        self.commands = RecordingCommands()
+        self.notifier = MemoryNotifier()
+        self.run_as_background_process = BackgroundProcesses(self.observer)
+        self.stores_user_ips = False
+
+
+def _connect(
+    reactor: Any, host: ReplicationHost, observer: ReplicationObserver, port: int
+) -> tuple[ReplicationCommandHandler, RedisReplicationLink]:
+    handler = ReplicationCommandHandler(host, observer)
+    link = RedisReplicationLink(
+        reactor,
+        RedisOptions(port=port),
+        SERVER_NAME,
+        handler,
+        observer,
+        lambda lost: handler.announce_positions(),
+    )
+    link.start()
+    return handler, link
+
+
+# -- the reader --------------------------------------------------------------------
+
+
+async def run_flood(
+    reactor: Any, rows: int, rate: int = 0, patience: float = 600.0
+) -> Report:
+    """Flood a reader in this process.
+
+    :param rows: of the flood.
+    :param rate: rows a s; 0 for flat out.
+    :param patience: s until the reader must be level.
+    :raises TimeoutError: it was not.
+    """
+    redis = PrivateRedis().start()
+    host = FloodHost(reactor, "reader")
+    clock, sink, observer = host.clock, host.rows, host.observer
+    _, link = _connect(reactor, host, observer, redis.port)
+    writer = _WriterProcess()
+    deadline = time.monotonic() + patience
+
+    async def until(what: str, is_so: Any) -> None:
+        while not is_so():
+            if writer.ended is not None:
+                raise RuntimeError(f"the writer ended: {writer.ended}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {patience:g} s")
+            await clock.sleep(0.02)
+
+    memory: list[float] = []
+    sampling = LoopingCall(lambda: memory.append(_resident()))
+    try:
+        _settle()
+        reactor.spawnProcess(
+            writer,
+            sys.executable,
+            [
+                sys.executable,
+                "-m",
+                "scripts.tools.flood",
+                "--writer",
+                f"{redis.port}:{rows}:{rate}",
+            ],
+            env=os.environ,
+        )
+        await until("steady rows", lambda: len(sink.steady) > 10)
+        del sink.steady[:]
+        await clock.sleep(_QUIET)
+        memory_before = _resident()
+        sampling.start(0.01)
+        started = time.monotonic()
+        before, sink.steady = sink.steady, []
+        writer.tell("flood")
+        await until("the last row", lambda: observer.newest >= rows)
+        sent = time.monotonic()
+        during = list(sink.steady)
+        # The host is slow for a while yet: it stands where the flood left it.
+        await clock.sleep(_QUIET / 2)
+        handled = sink.handled
+        links_lost = observer.links_lost
+        sink.is_slow = False
+        await until("all rows", lambda: host.flooded.position >= rows)
+        level = time.monotonic()
+    finally:
+        if sampling.running:
+            sampling.stop()
+        writer.stop()
+        await link.stop()
+        redis.stop()
+    if observer.failures:
+        raise observer.failures[0][1]
+    return Report(
+        rows,
+        round(sent - started, 1),
+        handled,
+        observer.longest_queue,
+        links_lost,
+        round(level - started, 1),
+        sink.handled == rows and not sink.out_of_order,
+        _percentiles(before),
+        _percentiles(during),
+        round(memory_before, 1),
+        round(max(memory), 1),
+    )
+
+
+def _settle() -> None:
+    """Do as a process of this package does when it is up; see ``app/run.py``."""
+    gc.collect()
+    gc.freeze()
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    cuts = statistics.quantiles([each * 1000 for each in seconds], n=100)
+    return round(cuts[49], 2), round(cuts[98], 2)
+
+
+def _resident() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+class _WriterProcess(ProcessProtocol):
+    """The writer, seen from the reader.
+
+    :ivar ended: why, once it did.
+    """
+
+    def __init__(self) -> None:
+        self.ended: str | None = None
+        self._errors = b""
+
+    def tell(self, word: str) -> None:
+        """Write a line to its standard input."""
+        assert self.transport is not None
+        self.transport.write(f"{word}\n".encode())
+
+    def stop(self) -> None:
+        """Kill it."""
+        if self.transport is not None and self.ended is None:
+            with contextlib.suppress(error.ProcessExitedAlready):
+                self.transport.signalProcess("KILL")
+
+    def errReceived(self, data: bytes) -> None:
+        self._errors = (self._errors + data)[-2000:]
+
+    def processEnded(self, reason: Failure) -> None:
+        self.ended = (
+            f"{reason.getErrorMessage()} {self._errors.decode('utf-8', 'replace')}"
+        )
+
+
+# -- the writer ---------------------------------------------------------------------
+
+
+async def _write(reactor: Any, port: int, rows: int, rate: int) -> None:
+    host = FloodHost(reactor, WRITER)
+    handler, _ = _connect(reactor, host, host.observer, port)
+    streamer = ReplicationStreamer(host, handler, host.observer)
+    streamer.start()
+
+    steady, flooded = host.steady, host.flooded
+    _settle()
+    steady.base = time.monotonic_ns()
+
+    def write_steady() -> None:
+        # All that is due: a writer that is late is late with what it says.
+        steady.local_token = (time.monotonic_ns() - steady.base) // steady.step
+        host.notifier.notify()
+
+    LoopingCall(write_steady).start(_STEADY_INTERVAL)
+    await _read_line(reactor)
+    begun = time.monotonic()
+
+    def flood() -> None:
+        due = round((time.monotonic() - begun) * rate) if rate else rows
+        flooded.local_token = min(rows, due)
+        host.notifier.notify()
+
+    LoopingCall(flood).start(_STEADY_INTERVAL)
+    await Deferred()
+
+
+async def _read_line(reactor: Any) -> None:
+    """Wait for a line on standard input."""
+    done: Deferred[None] = Deferred()
+    reactor.callInThread(
+        lambda: (sys.stdin.readline(), reactor.callFromThread(done.callback, None))
+    )
+    await done
+
+
+@click.command()
+@click.option("--rows", default=1_000_000, show_default=True, help="Of the flood.")
+@click.option("--rate", default=0, help="Rows a second; flat out without it.")
+@click.option("--writer", hidden=True, help="Be the writer: PORT:ROWS:RATE.")
+def main(rows: int, rate: int, writer: str | None) -> None:
+    """Flood a slow handler with rows; print what was seen as JSON."""
+
+    async def run(reactor: Any) -> None:
+        if writer is not None:
+            await _write(reactor, *map(int, writer.split(":")))
+        report = await run_flood(reactor, rows, rate)
+        click.echo(json.dumps(attrs.asdict(report), indent=2))
+
+    react(lambda reactor: Deferred.fromCoroutine(run(reactor)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Feed what a stranger could send to the parsers, guided by coverage (atheris).
+
+Run by ``scripts/fuzz``, with libFuzzer's options. Nothing but the errors that the
+parsers promise may come out, and these are short; what does is printed, and the input
+written to ``crash-*``. It begins with well-formed input of every kind.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+with atheris.instrument_imports(include=["synapse_replication"]):
+    from txredisapi import InvalidData
+
+    from synapse_replication.errors import (
+        RemoteProtocolError,
+        RowDecodeError,
+        TokenError,
+    )
+    from synapse_replication.redis.resp import PureReader
+    from synapse_replication.streams.rows import decode_json, encode_json
+    from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+    from synapse_replication.streams.tokens import MultiWriterStreamToken
+    from synapse_replication.wire.commands.standard import encode_command
+    from synapse_replication.wire.connection import (
+        MAX_LINE_LENGTH,
+        LineConnection,
+        Role,
+    )
+    from synapse_replication.wire.extension import (
+        ExtensionLine,
+        encode_message,
+        parse_message,
+    )
+    from synapse_replication.wire.rdata import (
+        InterleavedRun,
+        RdataRun,
+        RefusedLine,
+        read_lines,
+    )
+
+#: How each kind of input begins.
+_LINES, _ROW, _MESSAGE, _REPLIES, _SERVER, _CLIENT, _TOKEN = b"lrmpsct"
+
+_SEED_LINES = b"""SERVER hs.example
+NAME w1
+PING 1700000000000 replication_ext/1
+REPLICATE
+POSITION events w1 1 5
+RDATA events w1 batch ["ev",["$e","!r:hs","m.room.message",null,null,null,false,false]]
+RDATA events w1 6 ["state",["$e","!r:hs","m.room.member","@u:hs",null,null,null]]
+RDATA caches w1 7 ["get_user",["@u:hs"],1700000000000]
+USER_SYNC i1 @u:hs My Phone start 1700000000000
+USER_SYNC i1 @u:hs end 1700000000000
+CLEAR_USER_SYNC i1
+FEDERATION_ACK w1 5
+USER_IP @u:hs ["token","192.0.2.1","agent",null,1700000000000]
+REMOTE_SERVER_UP other.example
+LOCK_RELEASED ["w1","lock","key"]
+NEW_ACTIVE_TASK abc
+CANCEL_TASK abc
+REMOVE_PUSHER app key @u:hs
+INVALIDATE_CACHE get_user ["@u:hs"]
+ERROR no
+"""
+_SEED_MESSAGE = json.dumps(
+    {
+        "v": 1,
+        "type": "heartbeat",
+        "instance": "w1",
+        "epoch": "abc",
+        "where": "h:1",
+        "version": "0.1.0",
+        "time": 1700000000000,
+        "positions": {"events": [1847, 1699999999000]},
+        "backlog": False,
+    }
+).encode()
+_SEED_REPLIES = (
+    b"*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$7\r\nPING 12\r\n"
+    b"+OK\r\n:5\r\n$-1\r\n*-1\r\n-ERR no\r\n*2\r\n*1\r\n:-1\r\n$0\r\n\r\n"
+)
+
+_CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
+
+
+def fuzz(data: bytes) -> None:
+    """Read one input in every way."""
+    if not data:
+        return
+    kind, data = data[0], data[1:]
+    if kind == _LINES:
+        read_as_lines(data)
+    elif kind == _ROW:
+        read_as_row(data)
+    elif kind == _MESSAGE:
+        read_as_message(data)
+    elif kind == _REPLIES:
+        read_as_replies(data)
+    elif kind in (_SERVER, _CLIENT):
+        read_on_a_connection(Role.SERVER if kind == _SERVER else Role.CLIENT, data)
+    elif kind == _TOKEN:
+        read_as_token(data)
+
+
+def seeds() -> list[bytes]:
+    """Give well-formed inputs, from which others are made."""
+    lines = _SEED_LINES.splitlines()
+    found = [bytes([_LINES]) + line for line in (*lines, _SEED_LINES)]
+    found += [
+        bytes([_ROW]) + line.split(b" ", 4)[4] for line in lines if b"RDATA" in line
+    ]
+    found += [
+        bytes([_ROW]) + json.dumps(row).encode()
+        for row in (
+            ["!r:hs", ["@u:hs"]],
+            ["!r:hs", "m.read", "@u:hs", "$e", None, {"ts": 1.5}],
+            ["@u:hs", "online", 1, 2, 3, "text", True],
+            {"a": [1, {"b": None}], "c": "\u00e9\ud83d\ude00"},
+        )
+    ]
+    found += [bytes([_MESSAGE]) + _SEED_MESSAGE, bytes([_REPLIES]) + _SEED_REPLIES]
+    both = _SEED_LINES + b"REPLICATION_EXT " + _SEED_MESSAGE + b"\nPING 5\n"
+    found += [bytes([_SERVER]) + b"NAME w1\n" + both.partition(b"\n")[2]]
+    found += [bytes([_CLIENT]) + both]
+    found += [bytes([_TOKEN]) + text for text in (b"5", b"m5~1.7~2.9", b"m-5~1.7")]
+    return found
+
+
+def be_short(error: Exception) -> None:
+    assert len(str(error)) < 1000
+
+
+def read_as_lines(data: bytes) -> None:
+    for item in read_lines(data.split(b"\n")):
+        if isinstance(item, RdataRun):
+            assert len(item.tokens) == len(item.rows)
+        elif isinstance(item, InterleavedRun):
+            assert len(item.tokens) == len(item.rows) == len(item.instance_names)
+        elif isinstance(item, RefusedLine):
+            be_short(item.error)
+        else:
+            (again,) = read_lines([encode_command(item)])
+            assert again == item, (again, item)
+
+
+def read_as_row(data: bytes) -> None:
+    for codec in _CODECS:
+        try:
+            codec.decode([data])
+        except RowDecodeError as error:
+            be_short(error)
+    try:
+        value = decode_json(data)
+    except ValueError:
+        return
+    try:
+        text = encode_json(value)
+    except ValueError:
+        # A number that is too great for a float becomes Infinity, which is refused.
+        return
+    assert decode_json(text) == value
+
+
+def read_as_message(data: bytes) -> None:
+    try:
+        message = parse_message(data)
+    except RemoteProtocolError as error:
+        be_short(error)
+        return
+    assert parse_message(encode_message(message)).positions == message.positions
+
+
+def read_as_replies(data: bytes) -> None:
+    reader = PureReader()
+    try:
+        for start in range(0, len(data), 7):
+            reader.feed(data[start : start + 7])
+            while reader.gets() is not False:
+                pass
+    except InvalidData:
+        pass
+
+
+def read_on_a_connection(role: Role, data: bytes) -> None:
+    """Feed a connection that speaks the extension, as the first byte says: cut so."""
+    connection = LineConnection(role, "hs.example", 0.0, speaks_extension=True)
+    size = max(data[0] + 1 if data else 1, len(data) // 50)
+    sent = 0
+    for now, start in enumerate(range(1, len(data), size)):
+        received = connection.receive_data(data[start : start + size], float(now))
+        for item in received.items:
+            if isinstance(item, ExtensionLine):
+                assert connection.extension_agreed or not connection.is_open
+                read_as_message(item.payload)
+        for error in received.refused:
+            be_short(error)
+        connection.tick(float(now))
+        sent += len(connection.data_to_send())
+        assert len(connection.close_text) < 2000
+    # It says at most why it closes, and that once.
+    assert sent < 2000
+    assert len(connection._line_start or b"") <= MAX_LINE_LENGTH + size
+
+
+def read_as_token(data: bytes) -> None:
+    try:
+        token = MultiWriterStreamToken.parse(data.decode("utf-8", "replace"), str)
+    except TokenError as error:
+        be_short(error)
+        return
+    assert token.get_max_stream_pos() >= token.stream
+    assert MultiWriterStreamToken.parse(token.to_string(int), str) == token
+
+
+def main() -> None:
+    """Run from the seeds, and from what the folders named have.
+
+    The first argument is an empty folder, for the seeds and, if no other folder is
+    named, for what is found; it is the caller's to remove.
+    """
+    folder, *words = sys.argv[1:]
+    found, given = Path(folder, "found"), Path(folder, "seeds")
+    found.mkdir()
+    given.mkdir()
+    for number, data in enumerate(seeds()):
+        given.joinpath(str(number)).write_bytes(data)
+    if all(word.startswith("-") for word in words):
+        # What is found is written to the first one.
+        words.append(str(found))
+    atheris.Setup([sys.argv[0], *words, str(given)], fuzz)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

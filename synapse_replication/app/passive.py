@@ -1,0 +1,290 @@
+"""Links that only look on: nothing is ever published, REPLICATE included.
+
+Over Redis: a subscription. Over direct TCP: a connection on which nothing is sent
+but NAME and PING. Both show each line as it came, before it is parsed, in the
+order of arrival. Spec, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TextIO
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.endpoints import client_endpoint, redis_options
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import LocalProtocolError, ReplicationError
+from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import Reader, new_reader
+from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.subscriber import SubscriberFactory
+from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
+from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
+from synapse_replication.wire.rdata import ReceivedItem
+
+__all__ = [
+    "DirectTcpOnlooker",
+    "Follower",
+    "Output",
+    "RedisOnlooker",
+    "make_links",
+]
+
+#: What is called for each line: ``(channel, line)``.
+Tap = Callable[[str, bytes], None]
+
+_CONNECT_TIMEOUT = 10.0
+_LONGEST_LINE = 64 * 1024
+
+
+class _Nobody:
+    """A connection handler that does nothing with what it hears."""
+
+    def new_connection(self, connection: ReplicationConnection) -> None:
+        """Send nothing."""
+
+    def received(
+        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+    ) -> None:
+        """Pass it over: the lines were shown already."""
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Do nothing: there is nothing to send."""
+
+    def lost_connection(self, connection: ReplicationConnection) -> None:
+        """Do nothing: it is made again."""
+
+
+class _TappedReader:
+    """A reader of Redis' replies that shows the messages among them."""
+
+    def __init__(self, reader: Reader, tap: Tap) -> None:
+        self.feed = reader.feed
+        self._gets = reader.gets
+        self._tap = tap
+
+    def gets(self) -> Any:
+        reply = self._gets()
+        if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
+            self._tap(reply[1].decode("utf-8", "replace"), reply[2])
+        return reply
+
+
+class RedisOnlooker:
+    """A subscription to both channels of a deployment."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        tap: Tap,
+        observer: ReplicationObserver,
+    ) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._connector: Any = None
+        self._factory = SubscriberFactory(
+            uuid=options.address,
+            dbid=options.dbid,
+            poolsize=1,
+            charset=None,
+            convertNumbers=False,
+            password=options.password,
+            username=options.username,
+            clock=reactor,
+            observer=observer,
+            name="redis",
+            server_name=server_name,
+            channels=["USER_IP"],
+            command_handler=_Nobody(),
+            # It has no connection, and nothing is sent by it.
+            sender=RedisSender(reactor, observer, "redis_out", _publish_nothing),
+            reader_factory=lambda: _TappedReader(new_reader(), tap),
+        )
+
+    def start(self) -> None:
+        """Subscribe, and again whenever the connection is lost."""
+        self._connector = self._options.connect(
+            self._reactor, self._factory, _CONNECT_TIMEOUT
+        )
+
+    async def stop(self) -> None:
+        """Close the connection; return when it is closed."""
+        self._factory.stopTrying()
+        closed = self._factory.waitForEmptyPool()
+        self._connector.disconnect()
+        await closed
+
+
+def _publish_nothing(lost: int) -> NoReturn:
+    raise LocalProtocolError("an onlooker publishes nothing")
+
+
+class _OnlookerProtocol(ClientReplicationStreamProtocol):
+    """Says who it is and that it lives; nobody asks for anything."""
+
+    factory: DirectTcpOnlooker
+
+    _unfinished = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        # The connection refuses a longer line, and closes.
+        self._unfinished = self._unfinished[:_LONGEST_LINE]
+        for line in lines:
+            if line := line.rstrip(b"\r"):
+                self.factory.tap(self.server_name, line)
+        super().dataReceived(data)
+
+
+class DirectTcpOnlooker(DirectTcpReplicationClientFactory):
+    """A connection to a main process, made again whenever it is lost."""
+
+    protocol = _OnlookerProtocol
+
+    def __init__(
+        self,
+        client_name: str,
+        server_name: str,
+        clock: ReactorClock,
+        tap: Tap,
+        observer: ReplicationObserver,
+    ) -> None:
+        super().__init__(client_name, server_name, clock, _Nobody(), observer)
+        self.tap = tap
+
+
+class Follower(Service):
+    """Looks on and prints, until it is stopped.
+
+    :param link: has ``start()`` and ``stop()``.
+    :param at_end: called when it is stopped.
+    :ivar started: fails when what is seen cannot be shown any more; never fires
+        otherwise: the link comes up when it can, and again.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], object],
+        stop: Callable[[], Any],
+        at_end: Callable[[], object],
+    ) -> None:
+        self._start = start
+        self._stop = stop
+        self._at_end = at_end
+        self.started: Deferred[None] = Deferred()
+
+    def fail(self, error: ReplicationError) -> None:
+        """End, since there is nowhere to show what is seen. To be called once."""
+        self.started.errback(error)
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._start()
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+
+        async def stop() -> None:
+            await self._stop()
+            self._at_end()
+
+        return Deferred.fromCoroutine(stop())
+
+
+class Output:
+    """A text stream that is flushed once a turn of the reactor, and may end.
+
+    :param clock: the reactor.
+    :param at_end: called once when nothing more can be written: with ``None`` if
+        the reader of a pipe has gone away (``| head``), else with what is wrong.
+    """
+
+    def __init__(
+        self,
+        out: TextIO,
+        clock: IReactorTime,
+        at_end: Callable[[OSError | None], object],
+    ) -> None:
+        self._out = out
+        self._clock = clock
+        self._at_end = at_end
+        self._flushing = False
+        self._gone = False
+
+    def isatty(self) -> bool:
+        """Tell whether people read it."""
+        return self._out.isatty()
+
+    def fileno(self) -> int:
+        """Give the file, to ask for the width of its terminal."""
+        return self._out.fileno()
+
+    def write(self, text: str) -> int:
+        """Write, soon."""
+        if not self._gone:
+            if not self._flushing:
+                self._flushing = True
+                self._clock.callLater(0, self._flush)
+            self._guard(lambda: self._out.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Wait for the end of the turn."""
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._guard(self._out.flush)
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not self._gone:
+                self._gone = True
+                self._at_end(None if isinstance(error, BrokenPipeError) else error)
+
+
+def make_links(
+    config: ProcessConfig,
+    reactor: Any,
+    name: str,
+    tap: Tap,
+    observer: ReplicationObserver,
+) -> tuple[Callable[[], object], Callable[[], Awaitable[object]]]:
+    """Wire the links of who looks on: what starts them, and what stops them.
+
+    :param name: who it is, for the server of direct TCP.
+    :raises ConfigError: the way to the deployment cannot be used.
+    """
+    if config.redis is not None:
+        link = RedisOnlooker(
+            reactor, redis_options(config.redis), config.server_name, tap, observer
+        )
+        return link.start, link.stop
+    onlookers = [
+        (
+            DirectTcpOnlooker(
+                name, config.server_name, ReactorClock(reactor), tap, observer
+            ),
+            client_endpoint(reactor, description, config.files, config.tls),
+        )
+        for description in config.tcp_connect
+    ]
+
+    def start() -> None:
+        for onlooker, endpoint in onlookers:
+            onlooker.connect(endpoint)
+
+    async def stop() -> None:
+        for onlooker, _ in onlookers:
+            await onlooker.stop()
+
+    return start, stop

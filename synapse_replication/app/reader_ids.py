@@ -1,0 +1,79 @@
+"""How far this process has got with each writer of a stream in the database.
+
+An id generator knows what was *committed* (``stream_positions``). A process that
+hands rows to a sink must know what was *handled*: rows that were committed while
+it was away are still to be fetched. So what others wrote is kept here; what this
+process writes is its id generator's. Spec, sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.storage.postgres_stream import WriterIds
+
+__all__ = ["HandledIds"]
+
+
+class HandledIds:
+    """The ids of a stream, as
+    :class:`~synapse_replication.storage.postgres_stream.PostgresStream` wants them.
+
+    :param stream_name: for the errors.
+    :param instance_name: this process.
+    :param handled: how far each other writer's rows were handled; tokens as on the
+        wire.
+    :param unknown: the same for a writer that is not in there.
+    :param own: the id generator, if this process writes the stream.
+    :param negative: ids are tokens below zero.
+    """
+
+    def __init__(
+        self,
+        stream_name: str,
+        instance_name: str,
+        handled: Mapping[str, int],
+        unknown: int,
+        own: WriterIds | None,
+        *,
+        negative: bool = False,
+    ) -> None:
+        self._stream_name = stream_name
+        self._instance_name = instance_name
+        self._sign = -1 if negative else 1
+        self._handled = {name: self._sign * token for name, token in handled.items()}
+        self._unknown = self._sign * unknown
+        self._own = own
+
+    def get_next(self) -> AbstractAsyncContextManager[int]:
+        """Give an id; it is finished when the context is left.
+
+        :raises StreamConfigurationError: this process does not write the stream.
+        """
+        return self._generator().get_next()
+
+    def get_current_token_for_writer(self, instance_name: str) -> int:
+        """Tell up to where a writer's rows were handled, or ours are finished."""
+        if self._own is not None and instance_name == self._instance_name:
+            return self._own.get_current_token_for_writer(instance_name)
+        return self._handled.get(instance_name, self._unknown)
+
+    def get_minimal_local_current_token(self) -> int:
+        """Give the greatest finished id of ours that may be announced."""
+        return self._generator().get_minimal_local_current_token()
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        """Take note of how far another writer has got."""
+        self._handled[instance_name] = new_id
+        if self._own is not None:
+            self._own.advance(instance_name, new_id)
+
+    def _generator(self) -> WriterIds:
+        if self._own is None:
+            raise StreamConfigurationError(
+                f"{self._instance_name} does not write {self._stream_name}; name it in "
+                "stream_writers, or among the writers of the stream's declaration"
+            )
+        return self._own

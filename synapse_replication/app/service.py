@@ -1,0 +1,429 @@
+"""The wiring of a process: leaves first, as a Twisted service.
+
+Started in this order, stopped in the reverse one: database, streams, the user's
+code, HTTP, links, sending. So whoever can ask us for rows finds all of them, and
+what is announced can be asked for. Stopping takes no more writes, sends and
+handles what is under way within :data:`DRAIN_TIMEOUT`, takes back this process's
+syncing users, and closes the links only after that was written.
+
+Spec, sections 3 to 6; docs/operators-guide.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IProtocolFactory
+from twisted.logger import Logger
+from twisted.protocols.tls import TLSMemoryBIOFactory
+
+from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.http_site import make_site
+from synapse_replication.app.modules import load_factories
+from synapse_replication.app.place import this_place
+from synapse_replication.app.streams import StreamSetup
+from synapse_replication.app.tracing_export import SpanExport
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.endpoints import (
+    client_endpoint,
+    listener_descriptions,
+    redis_options,
+    server_endpoint,
+)
+from synapse_replication.config.process import ExtensionConfig, ProcessConfig
+from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.sending.streamer import ReplicationStreamer
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.status.model import (
+    ProcessStatus,
+    encode_status,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.tracing import TracingObserver
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.storage.database import Database
+from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.tcp.factory import (
+    DirectTcpReplicationClientFactory,
+    ReplicationStreamProtocolFactory,
+)
+
+__all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
+
+#: How long what is under way may take to end when the process stops, in s.
+DRAIN_TIMEOUT = 10.0
+#: How often the lag is kept for the status page, in s.
+SAMPLE_EVERY = 5.0
+
+
+class ProcessService(Service):
+    """A main process or a worker.
+
+    :ivar started: fires when all is up; fails with what prevented it.
+    :ivar host: what the user's code is given.
+    """
+
+    log = Logger()
+
+    def __init__(self, config: ProcessConfig, reactor: Any) -> None:
+        self._config = config
+        self._reactor = reactor
+        self._clock = ReactorClock(reactor)
+        self._registry = CollectorRegistry()
+        self._status = StatusObserver(
+            config.server_name,
+            config.instance_name,
+            [
+                (stream, writer)
+                for stream, writers in config.writers.items()
+                for writer in writers
+            ],
+            needs_link=config.redis is not None or bool(config.tcp_connect),
+        )
+        self._hooks = ReplicationHooks(
+            self._clock,
+            self._status.snapshot,
+            lambda what, error: self._observer.failure(what, error),
+        )
+        self._spans = SpanExport(config)
+        self._metrics = PrometheusObserver(
+            ReplicationMetrics(self._registry), config.server_name, status=self._status
+        )
+        self._observer = CompositeObserver(
+            [
+                self._status,
+                self._hooks,
+                self._metrics,
+                LoggingObserver(Logger("synapse_replication")),
+                TracingObserver(self._spans.tracer, config.server_name),
+            ]
+        )
+        self.host = StandaloneHost.from_config(config, self._clock, self._observer)
+        self.host.hooks = self._hooks
+        self._epochs = PeerEpochs()
+        self._backlog: Backlog | None = None
+        if config.extension is not None:
+            self._backlog = Backlog(_backlog_options(config.extension))
+            self._metrics.watch_backlog(self._backlog)
+        self.started: Deferred[None] = Deferred()
+        #: What to call when the process stops, the last one first.
+        self._stops: list[tuple[str, Callable[[], Any]]] = []
+        self._starting: Deferred[None] | None = None
+        self._sampling: DelayedCall
+
+    # -- IService -------------------------------------------------------------------
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._starting = Deferred.fromCoroutine(self._start())
+        self._starting.chainDeferred(self.started)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    # -- for who supervises it --------------------------------------------------------
+
+    def snapshot(self) -> ProcessStatus:
+        """Say how replication stands now."""
+        return self._status.snapshot()
+
+    def resize_backlog(self, options: ExtensionConfig) -> None:
+        """Have other bounds from now on for what is kept for readers."""
+        if self._backlog is not None:
+            self._backlog.resize(_backlog_options(options))
+
+    # -- start ----------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        config, host = self._config, self.host
+        make_sink, make_modules = load_factories(config)
+        self._at_stop("sending spans", lambda: self._spans.stop(self._reactor))
+        client = self._make_http_client()
+        database = self._open_database()
+        sink = make_sink(host) if make_sink is not None else PositionsOnlySink()
+        if (close := getattr(sink, "close", None)) is not None:
+            self._at_stop("closing the sink", close)
+        host.set_sink(sink)
+        setup = StreamSetup(config, host, database, client, self._reactor)
+        await setup.run(sink)
+        if self._backlog is not None:
+            for name, (start, token) in setup.nothing_before.items():
+                self._backlog.of(name).pass_over(start, token)
+        services = [service for make in make_modules if (service := make(host))]
+        handler, extension = self._make_handler(client)
+        self._watch_positions(handler)
+        streamer = ReplicationStreamer(host, handler, self._observer)
+        await self._listen_http()
+        channels = handler.start_replication()
+        await self._start_links(handler, extension, channels)
+        if extension is not None:
+            extension.start()
+            self._at_stop("saying goodbye", extension.stop)
+        self._at_stop("taking back syncing users", self._clear_users(handler))
+        self._at_stop("handling what was received", handler.wait_until_idle)
+        self._at_stop("sending what was written", streamer.stop)
+        streamer.start()
+        for service in services:
+            self._start_service(service)
+        self.log.info(
+            "{instance_name} of {server_name} is up",
+            instance_name=config.instance_name,
+            server_name=config.server_name,
+        )
+
+    def _make_handler(
+        self, client: HttpCatchUpClient
+    ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
+        host, observer = self.host, self._observer
+        if self._backlog is None:
+            return ReplicationCommandHandler(host, observer), None
+        partial = PartialResync(self._epochs, client.get_backlog, self._clock, observer)
+        handler = ReplicationCommandHandler(
+            host, observer, options=HandlerOptions(partial=partial)
+        )
+        extension = ReplicationExtension(
+            host,
+            handler,
+            observer,
+            self._epochs,
+            self._backlog,
+            where=this_place(),
+        )
+        return handler, extension
+
+    def _at_stop(self, what: str, stop: Callable[[], Any]) -> None:
+        self._stops.append((what, stop))
+
+    def _make_http_client(self) -> HttpCatchUpClient:
+        config = self._config
+        agent, pool = make_agent(
+            self._reactor, config.instance_map, config.tls.for_connecting
+        )
+        self._at_stop("closing HTTP connections", pool.closeCachedConnections)
+        return HttpCatchUpClient(
+            agent,
+            config.instance_map,
+            config.replication_secret,
+            self._reactor,
+            epoch_of=self._epochs.epoch_of,
+            observer=self._observer,
+        )
+
+    def _open_database(self) -> Database | None:
+        config = self._config.database
+        if config is None:
+            return None
+        database = Database(
+            config.conninfo, self._reactor, max_connections=config.max_connections
+        )
+        self._at_stop("closing the database", database.close)
+        background = self.host.run_as_background_process
+        self._at_stop("ending background work", background.wait)
+        return database
+
+    async def _listen_http(self) -> None:
+        config = self._config
+        replication = ReplicationResource(
+            self.host.streams,
+            config.instance_name,
+            config.replication_secret,
+            self._observer,
+            epoch=self.host.identity.instance_id if self._backlog is not None else None,
+            backlog=self._backlog,
+            status=lambda: encode_status(self._status.snapshot()),
+        )
+        for listener in config.listeners:
+            if not listener.direct_tcp:
+                site = make_site(
+                    listener.resources,
+                    replication,
+                    self._registry,
+                    self._status.snapshot,
+                )
+                for description in listener_descriptions(listener):
+                    await self._listen(description, site, listener.tls)
+
+    async def _start_links(
+        self,
+        handler: ReplicationCommandHandler,
+        extension: ReplicationExtension | None,
+        channels: tuple[str, ...],
+    ) -> None:
+        config = self._config
+        descriptions = [
+            *((description, False) for description in config.tcp_listen),
+            *(
+                (description, listener.tls)
+                for listener in config.listeners
+                if listener.direct_tcp
+                for description in listener_descriptions(listener)
+            ),
+        ]
+        if descriptions:
+            factory = ReplicationStreamProtocolFactory(
+                config.server_name,
+                self._clock,
+                handler,
+                self._observer,
+                limit=config.tcp_limit,
+                extension=extension,
+            )
+            self._watch_buffers(factory.buffers)
+            self._at_stop("closing direct TCP connections", factory.close_connections)
+            for description, tls in descriptions:
+                await self._listen(description, factory, tls)
+        for description in config.tcp_connect:
+            client = DirectTcpReplicationClientFactory(
+                config.instance_name,
+                config.server_name,
+                self._clock,
+                handler,
+                self._observer,
+                limit=config.tcp_limit,
+                extension=extension,
+            )
+            self._watch_buffers(client.buffers)
+            client.connect(
+                client_endpoint(self._reactor, description, config.files, config.tls)
+            )
+            self._at_stop("closing the direct TCP connection", client.stop)
+        if config.redis is not None:
+            link = RedisReplicationLink(
+                self._reactor,
+                redis_options(config.redis),
+                config.server_name,
+                handler,
+                self._observer,
+                lambda lost: handler.announce_positions(),
+                channels,
+                extension=extension,
+            )
+            try:
+                link.start()
+            except (OSError, ValueError) as error:
+                raise self._config_error(
+                    "redis", str(error), "mend the file that it names"
+                ) from error
+            self._watch_buffers(link.buffers)
+            self._at_stop("closing the Redis connections", link.stop)
+
+    def _watch_positions(self, handler: ReplicationCommandHandler) -> None:
+        written = self.host.streams.get_streams_to_replicate()
+        self._status.watch_own_positions(
+            lambda: {
+                stream.description.name: handler.last_sent_token(stream)
+                for stream in written
+            }
+        )
+
+        stalls = StallLog(Logger("synapse_replication"))
+
+        def sample() -> None:
+            self._sampling = self._clock.call_later(SAMPLE_EVERY, sample)
+            self._status.sample()
+            stalls.look(self._status.snapshot())
+
+        sample()
+        self._hooks.start()
+        self._at_stop("looking for hooks", self._hooks.stop)
+        self._at_stop("looking at lag", lambda: self._sampling.cancel())
+
+    def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
+        self._metrics.watch_buffers(source)
+        self._status.watch_buffers(source)
+
+    async def _listen(
+        self, description: str, factory: IProtocolFactory, tls: bool
+    ) -> None:
+        if tls:
+            factory = TLSMemoryBIOFactory(
+                self._config.tls.for_listening(), False, factory
+            )
+        endpoint = server_endpoint(self._reactor, description, self._config.files)
+        try:
+            port = await endpoint.listen(factory)
+        except CannotListenError as error:
+            raise self._config_error(
+                "listeners" if self._config.is_main else "worker_listeners",
+                f"cannot listen on {description}: {error.socketError}",
+                "choose a free port, and an address of this machine",
+            ) from error
+        self._at_stop(f"closing {description}", port.stopListening)
+
+    def _config_error(self, key: str, problem: str, mend: str) -> ConfigError:
+        return ConfigError(
+            [ConfigProblem(", ".join(self._config.files), key, problem, mend)]
+        )
+
+    def _start_service(self, service: Any) -> None:
+        service.startService()
+        self._at_stop(f"stopping {service!r}", service.stopService)
+
+    def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
+        def clear() -> None:
+            if not self._config.is_main:
+                handler.send_clear_user_sync()
+
+        return clear
+
+    # -- stop -----------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        if self._starting is not None and not self._starting.called:
+            self._starting.cancel()
+        while self._stops:
+            what, stop = self._stops.pop()
+            ending = maybeDeferred(self._run_stop, stop)
+            ending.addTimeout(DRAIN_TIMEOUT, self._reactor)
+            try:
+                await ending
+            except Exception as error:  # noqa: BLE001 -- said, and the rest goes on
+                self.log.warn(
+                    "{what} did not end well: {error}",
+                    what=what,
+                    error=str(error) or type(error).__name__,
+                )
+
+    @staticmethod
+    def _run_stop(stop: Callable[[], Any]) -> Any:
+        result = stop()
+        if isinstance(result, Awaitable) and not isinstance(result, Deferred):
+            return Deferred.fromCoroutine(_wait(result))
+        return result
+
+
+def _backlog_options(config: ExtensionConfig) -> BacklogOptions:
+    return BacklogOptions(config.backlog_rows, config.backlog_bytes)
+
+
+async def _wait(awaitable: Awaitable[Any]) -> None:
+    await awaitable
+
+
+def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:
+    """Make the service of a main process or a worker."""
+    return ProcessService(config, reactor)

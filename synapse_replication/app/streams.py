@@ -1,0 +1,283 @@
+"""Make the streams of a process: declared and standard, in tables and in memory.
+
+Where a process starts, for a writer other than itself:
+
+1. at what the sink saved (its optional ``saved_positions()``); of a stream in memory
+   only if its writer turns out not to have started again since, see
+   :class:`~synapse_replication.handlers.interfaces.EpochSink`;
+2. else where ``stream_positions`` says that the writer is: a sink that is new gets
+   what is written from now on. Such positions are told to the sink, so that it
+   resumes from there even if it is killed before the first row;
+3. a declared writer that never wrote is where the slowest writer of the stream is.
+
+Spec, sections 5, 7 and 9; cases C27, C40.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Hashable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import psycopg2
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.logger import Logger
+
+from synapse_replication.app.host import StandaloneHost
+from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.handlers.data import AdvancingStream
+from synapse_replication.handlers.interfaces import RowSink
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.retry import with_retries
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.postgres_stream import (
+    WriterIds,
+    standard_stream,
+    table_stream,
+)
+from synapse_replication.storage.schema import prepare_database
+from synapse_replication.storage.sequences import (
+    IdStream,
+    read_sequence,
+    read_stored_positions,
+)
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.positions import FIRST_POSITION
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.stream import UpdateFunction
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["LOOK_BACK", "StreamSetup"]
+
+_log = Logger()
+
+#: Between two attempts to reach the database at the start, in s.
+_LONGEST_DELAY = 5.0
+
+#: How many ids who begins to write a stream looks at, for rows of its own.
+LOOK_BACK = 100_000
+
+#: What a row replaces older rows of, for streams in memory where it does.
+_KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
+
+#: ``(stream, writer) -> token``.
+Positions = Mapping[tuple[str, str], int]
+
+
+class StreamSetup:
+    """Fills a host's table of streams, once.
+
+    :param database: ``None`` if the configuration needs none.
+    :param client: asks writers for what they hold in memory.
+    :param reactor: to come back from the database's threads.
+    :ivar nothing_before: of streams in the database that this process begins to write:
+        it has no row above the first of these tokens, up to the second.
+    """
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        host: StandaloneHost,
+        database: Database | None,
+        client: HttpCatchUpClient,
+        reactor: IReactorFromThreads,
+    ) -> None:
+        self._config = config
+        self._reactor = reactor
+        self._host = host
+        self._database = database
+        self._client = client
+        self.nothing_before: dict[str, tuple[int, int]] = {}
+        self._saved: Positions = {}
+        #: Of the streams in the database, by name; tokens as on the wire.
+        self._stored: dict[str, dict[str, int]] = {}
+
+    async def run(self, sink: RowSink) -> None:
+        """Make the streams and tell the sink where they begin.
+
+        :raises SequenceBehindError: ids would be given out twice.
+        :raises StreamConfigurationError: a stream is declared twice.
+        """
+        self._host.fetch_from_writer = self._fetch
+        saved_positions = getattr(sink, "saved_positions", None)
+        if saved_positions is not None:
+            self._saved = saved_positions()
+        await self._read_stored()
+        for declared in self._config.streams:
+            stream = await self._make(declared)
+            self._host.streams.add(
+                stream, is_written_here=self._writes(stream.description.name)
+            )
+            await self._look_before(stream)
+            if saved_positions is not None:
+                await self._tell_beginning(stream, sink)
+
+    def _writes(self, name: str) -> bool:
+        return self._config.instance_name in self._config.writers[name]
+
+    def _others(self, name: str) -> list[str]:
+        me = self._config.instance_name
+        writers = dict.fromkeys(self._config.writers[name])
+        return [writer for writer in writers if writer != me]
+
+    async def _look_before(self, stream: AdvancingStream) -> None:
+        """See whether this process has rows of a stream that it begins to write.
+
+        Readers that hear of a new writer ask for its rows from where they are. If
+        there are none, nobody needs to ask the database for them. Readers are not far
+        behind; a look at all of a big table might take minutes.
+        """
+        name, me = stream.description.name, self._config.instance_name
+        # Who wrote before is stored, and so is an earlier start that may have.
+        if not self._writes(name) or me in self._stored.get(name, {me: 0}):
+            return
+        token = stream.current_token(me)
+        if token > 0:
+            start = max(0, token - LOOK_BACK)
+            page = await stream.get_updates_since(me, start, token)
+            if not page.updates and page.upto_token == token:
+                self.nothing_before[name] = start, token
+
+    async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
+        name = stream.description.name
+        for writer in self._others(name):
+            if (name, writer) not in self._saved:
+                waiting = sink.on_position(name, writer, stream.current_token(writer))
+                if waiting is not None:
+                    await waiting
+
+    async def _make(self, declared: str | TableStream) -> AdvancingStream:
+        instance_name = self._config.instance_name
+        if isinstance(declared, TableStream):
+            return table_stream(
+                declared,
+                self._get_database(),
+                await self._ids(declared.name, self._id_stream(declared)),
+                instance_name=instance_name,
+            )
+        standard = STANDARD_STREAMS[declared]
+        if standard.description.held_in_memory:
+            return self._make_in_memory(standard)
+        return standard_stream(
+            standard,
+            self._get_database(),
+            await self._ids(standard.name, self._id_stream(standard)),
+            instance_name=instance_name,
+        )
+
+    def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
+        assert declared.sequence is not None, "it is not held in memory"
+        return IdStream(
+            stream_name=declared.positions_name or declared.name,
+            sequence=declared.sequence,
+            tables=declared.id_columns,
+            writers=self._config.writers[declared.name],
+            negative=declared.negative,
+        )
+
+    def _get_database(self) -> Database:
+        assert self._database is not None, "the configuration was checked"
+        return self._database
+
+    def _make_in_memory(self, standard: StandardStream) -> MemoryStream:
+        stream = MemoryStream(
+            standard.description,
+            instance_name=self._config.instance_name,
+            fetch=self._fetch(standard.name),
+            key=_KEYS.get(standard.name),
+            on_write=self._host.notifier.notify,
+        )
+        for (name, writer), token in self._saved.items():
+            if name == standard.name and writer != self._config.instance_name:
+                stream.advance(writer, token)
+        return stream
+
+    def _fetch(self, name: str) -> UpdateFunction:
+        return with_retries(
+            self._client.for_stream(name), self._host.clock, random.random
+        )
+
+    async def _ids(self, name: str, stream: IdStream) -> HandledIds:
+        own: WriterIds | None = None
+        if self._writes(name):
+            own = await self._generator(stream)
+        saved = {
+            writer: token for (of, writer), token in self._saved.items() if of == name
+        }
+        handled = saved or self._stored[name]
+        unknown = min(handled.values(), default=FIRST_POSITION)
+        if not handled and not stream.writers:
+            # Nobody says where its writers are; what is to come is beyond this.
+            unknown = await self._get_database().transact(
+                "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
+            )
+        return HandledIds(
+            name,
+            self._config.instance_name,
+            handled,
+            unknown,
+            own,
+            negative=stream.negative,
+        )
+
+    async def _generator(self, stream: IdStream) -> WriterIds:
+        return await load_id_generator(
+            self._get_database(),
+            stream,
+            self._config.instance_name,
+            self._reactor,
+            self._host.clock,
+            on_finished=self._host.notifier.notify,
+            observer=self._host.observer,
+        )
+
+    async def _read_stored(self) -> None:
+        """Read where the writers are, as soon as the database can say it."""
+        streams = {
+            name: self._id_stream(declared)
+            for name, declared in self._declared()
+            if not declared.description.held_in_memory
+        }
+        if not streams:
+            return
+
+        def read(txn: Any) -> dict[str, dict[str, int]]:
+            if self._config.is_main:
+                # A deployment without a homeserver's own schema needs the table.
+                prepare_database(txn)
+            return {
+                name: read_stored_positions(txn, stream) if stream.writers else {}
+                for name, stream in streams.items()
+            }
+
+        clock = self._host.clock
+        for attempt in itertools.count():
+            try:
+                self._stored = await self._get_database().transact(
+                    "positions_at_start", read
+                )
+            except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
+                delay = min(0.5 * 1.5**attempt, _LONGEST_DELAY)
+                _log.warn(
+                    "Cannot read where the streams are: {why}; again in {delay:.1f} s",
+                    why=" ".join(str(error).split()),
+                    delay=delay,
+                )
+                await clock.sleep(delay)
+            else:
+                return
+
+    def _declared(self) -> list[tuple[str, StandardStream | TableStream]]:
+        return [
+            (declared.name, declared)
+            if isinstance(declared, TableStream)
+            else (declared, STANDARD_STREAMS[declared])
+            for declared in self._config.streams
+        ]

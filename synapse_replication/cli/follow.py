@@ -1,0 +1,263 @@
+"""What ``synapse-replication follow`` prints of the lines that it sees.
+
+No I/O but writing to a stream: where lines come from is
+:mod:`synapse_replication.app.passive`. Access tokens of USER_IP are masked before
+anything else is done with a line. Spec, section 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+import attrs
+from rich.console import Console
+from rich.text import Text
+from twisted.logger import Logger
+
+from synapse_replication.app.passive import Follower, Output, make_links
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import RemoteProtocolError, ReplicationError
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.wire.commands.standard import (
+    Command,
+    PositionCommand,
+    RdataCommand,
+    UserIpCommand,
+    encode_command,
+    parse_command_from_line,
+)
+
+__all__ = [
+    "Filters",
+    "JsonPrinter",
+    "LinePrinter",
+    "TextPrinter",
+    "make_follower",
+    "make_printer",
+]
+
+_MASK = "***"
+
+
+@attrs.frozen
+class Filters:
+    """Which commands are printed; an empty set lets everything pass.
+
+    :ivar streams: names of streams. A command without a stream does not pass.
+    :ivar writers: names of instances. A command without one does not pass.
+    :ivar commands: names of commands.
+    """
+
+    streams: frozenset[str] = frozenset()
+    writers: frozenset[str] = frozenset()
+    commands: frozenset[str] = frozenset()
+
+    def admit(self, name: str, command: Command | None) -> bool:
+        """Tell whether a command is printed.
+
+        :param name: its name.
+        :param command: ``None`` if the line could not be read.
+        """
+        if self.commands and name not in self.commands:
+            return False
+        if self.streams and getattr(command, "stream_name", None) not in self.streams:
+            return False
+        return (
+            not self.writers or getattr(command, "instance_name", None) in self.writers
+        )
+
+
+@attrs.frozen
+class SeenLine:
+    """A line, and what it says.
+
+    :ivar time: monotonic s of its arrival.
+    :ivar channel: the Redis channel; the server's name for direct TCP.
+    :ivar line: its text, without secrets.
+    :ivar name: its first word.
+    :ivar command: ``None`` if it could not be read.
+    :ivar error: why not, else empty.
+    """
+
+    time: float
+    channel: str
+    line: str
+    name: str
+    command: Command | None
+    error: str
+
+
+def read_seen_line(time: float, channel: str, line: bytes) -> SeenLine:
+    """Read a line and mask what is secret in it."""
+    text = line.decode("utf-8", "replace")
+    name = text.split(" ", 1)[0]
+    command: Command | None = None
+    error = ""
+    try:
+        command = parse_command_from_line(text)
+    except RemoteProtocolError as wrong:
+        error = str(wrong)
+        if name == UserIpCommand.NAME:
+            text = f"{name} {_MASK}"
+    if isinstance(command, UserIpCommand):
+        command = attrs.evolve(command, access_token=_MASK)
+        text = encode_command(command).decode()
+    return SeenLine(time, channel, text, name, command, error)
+
+
+class LinePrinter(Protocol):
+    """Prints one line."""
+
+    def __call__(self, seen: SeenLine) -> None: ...
+
+
+class JsonPrinter:
+    """One JSON object a line: a recording (``t``, ``channel``, ``line``), to which
+    ``command`` and its fields, or ``error``, are added."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __call__(self, seen: SeenLine) -> None:
+        entry: dict[str, Any] = {
+            "t": seen.time,
+            "channel": seen.channel,
+            "line": seen.line,
+            "command": seen.name,
+        }
+        if seen.command is not None:
+            entry |= attrs.asdict(seen.command)  # type: ignore[arg-type]
+        else:
+            entry["error"] = seen.error
+        self._out.write(encode_json(entry).decode() + "\n")
+
+
+class TextPrinter:
+    """A line for people, in colour if the stream is a terminal."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._started: float | None = None
+
+    def __call__(self, seen: SeenLine) -> None:
+        if self._started is None:
+            self._started = seen.time
+        # A style of the whole text would dim what is appended too.
+        text = Text().append(f"{seen.time - self._started:10.3f} ", style="dim")
+        text.append(f"{_printable(seen.name):<12} ", style="bold cyan")
+        command = seen.command
+        if isinstance(command, RdataCommand):
+            token = "batch" if command.token is None else str(command.token)
+            row = seen.line.split(" ", 4)[4]
+            _append_place(text, command.stream_name, command.instance_name)
+            text.append(f" {token} ", style="yellow")
+            text.append(_printable(row), style="default")
+        elif isinstance(command, PositionCommand):
+            _append_place(text, command.stream_name, command.instance_name)
+            text.append(f" {command.prev_token} -> {command.new_token}", style="yellow")
+        elif command is not None:
+            text.append(_printable(seen.line.partition(" ")[2]), style="default")
+        else:
+            text.append(_printable(seen.error), style="red")
+        self._console.print(text)
+
+
+def _append_place(text: Text, stream: str, writer: str) -> None:
+    text.append(_printable(stream), style="green")
+    text.append(" of ", style="dim")
+    text.append(_printable(writer), style="magenta")
+
+
+def _printable(text: str) -> str:
+    """Escape what could command a terminal: the text is somebody else's."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def make_printer(out: TextIO, as_json: bool) -> LinePrinter:
+    """Make the printer that was asked for."""
+    return JsonPrinter(out) if as_json else TextPrinter(out)
+
+
+class Follow:
+    """Reads, filters, counts and prints the lines that are seen.
+
+    :param now: monotonic s.
+    """
+
+    def __init__(
+        self, printer: LinePrinter, filters: Filters, now: Callable[[], float]
+    ) -> None:
+        self._printer = printer
+        self._filters = filters
+        self._now = now
+        self._positions: dict[tuple[str, str], int] = {}
+
+    def see(self, channel: str, line: bytes) -> None:
+        """Take one line."""
+        seen = read_seen_line(self._now(), channel, line)
+        command = seen.command
+        if isinstance(command, PositionCommand):
+            place = (command.stream_name, command.instance_name)
+            self._positions[place] = command.new_token
+        elif isinstance(command, RdataCommand) and command.token is not None:
+            place = (command.stream_name, command.instance_name)
+            # A late row of caches is no step back.
+            self._positions[place] = max(
+                command.token, self._positions.get(place, command.token)
+            )
+        if self._filters.admit(seen.name, command):
+            self._printer(seen)
+
+    def positions(self) -> list[tuple[str, str, int]]:
+        """Tell where each ``(stream, writer, token)`` was seen last."""
+        return [(*place, token) for place, token in sorted(self._positions.items())]
+
+
+def make_follower(
+    config: ProcessConfig,
+    reactor: Any,
+    *,
+    filters: Filters,
+    as_json: bool,
+    with_positions: bool,
+    out: TextIO | None = None,
+) -> Follower:
+    """Wire what follows a deployment.
+
+    :param with_positions: print where each writer was seen last, at the end.
+    :raises ConfigError: the way to the deployment cannot be used.
+    """
+    out = out or sys.stdout
+    gone = False
+
+    def end(error: OSError | None) -> None:
+        nonlocal gone
+        gone = True
+        # Python flushes standard output at exit, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        if error is None:
+            reactor.stop()
+        else:
+            follower.fail(ReplicationError(f"cannot write: {error.strerror}"))
+
+    output: Any = Output(out, reactor, end)
+    follow = Follow(make_printer(output, as_json), filters, time.monotonic)
+    observer = LoggingObserver(Logger())
+
+    def at_end() -> None:
+        if with_positions:
+            for stream, writer, token in follow.positions():
+                sys.stderr.write(f"{stream} {writer} {token}\n")
+        if not gone:
+            out.flush()
+
+    start, stop = make_links(config, reactor, "follow", follow.see, observer)
+    follower = Follower(start, stop, at_end)
+    return follower

@@ -1,0 +1,292 @@
+"""The command line: ``synapse-replication``.
+
+Exit status: 0 when all went well, 1 when something failed while running, 2 when
+the command or the configuration is wrong (nothing was started then).
+
+This is the one place that takes the process's reactor; everything else is given
+it. What a command alone needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import click
+
+from synapse_replication import __version__
+from synapse_replication.config.process import ProcessConfig, Purpose, load_config
+from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
+from synapse_replication.wire.commands.standard import COMMANDS
+
+__all__ = ["cli", "main"]
+
+#: Exit status when the command or the configuration is wrong.
+EXIT_USAGE = 2
+
+#: Commands that live elsewhere: where, and what they are.
+_ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "positions": ("synapse_replication.cli.positions", "positions"),
+        "status": ("synapse_replication.cli.status", "status_command"),
+        "exec": ("synapse_replication.dropin.launcher", "exec_command"),
+        "record": ("synapse_replication.cli.record", "record_command"),
+        "replay": ("synapse_replication.recordings.replay", "replay"),
+        "pipeline": ("synapse_replication.cli.pipeline", "pipeline"),
+    }
+)
+
+
+class _LazyGroup(click.Group):
+    """A group some of whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, name = _ELSEWHERE[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="synapse-replication")
+def cli() -> None:
+    """Replicate streams of rows between the processes of a homeserver."""
+
+
+config_option = click.option(
+    "-c",
+    "--config-path",
+    "config_paths",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="A YAML file, or a folder of them. May be given again: later files win "
+    "per top-level key.",
+)
+
+
+def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:
+    """Read the configuration, or say all that is wrong with it and exit."""
+    try:
+        return load_config(paths, purpose)
+    except ConfigError as error:
+        _exit_with_mistakes(error)
+
+
+def _exit_with_mistakes(error: ConfigError) -> NoReturn:
+    count = len(error.problems)
+    what = "1 mistake" if count == 1 else f"{count} mistakes"
+    lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
+    for problem in error.problems:
+        where = (
+            problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+        )
+        lines += [
+            "",
+            f"  {where}: {click.style(problem.key, bold=True)}",
+            f"    {problem.problem}",
+            f"    -> {problem.mend}",
+        ]
+    click.echo("\n".join(lines), err=True)
+    sys.exit(EXIT_USAGE)
+
+
+log_option = click.option(
+    "--log-json", is_flag=True, help="Log lines are JSON objects, for programs."
+)
+
+
+@cli.command("main")
+@config_option
+@log_option
+def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
+    """Run a main process, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    _run(config_paths, Purpose.MAIN, log_json)
+
+
+@cli.command("worker")
+@config_option
+@log_option
+def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
+    """Run a worker, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    _run(config_paths, Purpose.WORKER, log_json)
+
+
+def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
+    from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.app.supervision import SupervisedProcess
+    from synapse_replication.app.systemd import (
+        open_notify_socket,
+        watchdog_interval,
+    )
+
+    config = load_or_exit(paths, purpose)
+    try:
+        from synapse_replication.app.service import make_process
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg2":
+            raise
+        click.echo(
+            "synapse-replication: PostgreSQL's driver is missing; install "
+            "synapse_replication[postgres-binary], or psycopg2 of your system",
+            err=True,
+        )
+        sys.exit(1)
+    notify = open_notify_socket(os.environ)
+    feed_every = watchdog_interval(os.environ, os.getpid())
+    set_log_level = start_logging(sys.stderr, config.log_level, as_json=log_json)
+    reactor = get_reactor()
+
+    def make() -> SupervisedProcess:
+        return SupervisedProcess(
+            make_process(config, reactor),
+            config,
+            reactor,
+            lambda: load_config(paths, purpose),
+            set_log_level,
+            notify,
+            feed_every,
+        )
+
+    sys.exit(run_service(reactor, make))
+
+
+def get_reactor() -> Any:
+    """Give the process's reactor."""
+    # The wiring: everything else is given the reactor.
+    from twisted.internet import reactor  # noqa: TID251
+
+    return reactor
+
+
+@cli.command("check-config")
+@config_option
+def check_config_command(config_paths: tuple[str, ...]) -> None:
+    """Read the configuration, report every mistake, start nothing."""
+    config = load_or_exit(config_paths, None)
+    if problems := _what_prevents_the_start(config):
+        _exit_with_mistakes(ConfigError(problems))
+    role = "main process" if config.is_main else f"worker {config.instance_name}"
+    click.echo(f"{config.server_name}, {role}: the configuration is good.")
+    for name, value in describe(config):
+        click.echo(f"  {name + ':':<9} {value}")
+
+
+def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
+    """Look at what the configuration only names: code, and endpoints."""
+    from synapse_replication.app.modules import load_factories
+    from synapse_replication.config.endpoints import client_endpoint, server_endpoint
+
+    reactor, files = get_reactor(), config.files
+    looks: list[Callable[[], object]] = [lambda: load_factories(config)]
+    for make, descriptions in (
+        (functools.partial(client_endpoint, tls=config.tls), config.tcp_connect),
+        (server_endpoint, config.tcp_listen),
+    ):
+        looks += [
+            functools.partial(make, reactor, each, files) for each in descriptions
+        ]
+    problems: list[ConfigProblem] = []
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def describe(config: ProcessConfig) -> list[tuple[str, str]]:
+    """Say what a process with this configuration would do."""
+    facts = []
+    if config.redis is not None:
+        redis = config.redis
+        facts.append(("link", f"Redis at {redis.place}{' with TLS' * redis.use_tls}"))
+    facts += [("link", f"direct TCP to {place}") for place in config.tcp_connect]
+    facts += [("link", f"direct TCP on {place}") for place in config.tcp_listen]
+    for listener in config.listeners:
+        place = listener.path or ", ".join(
+            f"{address}:{listener.port}" for address in listener.addresses
+        )
+        serves = "direct TCP" if listener.direct_tcp else "HTTP"
+        resources = ", ".join(sorted(listener.resources))
+        facts.append(("listens", f"{serves} on {place} {resources}".rstrip()))
+    mine = [
+        stream
+        for stream, writers in config.writers.items()
+        if config.instance_name in writers
+    ]
+    facts.append(("writes", ", ".join(mine) or "nothing"))
+    facts.append(("follows", ", ".join(config.writers)))
+    return facts
+
+
+@cli.command("follow")
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--stream", "streams", multiple=True, help="Only this stream.")
+@click.option("--writer", "writers", multiple=True, help="Only this instance.")
+@click.option(
+    "--command",
+    "commands",
+    multiple=True,
+    type=click.Choice(tuple(COMMANDS), case_sensitive=False),
+    metavar="NAME",
+    help="Only this command.",
+)
+@click.option("--positions", is_flag=True, help="At the end, say where each writer is.")
+def follow_command(
+    config_paths: tuple[str, ...],
+    as_json: bool,
+    streams: tuple[str, ...],
+    writers: tuple[str, ...],
+    commands: tuple[str, ...],
+    positions: bool,
+) -> None:
+    """Print what a running deployment replicates; send it nothing."""
+    from synapse_replication.app.run import run_service, start_logging
+    from synapse_replication.cli.follow import Filters, make_follower
+
+    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    start_logging(sys.stderr)
+    reactor = get_reactor()
+    filters = Filters(
+        frozenset(streams),
+        frozenset(writers),
+        frozenset(commands),
+    )
+    sys.exit(
+        run_service(
+            reactor,
+            lambda: make_follower(
+                config,
+                reactor,
+                filters=filters,
+                as_json=as_json,
+                with_positions=positions,
+            ),
+        )
+    )
+
+
+def main() -> NoReturn:
+    """Run the command line, and exit with its status."""
+    try:
+        cli(standalone_mode=True)
+    except (ReplicationError, OSError) as error:
+        # A file cannot be read, or what is printed cannot be written.
+        click.echo(f"synapse-replication: {error}", err=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""``synapse-replication positions show|check|repair``.
+
+Blocks, needs no reactor, and can be run beside a deployment; ``repair`` of a
+sequence wants all writers stopped. Spec, section 7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+import psycopg2
+from rich.console import Console
+from rich.table import Table
+
+from synapse_replication.cli.main import config_option, load_or_exit
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import StorageError
+from synapse_replication.storage.consistency import Problem, Report, examine, repair
+from synapse_replication.storage.database import connect
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["id_streams", "positions"]
+
+#: Exit status when something disagrees.
+EXIT_DISAGREES = 1
+
+#: Exit status when the configuration or the database cannot be used.
+EXIT_USAGE = 2
+
+
+def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
+    """Give the streams of a deployment that are kept in the database."""
+    streams = []
+    for declared in config.streams:
+        stream: StandardStream | TableStream = (
+            declared
+            if isinstance(declared, TableStream)
+            else STANDARD_STREAMS[declared]
+        )
+        if stream.sequence is None:
+            continue
+        streams.append(
+            (
+                stream.name,
+                IdStream(
+                    stream_name=stream.positions_name or stream.name,
+                    sequence=stream.sequence,
+                    tables=stream.id_columns,
+                    writers=config.writers[stream.name],
+                    negative=stream.negative,
+                ),
+            )
+        )
+    return streams
+
+
+@click.group("positions")
+def positions() -> None:
+    """Compare sequences, tables and stored positions; mend them."""
+
+
+@positions.command("show")
+@config_option
+def show_command(config_paths: tuple[str, ...]) -> None:
+    """Print where each stream and each writer stands."""
+    with _opened(config_paths) as (connection, streams):
+        report = examine(connection.cursor(), streams)
+    _print_table(report)
+    _print_problems(report.problems)
+
+
+@positions.command("check")
+@config_option
+def check_command(config_paths: tuple[str, ...]) -> None:
+    """Exit with 1 if anything disagrees, and print the SQL that mends it."""
+    with _opened(config_paths) as (connection, streams):
+        report = examine(connection.cursor(), streams)
+    _print_problems(report.problems)
+    if report.problems:
+        sys.exit(EXIT_DISAGREES)
+    present = [state for state in report.streams if state.sequence_value is not None]
+    click.echo(f"{len(present)} streams, all positions agree")
+
+
+@positions.command("repair")
+@config_option
+@click.option("--dry-run", is_flag=True, help="Print the statements, change nothing.")
+def repair_command(config_paths: tuple[str, ...], dry_run: bool) -> None:
+    """Mend what disagrees, in one transaction. Stop all writers first."""
+    with _opened(config_paths) as (connection, streams):
+        cursor = connection.cursor()
+        if dry_run:
+            problems: Sequence[Problem] = examine(cursor, streams).problems
+        else:
+            problems, _ = repair(cursor, streams)
+            connection.commit()
+    _print_problems(problems)
+    if not problems:
+        click.echo("nothing to mend")
+    elif dry_run:
+        click.echo("nothing was changed (--dry-run)")
+    else:
+        click.echo(f"mended: {len(problems)}")
+
+
+@contextlib.contextmanager
+def _opened(
+    config_paths: Sequence[str],
+) -> Iterator[tuple[Any, list[tuple[str, IdStream]]]]:
+    """Read the configuration and connect; failures end the process with a message."""
+    config = load_or_exit(config_paths, None)
+    if config.database is None:
+        _fail("the configuration has no database; write one with name: psycopg2")
+    try:
+        connection = connect(_quick(config.database.conninfo))
+    except psycopg2.OperationalError as error:
+        _fail(f"cannot connect to the database: {str(error).strip()}")
+    with contextlib.closing(connection):
+        try:
+            yield connection, id_streams(config)
+        except (StorageError, psycopg2.Error) as error:
+            _fail(f"nothing was changed: {str(error).strip()}")
+
+
+def _quick(conninfo: Mapping[str, Any]) -> dict[str, Any]:
+    return {"connect_timeout": 10, **conninfo}
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(text, err=True)
+    sys.exit(EXIT_USAGE)
+
+
+def _print_table(report: Report) -> None:
+    table = Table("stream", "sequence", "table max", "writer", "stored", "lag")
+    for name in ("sequence", "table max", "stored", "lag"):
+        column = next(c for c in table.columns if c.header == name)
+        column.justify = "right"
+    for state in report.streams:
+        if state.sequence_value is None:
+            table.add_row(state.name, "absent")
+            continue
+        greatest = str(max(state.farthest.values(), default=0) * state.stream.sign)
+        first = [state.name, str(state.sequence_value), greatest]
+        if not state.writers:
+            table.add_row(*first, "(anybody)")
+        for writer in state.writers:
+            known = writer.stored is not None
+            name = writer.instance_name + ("" if writer.declared else " (no writer)")
+            stored = str(writer.stored) if known else "none"
+            table.add_row(*first, name, stored, str(writer.lag) if known else "")
+            first = ["", "", ""]
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _print_problems(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        where = "" if problem.stream_name is None else f"{problem.stream_name}: "
+        click.echo(f"{where}{problem.text}")
+        for statement in problem.mend:
+            click.echo(f"    {' '.join(statement.split())}")

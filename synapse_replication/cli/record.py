@@ -1,0 +1,146 @@
+"""``synapse-replication record``: writes down what goes over the wire, and says nothing.
+
+What never reaches a table (typing, presence, POSITION) is kept for the pipeline this
+way. A file holds what came over one connection: when that is lost, it is closed, and
+the next begins where the next connection does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from synapse_replication.app.passive import Follower, make_links
+from synapse_replication.app.run import run_service, start_logging
+from synapse_replication.cli.main import (
+    config_option,
+    get_reactor,
+    load_or_exit,
+    log_option,
+)
+from synapse_replication.config.process import ProcessConfig, Purpose
+from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
+
+__all__ = ["make_recorder", "record_command"]
+
+_MIB = 1024 * 1024
+
+
+class _AtLoss(ReplicationObserver):
+    """Does something when a connection is lost."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        self._act()
+
+
+def make_recorder(
+    config: ProcessConfig, reactor: Any, files: RecordingFiles
+) -> Follower:
+    """Wire what records a deployment.
+
+    It ends with an error when the disk takes no more.
+
+    :raises ConfigError: the way to the deployment cannot be used.
+    """
+    failed = False
+
+    def guarded(act: Callable[..., object]) -> Callable[..., None]:
+        def do(*args: Any) -> None:
+            nonlocal failed
+            if failed:
+                return
+            try:
+                act(*args)
+            except RecordingWriteError as error:
+                failed = True
+                recorder.fail(error)
+
+        return do
+
+    observer = CompositeObserver(
+        [LoggingObserver(Logger()), _AtLoss(guarded(files.roll))]
+    )
+    start_links, stop_links = make_links(
+        config, reactor, "record", guarded(files.see), observer
+    )
+    ticking = LoopingCall(guarded(files.tick))
+    ticking.clock = reactor
+
+    def start() -> None:
+        ticking.start(1.0, now=False)
+        start_links()
+
+    async def stop() -> None:
+        ticking.stop()
+        await stop_links()
+
+    def at_end() -> None:
+        if not failed:
+            files.close()
+
+    recorder = Follower(start, stop, at_end)
+    return recorder
+
+
+@click.command("record")
+@config_option
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The folder for the recordings; made if it is missing.",
+)
+@click.option("--gzip", "compressed", is_flag=True, help="Compress them.")
+@click.option(
+    "--roll-mib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=64.0,
+    show_default=True,
+    help="Begin a new file after as many MiB, before compression.",
+)
+@click.option(
+    "--roll-seconds",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Begin a new file after as many seconds.",
+)
+@log_option
+def record_command(
+    config_paths: tuple[str, ...],
+    out: Path,
+    compressed: bool,
+    roll_mib: float,
+    roll_seconds: float,
+    log_json: bool,
+) -> None:
+    """Record what a running deployment replicates; send it nothing."""
+    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    start_logging(sys.stderr, as_json=log_json)
+    reactor = get_reactor()
+
+    def make() -> Follower:
+        files = RecordingFiles(
+            out,
+            roll_bytes=max(1, int(roll_mib * _MIB)),
+            roll_seconds=roll_seconds,
+            compressed=compressed,
+            now=time.monotonic,
+            wall=time.time,
+        )
+        return make_recorder(config, reactor, files)
+
+    sys.exit(run_service(reactor, make))

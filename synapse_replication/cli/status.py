@@ -1,0 +1,283 @@
+"""``synapse-replication status``: how a whole deployment stands, in a terminal.
+
+Each process of ``instance_map`` is asked over HTTP, where it also gives rows, with the
+``worker_replication_secret``. Exit status: 0 if all is well, 1 if anything is stalled,
+a name is used twice, or a process has no link or does not answer; 2 if the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import attrs
+import click
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synapse_replication.app.status_page import duration, judge
+from synapse_replication.cli.main import config_option, get_reactor, load_or_exit
+from synapse_replication.config.process import ProcessConfig, Purpose
+from synapse_replication.errors import ReplicationError
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.instrumentation.status.model import (
+    WORST_FIRST,
+    Condition,
+    ProcessStatus,
+    decode_status,
+    describe_lag,
+    describe_progress,
+    group_stalls,
+    printable,
+)
+
+__all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
+
+#: How often ``--watch`` looks, in s.
+WATCH_EVERY = 2.0
+
+_STYLES = {"good": "green", "busy": "yellow", "bad": "bold red"}
+
+
+@attrs.frozen
+class DeploymentStatus:
+    """How all processes stand that could be asked.
+
+    :ivar processes: by instance name.
+    :ivar unreachable: why a process did not answer, by instance name.
+    :ivar not_asked: processes that others hear, and that are not in ``instance_map``.
+    """
+
+    processes: Mapping[str, ProcessStatus]
+    unreachable: Mapping[str, str]
+    not_asked: tuple[str, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        """Tell whether nobody needs to look."""
+        return not self.unreachable and not any(
+            status.stalled or status.duplicates or status.is_cut_off
+            for status in self.processes.values()
+        )
+
+
+class StatusService(Service):
+    """Asks all processes, once or again and again, until it is stopped.
+
+    :param ask: gives the status of one process as JSON.
+    :param names: the processes to ask.
+    :param show: is given each answer of all.
+    :param at_end: called when there is no more to do.
+    :param close: closes the connections, when it is stopped.
+    :ivar started: fires at once.
+    :ivar is_well: what the last answer said.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        clock: Any,
+        ask: Callable[[str], Any],
+        names: tuple[str, ...],
+        show: Callable[[DeploymentStatus], object],
+        at_end: Callable[[], object],
+        *,
+        close: Callable[[], Any] = lambda: None,
+        watch: bool,
+    ) -> None:
+        self._ask = ask
+        self._close = close
+        self._names = names
+        self._show = show
+        self._at_end = at_end
+        self._watch = watch
+        self._call = LoopingCall(self._look)
+        self._call.clock = clock
+        self.started: Deferred[None] = Deferred()
+        self.is_well = False
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self.started.callback(None)
+        looking = self._call.start(WATCH_EVERY)
+        if not self._watch and self._call.running:
+            self._call.stop()
+        looking.addErrback(self._failed)
+        looking.addCallback(self._end)
+
+    def stopService(self) -> Any:
+        super().stopService()  # type: ignore[no-untyped-call]
+        if self._call.running:
+            self._call.stop()
+        return self._close()
+
+    def _failed(self, failure: Failure) -> None:
+        self.is_well = False
+        self.log.failure("Cannot show how the deployment stands", failure)
+
+    def _end(self, result: object) -> None:
+        if self.running:
+            self._at_end()
+
+    def _look(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        answers = await gatherResults(
+            [Deferred.fromCoroutine(self._ask_one(name)) for name in self._names]
+        )
+        found = dict(zip(self._names, answers, strict=True))
+        processes = {
+            name: answer
+            for name, answer in found.items()
+            if isinstance(answer, ProcessStatus)
+        }
+        heard = {
+            member.instance_name
+            for status in processes.values()
+            for member in status.members
+            if not member.is_gone
+        }
+        deployment = DeploymentStatus(
+            processes,
+            {name: text for name, text in found.items() if isinstance(text, str)},
+            tuple(sorted(heard.difference(self._names))),
+        )
+        self.is_well = deployment.is_well
+        self._show(deployment)
+
+    async def _ask_one(self, name: str) -> ProcessStatus | str:
+        try:
+            return decode_status(await self._ask(name))
+        except ReplicationError as error:
+            return str(error)
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text), style)
+
+
+def render(deployment: DeploymentStatus) -> RenderableType:
+    """Draw a deployment for a terminal: the verdicts, what is wrong, all writers."""
+    parts: list[RenderableType] = []
+    for name, status in sorted(deployment.processes.items()):
+        verdict = judge(status)
+        line = _text(f"{name}: ")
+        line.append(verdict.text, _STYLES[verdict.tone])
+        down = ", ".join(link.name for link in status.links if not link.up)
+        line.append(f" (down: {down})" if down else "")
+        parts.append(line)
+        for duplicate in status.duplicates:
+            places = duplicate.places or "it is not known where"
+            text = f"  two processes are called {duplicate.instance_name} ({places})"
+            parts.append(_text(text, "red"))
+        for group in group_stalls(status.writers):
+            since = duration(group.stalled_for)
+            text = f"  {group.names}: stalled for {since}. {group.detail}"
+            parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
+    for name, why in sorted(deployment.unreachable.items()):
+        parts.append(_text(f"{name}: does not answer: {why}", "bold red"))
+    if deployment.not_asked:
+        names = ", ".join(deployment.not_asked)
+        parts.append(_text(f"Heard, and not asked, since not in instance_map: {names}"))
+    parts.append(_writers(deployment))
+    return Group(*parts)
+
+
+def _writers(deployment: DeploymentStatus) -> Table:
+    table = Table("Process", "Stream", "Writer", "State", box=None, pad_edge=False)
+    for title in ("Position", "Behind, ids", "Behind, time"):
+        table.add_column(title, justify="right")
+    rows = [
+        (writer, name)
+        for name, status in deployment.processes.items()
+        for writer in status.writers
+    ]
+    rows.sort(
+        key=lambda row: (
+            WORST_FIRST.index(row[0].condition),
+            row[1],
+            row[0].stream_name,
+            row[0].instance_name,
+        )
+    )
+    for writer, name in rows:
+        state = writer.condition.value
+        if writer.started_from is not None:
+            state += f", {describe_progress(writer)}"
+        style = "red" if writer.condition is Condition.STALLED else ""
+        table.add_row(
+            _text(name),
+            _text(writer.stream_name),
+            _text(writer.instance_name),
+            _text(state, style),
+            "?" if writer.position is None else f"{writer.position:,}",
+            describe_lag(writer),
+            duration(writer.lag_seconds) if writer.lag else "",
+        )
+    return table
+
+
+def _make_client(
+    config: ProcessConfig, reactor: Any
+) -> tuple[HttpCatchUpClient, Callable[[], Any]]:
+    agent, pool = make_agent(reactor, config.instance_map, config.tls.for_connecting)
+    client = HttpCatchUpClient(
+        agent, config.instance_map, config.replication_secret, reactor
+    )
+    return client, pool.closeCachedConnections
+
+
+@click.command("status")
+@config_option
+@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
+def status_command(
+    config_paths: tuple[str, ...], watch: bool, as_json: bool
+) -> NoReturn:
+    """Say how the processes of a deployment stand; 1 if anything is stalled."""
+    from synapse_replication.app.run import run_service, start_logging
+
+    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    names = tuple(sorted(config.instance_map))
+    if not names:
+        click.echo(
+            "synapse-replication: there is nobody to ask; name the processes, and "
+            "where their replication listeners are, in instance_map",
+            err=True,
+        )
+        sys.exit(2)
+    start_logging(sys.stderr, "warn")
+    reactor = get_reactor()
+    client, close = _make_client(config, reactor)
+    console = Console()
+    live = Live(console=console, auto_refresh=False, screen=True)
+    on_screen = watch and not as_json and console.is_terminal
+
+    def show(deployment: DeploymentStatus) -> None:
+        if as_json:
+            click.echo(msgspec.json.encode(deployment).decode())
+        elif on_screen:
+            live.update(render(deployment), refresh=True)
+        else:
+            console.print(render(deployment))
+
+    service = StatusService(
+        reactor, client.get_status, names, show, reactor.stop, close=close, watch=watch
+    )
+    if on_screen:
+        with live:
+            status = run_service(reactor, lambda: service)
+    else:
+        status = run_service(reactor, lambda: service)
+    sys.exit(status or int(not service.is_well))

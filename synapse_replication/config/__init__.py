@@ -1,0 +1,1 @@
+"""The configuration of one process: files, models, checks."""

@@ -1,0 +1,168 @@
+"""From the configuration to where things are: Redis, endpoints, sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.internet.endpoints import (
+    HostnameEndpoint,
+    SSL4ServerEndpoint,
+    clientFromString,
+    serverFromString,
+    wrapClientTLS,
+)
+from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
+
+from synapse_replication.config.files import OWN_SECTION
+from synapse_replication.config.listener_safety import split_description
+from synapse_replication.config.process import Listener, RedisConfig, TlsConfig
+from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
+from synapse_replication.transport.tls import server_context
+
+__all__ = [
+    "client_endpoint",
+    "listener_descriptions",
+    "redis_options",
+    "server_endpoint",
+]
+
+
+def redis_options(config: RedisConfig) -> RedisOptions:
+    """Say where Redis is in the words of the adapter."""
+    tls = None
+    if config.use_tls:
+        authority = config.ca_file or config.ca_path
+        tls = RedisTlsOptions(
+            authority_file=Path(authority) if authority else None,
+            certificate_file=_path(config.certificate_file),
+            private_key_file=_path(config.private_key_file),
+        )
+    sentinel = None
+    if (wanted := config.sentinel) is not None:
+        sentinel = SentinelOptions(
+            wanted.master, wanted.places, wanted.username, wanted.password
+        )
+    return RedisOptions(
+        host=config.host,
+        port=config.port,
+        path=config.path,
+        password=config.password,
+        username=config.username,
+        dbid=config.dbid,
+        tls=tls,
+        sentinel=sentinel,
+    )
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def client_endpoint(
+    reactor: Any, description: str, files: Sequence[str], tls: TlsConfig
+) -> IStreamClientEndpoint:
+    """Make the endpoint that direct TCP connects to.
+
+    :param tls: holds for ``tls:HOST:PORT``, which says nothing of TLS itself.
+    :raises ConfigError: the description is not one that Twisted reads, or a file
+        that it names cannot be read, or the server would not be verified.
+    """
+    kind, arguments, named = split_description(description)
+    endpoint: IStreamClientEndpoint
+    try:
+        if kind == "ssl" and "hostname" not in named:
+            raise ValueError("it does not check who answers")
+        if kind == "tls" and len(arguments) == 2 and not named:
+            host, port = arguments
+            endpoint = wrapClientTLS(
+                tls.for_connecting(host), HostnameEndpoint(reactor, host, int(port))
+            )
+        else:
+            endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, OSError) as error:
+        raise _bad_description("connect", description, files, error) from error
+    return endpoint
+
+
+def server_endpoint(
+    reactor: Any, description: str, files: Sequence[str]
+) -> IStreamServerEndpoint:
+    """Make an endpoint that direct TCP is served on.
+
+    :raises ConfigError: the description is not one that Twisted reads, or a file
+        that it names cannot be read.
+    """
+    kind, arguments, named = split_description(description)
+    endpoint: IStreamServerEndpoint
+    try:
+        if kind == "ssl" and "caCertsDir" in named:
+            endpoint = _asking_for_certificates(reactor, *arguments, **named)
+        else:
+            endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, OSError) as error:
+        raise _bad_description("listen", description, files, error) from error
+    return endpoint
+
+
+def _asking_for_certificates(
+    reactor: Any,
+    port: str,
+    *,
+    caCertsDir: str,
+    privateKey: str = "server.pem",
+    certKey: str | None = None,
+    interface: str = "",
+    backlog: str = "50",
+) -> IStreamServerEndpoint:
+    """Make what Twisted has no description for: a server that verifies its clients."""
+    context = server_context(
+        Path(certKey or privateKey),
+        Path(privateKey),
+        client_authority_file=Path(caCertsDir),
+    )
+    endpoint: Any = SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
+        reactor, int(port), context, int(backlog), interface
+    )
+    return cast(IStreamServerEndpoint, endpoint)
+
+
+def _bad_description(
+    key: str, description: str, files: Sequence[str], error: Exception
+) -> ConfigError:
+    mend = {
+        "connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
+        "listen": "write for instance tcp:PORT, unix:PATH, or "
+        "ssl:PORT:privateKey=FILE:certKey=FILE",
+    }
+    return ConfigError(
+        [
+            ConfigProblem(
+                ", ".join(files),
+                f"{OWN_SECTION}.direct_tcp.{key}",
+                f"{description!r} is no endpoint that can be used: {error}",
+                mend[key],
+            )
+        ]
+    )
+
+
+def listener_descriptions(listener: Listener) -> list[str]:
+    """Give the endpoint descriptions of a listener, one for each address."""
+    if listener.path is not None:
+        return [f"unix:{_quote(listener.path)}"]
+    return [
+        f"{'tcp6' if ':' in address else 'tcp'}:{listener.port}"
+        f":interface={_quote(address)}"
+        for address in listener.addresses
+    ]
+
+
+def _quote(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:").replace("=", "\\=")

@@ -1,0 +1,116 @@
+"""Whether strangers could connect to what a process listens on.
+
+The wire has no authentication of its own: whoever connects over direct TCP may read
+every row and say anything, and HTTP catch-up gives rows to who has the secret. So a
+listener that asks for nothing is for this machine alone, unless the operator says
+otherwise. docs/security.rst.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from synapse_replication.config.files import OWN_SECTION, Path_
+from synapse_replication.config.models import ListenerSection, SharedFile
+
+__all__ = [
+    "is_for_this_machine",
+    "is_guarded",
+    "open_to_strangers",
+    "split_description",
+]
+
+_OR_ELSE = (
+    f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if strangers "
+    "cannot reach it"
+)
+
+
+def open_to_strangers(
+    shared: SharedFile, key: str, has_secret: bool
+) -> Iterator[tuple[Path_, str, str]]:
+    """Find the listeners that anybody may use.
+
+    :param key: where this process's listeners stand.
+    :param has_secret: HTTP requests must bear one.
+    :return: the path of each mistake, what is wrong, and the mend. None if the
+        operator allows it.
+    """
+    own = shared.synapse_replication
+    if own.allow_unprotected_listeners:
+        return
+    sections: list[ListenerSection] = getattr(shared, key)
+    for index, section in enumerate(sections):
+        open_to = [a for a in section.addresses if not is_for_this_machine(a)]
+        if section.path is not None or not open_to:
+            continue
+        if section.tls and own.tls.client_ca_file is not None:
+            # Nobody gets in without a certificate.
+            continue
+        if section.type == "replication":
+            yield (
+                (key, index, "bind_addresses"),
+                f"direct TCP on {open_to[0]} gives every row to who connects",
+                "write ['127.0.0.1'], use a path, or `tls: true` with "
+                f"{OWN_SECTION}.tls.client_ca_file, {_OR_ELSE}",
+            )
+        elif "replication" in section.resource_names and not has_secret:
+            yield (
+                (key, index, "bind_addresses"),
+                f"everybody who asks {open_to[0]} for rows is given them",
+                "set worker_replication_secret, write ['127.0.0.1'], use a path, "
+                f"{_OR_ELSE}",
+            )
+    for index, description in enumerate(own.direct_tcp.listen):
+        if not is_guarded(description):
+            yield (
+                (OWN_SECTION, "direct_tcp", "listen", index),
+                f"{description} gives every row to who connects",
+                f"add :interface=127.0.0.1, or write ssl: with caCertsDir, {_OR_ELSE}",
+            )
+
+
+def is_for_this_machine(address: str) -> bool:
+    """Tell whether only processes of this machine can connect to an address."""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def is_guarded(description: str) -> bool:
+    """Tell whether strangers are kept out of an endpoint that has no secret.
+
+    :param description: of a server endpoint, as Twisted reads it. TLS guards it if
+        clients need a certificate. Of other kinds than TCP and TLS, for instance
+        Unix sockets, it is taken that their access is restricted elsewhere.
+    """
+    kind, arguments, named = split_description(description)
+    if kind not in ("tcp", "tcp6", "ssl"):
+        return True
+    if kind == "ssl" and "caCertsDir" in named:
+        return True
+    interface = named.get("interface")
+    if interface is None and kind != "ssl" and len(arguments) > 1:
+        interface = arguments[1]
+    return interface is not None and is_for_this_machine(interface)
+
+
+def split_description(description: str) -> tuple[str, list[str], dict[str, str]]:
+    """Split an endpoint description into its kind, its arguments, and the named ones."""
+    # Colons in arguments are escaped.
+    kind, *parts = (
+        re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", description)
+    )
+    named, arguments = {}, []
+    for part in parts:
+        if re.match(r"[A-Za-z]\w*=", part):
+            name, value = part.split("=", 1)
+            named[name] = value
+        else:
+            arguments.append(part)
+    return kind, arguments, named

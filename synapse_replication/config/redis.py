@@ -1,0 +1,167 @@
+"""``redis``: where Redis is, or who knows where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from synapse_replication.config.files import MergedFiles, read_secret
+from synapse_replication.config.models import RedisSection, SentinelSection
+from synapse_replication.errors import ConfigProblem
+
+__all__ = ["RedisConfig", "SentinelConfig", "read_redis"]
+
+#: Where a Sentinel listens unless it is told otherwise.
+_SENTINEL_PORT = 26379
+
+
+@attrs.frozen
+class SentinelConfig:
+    """Who to ask where Redis is.
+
+    :ivar master: the name of it.
+    :ivar places: hosts and ports of Sentinels.
+    """
+
+    master: str
+    places: tuple[tuple[str, int], ...]
+    username: str | None = None
+    password: str | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen
+class RedisConfig:
+    """How to reach Redis; the same for both connections.
+
+    :ivar path: of a Unix socket; wins over host and port.
+    :ivar sentinel: wins over all of these.
+    """
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    username: str | None = None
+    password: str | None = attrs.field(default=None, repr=False)
+    dbid: int | None = None
+    use_tls: bool = False
+    certificate_file: str | None = None
+    private_key_file: str | None = None
+    ca_file: str | None = None
+    ca_path: str | None = None
+    sentinel: SentinelConfig | None = None
+
+    @property
+    def place(self) -> str:
+        """Say where it is, for people."""
+        if self.sentinel is not None:
+            at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.places)
+            return f"the master {self.sentinel.master} of the Sentinels at {at}"
+        return self.path or f"{self.host}:{self.port}"
+
+
+def read_redis(
+    section: RedisSection, merged: MergedFiles, problems: list[ConfigProblem]
+) -> RedisConfig | None:
+    """Check the section and read the secrets that it names.
+
+    :param problems: mistakes are put here.
+    :return: ``None`` if Redis is not enabled.
+    """
+
+    def problem(key: str, text: str, mend: str) -> None:
+        problems.append(merged.problem(("redis", *key.split(".")), text, mend))
+
+    password = read_secret(
+        section.password.get_secret_value() if section.password else None,
+        section.password_path,
+        ("redis", "password"),
+        merged,
+        problems,
+    )
+    if not section.enabled:
+        return None
+    for key in ("certificate_file", "private_key_file", "ca_file", "ca_path"):
+        file = getattr(section, key)
+        if section.use_tls and file is not None and not Path(file).exists():
+            problem(key, f"{file} does not exist", "name one that does")
+    if section.username is not None and password is None:
+        problem(
+            "username",
+            "a user name is of no use without its password",
+            "add redis.password or redis.password_path",
+        )
+    if section.sentinel is not None and section.path is not None:
+        problem(
+            "sentinel",
+            "redis.path is set too, and a Sentinel names hosts",
+            "keep one of redis.sentinel and redis.path",
+        )
+    return RedisConfig(
+        host=section.host,
+        port=section.port,
+        path=section.path,
+        username=section.username,
+        password=password,
+        dbid=section.dbid,
+        use_tls=section.use_tls,
+        certificate_file=section.certificate_file,
+        private_key_file=section.private_key_file,
+        ca_file=section.ca_file,
+        ca_path=section.ca_path,
+        sentinel=None
+        if section.sentinel is None
+        else _read_sentinel(section.sentinel, merged, problems),
+    )
+
+
+def _read_sentinel(
+    section: SentinelSection, merged: MergedFiles, problems: list[ConfigProblem]
+) -> SentinelConfig:
+    key = ("redis", "sentinel")
+    password = read_secret(
+        section.password.get_secret_value() if section.password else None,
+        section.password_path,
+        (*key, "password"),
+        merged,
+        problems,
+    )
+    if section.username is not None and password is None:
+        problems.append(
+            merged.problem(
+                (*key, "username"),
+                "a user name is of no use without its password",
+                "add redis.sentinel.password or redis.sentinel.password_path",
+            )
+        )
+    places = []
+    for index, text in enumerate(section.sentinels):
+        place = _read_place(text)
+        if place is None:
+            problems.append(
+                merged.problem(
+                    (*key, "sentinels", index),
+                    f"{text!r} is no place",
+                    "write HOST:PORT, for instance sentinel1.example.com:26379",
+                )
+            )
+        else:
+            places.append(place)
+    return SentinelConfig(section.master, tuple(places), section.username, password)
+
+
+def _read_place(text: str) -> tuple[str, int] | None:
+    """Read HOST, HOST:PORT, or an IPv6 address in brackets with or without a port."""
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            return None
+        port = rest[1:] if rest else str(_SENTINEL_PORT)
+    else:
+        host, colon, port = text.partition(":")
+        port = port if colon else str(_SENTINEL_PORT)
+    if not host or any(letter.isspace() for letter in host):
+        return None
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        return None
+    return host, int(port)

@@ -1,0 +1,1 @@
+"""The demonstration: real rows between real processes, with faults, and a check."""

@@ -1,0 +1,97 @@
+"""The command line of the demonstration."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from rich.console import Console
+
+from synapse_replication.demo.deployment import Deployment, Plan
+from synapse_replication.demo.display import (
+    TextScreen,
+    positions_agree,
+    show_table,
+)
+from synapse_replication.demo.run import run_demo
+from synapse_replication.demo.script import read_script
+from synapse_replication.errors import ReplicationError
+from synapse_replication.recordings.reader import shipped_recording
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    default=8000,
+    show_default=True,
+    help="How many rows to write; the recording is repeated if need be.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=1),
+    default=400.0,
+    show_default=True,
+    help="Rows a second, of all writers together.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["redis", "tcp"]),
+    default="redis",
+    show_default=True,
+    help="How rows get to the readers.",
+)
+@click.option("--faults/--no-faults", default=True, help="Kill and restart midway.")
+@click.option(
+    "--recording",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Another recording than the one that ships with the package.",
+)
+def demo(
+    rows: int, rate: float, transport: str, faults: bool, recording: Path | None
+) -> None:
+    """Replicate real rows between real processes, and check that none was lost.
+
+    Starts a private PostgreSQL and Redis, a main process, three more writers and
+    two readers. Midway a reader is killed and Redis is restarted. Exit status 0
+    only if no row was missing, duplicated or out of order, and all positions agree.
+    """
+    console = Console()
+    recording = recording or shipped_recording()
+    plan = Plan(recording, rows, rate, transport == "redis")
+    total = sum(len(write.rows) for write in read_script(recording, rows))
+    # Whoever ends us lets us clean up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    deployment = Deployment(plan)
+    try:
+        with TextScreen(console) as screen:
+            tallies = run_demo(deployment, screen, total, with_faults=faults)
+    except ReplicationError as error:
+        click.echo(f"The demonstration failed: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("Interrupted; stopping everything ...", err=True)
+        sys.exit(130)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        deployment.close()
+    show_table(console, tallies)
+    good = all(tally.is_good for tally in tallies) and positions_agree(tallies)
+    if good:
+        click.echo("Nothing missing, duplicated or out of order; all positions agree.")
+    else:
+        click.echo("Rows were lost, doubled or disordered, or positions differ.")
+    sys.exit(0 if good else 1)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    demo()

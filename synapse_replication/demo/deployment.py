@@ -1,0 +1,295 @@
+"""The deployment of the demonstration: tables, configuration files, processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg2
+
+from synapse_replication.demo.check import Entry, read_entries
+from synapse_replication.demo.processes import ReplicationProcess
+from synapse_replication.demo.script import STREAMS, DemoStream
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from synapse_replication.testing.servers import (
+    PrivatePostgres,
+    PrivateRedis,
+    free_port,
+)
+
+__all__ = ["READERS", "WRITERS", "Deployment", "Plan"]
+
+#: The processes that write, the main one first.
+WRITERS = (MAIN_INSTANCE, "event_writer1", "event_writer2", "typing_writer")
+READERS = ("reader1", "reader2")
+
+SERVER_NAME = "demo.example"
+DATABASE = "demo"
+
+
+@attrs.frozen
+class Plan:
+    """What is to be done.
+
+    :ivar recording: where the rows come from.
+    :ivar rows: how many are written.
+    :ivar rate: rows a second.
+    :ivar use_redis: else direct TCP.
+    """
+
+    recording: Path
+    rows: int
+    rate: float
+    use_redis: bool
+
+
+class Deployment:
+    """A folder with all that is needed; see :meth:`start_servers`.
+
+    :param plan: what is to be done.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.directory = Path(tempfile.mkdtemp(prefix="synapse-replication-demo-"))
+        self.postgres = PrivatePostgres()
+        self.redis = PrivateRedis() if plan.use_redis else None
+        self.processes: dict[str, ReplicationProcess] = {}
+        self._dsn = ""
+        self._tcp_ports: dict[str, int] = {}
+        self._page_port = 0
+
+    @property
+    def status_page(self) -> str:
+        """The URL of a page that shows live what the last reader gets."""
+        return f"http://127.0.0.1:{self._page_port}/status"
+
+    # -- starting and stopping ------------------------------------------------------
+
+    def start_servers(self) -> None:
+        """Start PostgreSQL and Redis, make the tables and the files."""
+        self.postgres.start()
+        if self.redis is not None:
+            self.redis.start()
+        self._dsn = self.postgres.new_database(DATABASE)
+        self._make_tables()
+        if not self.plan.use_redis:
+            self._tcp_ports = {name: free_port() for name in WRITERS}
+        self._page_port = free_port()
+        self._write_files()
+
+    def start_processes(self) -> None:
+        """Start the main process and the workers, all at once."""
+        for process in self.processes.values():
+            process.start()
+
+    def let_writers_begin(self) -> None:
+        """Let the writers write."""
+        self._begin_file.touch()
+
+    def stop_processes(self) -> dict[str, int | None]:
+        """Stop all processes in order; give the exit status of each."""
+        for process in self.processes.values():
+            process.ask_to_stop()
+        return {name: process.wait() for name, process in self.processes.items()}
+
+    def close(self) -> None:
+        """Stop everything, and remove the folder."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            stack.callback(self.postgres.stop)
+            if self.redis is not None:
+                stack.callback(self.redis.stop)
+            self.stop_processes()
+
+    # -- what was written and received ----------------------------------------------
+
+    def log_of(self, writer: str) -> Path:
+        """Name the file in which a writer notes down what it wrote."""
+        return self.directory / f"{writer}.written.jsonl"
+
+    def journal_of(self, reader: str) -> Path:
+        """Name the journal of a reader."""
+        return self.directory / f"{reader}.journal.jsonl"
+
+    def journal(self, reader: str) -> list[Entry]:
+        """Read the journal of a reader."""
+        return read_entries(self.journal_of(reader))
+
+    def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
+        """Give token and row of all that a writer wrote, from its source."""
+        if stream.in_memory:
+            return [
+                (entry.token, row)
+                for entry in read_entries(self.log_of(writer))
+                if entry.stream_name == stream.name
+                for row in entry.rows
+            ]
+        columns = ", ".join(stream.columns)
+        with (
+            contextlib.closing(psycopg2.connect(self._dsn)) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(
+                f"SELECT stream_id, json_build_array({columns})::text "
+                f"FROM {stream.table} WHERE instance_name = %s",
+                (writer,),
+            )
+            return [(token, json.loads(row)) for token, row in cursor.fetchall()]
+
+    # -- files and tables -------------------------------------------------------------
+
+    @property
+    def _begin_file(self) -> Path:
+        return self.directory / "begin"
+
+    def _socket(self, name: str) -> Path:
+        return self.directory / f"{name}.sock"
+
+    def _make_tables(self) -> None:
+        with (
+            contextlib.closing(psycopg2.connect(self._dsn)) as connection,
+            connection.cursor() as cursor,
+        ):
+            for stream in STREAMS.values():
+                if stream.in_memory:
+                    continue
+                columns = ", ".join(
+                    f"{name} {type_.rstrip('?')}"
+                    + ("" if type_.endswith(("?", "json")) else " NOT NULL")
+                    for name, type_ in stream.columns.items()
+                )
+                cursor.execute(
+                    f"CREATE SEQUENCE {stream.sequence} START 2;"
+                    f"CREATE TABLE {stream.table} (stream_id bigint NOT NULL, "
+                    f"instance_name text NOT NULL, {columns});"
+                    f"CREATE INDEX ON {stream.table} (instance_name, stream_id)"
+                )
+            connection.commit()
+
+    def _write_files(self) -> None:
+        shared = self.directory / "homeserver.yaml"
+        # JSON is YAML.
+        shared.write_text(json.dumps(self._shared_config(), indent=2))
+        for name in (*WRITERS, *READERS):
+            own = self.directory / f"{name}.yaml"
+            own.write_text(json.dumps(self._own_config(name), indent=2))
+            self.processes[name] = ReplicationProcess(
+                name,
+                [
+                    "main" if name == MAIN_INSTANCE else "worker",
+                    *("-c", str(shared), "-c", str(own)),
+                ],
+                self._socket(name),
+                self.directory / f"{name}.log",
+            )
+
+    def _shared_config(self) -> dict[str, Any]:
+        instance_map = {
+            "main" if name == MAIN_INSTANCE else name: {"path": str(self._socket(name))}
+            for name in WRITERS
+        }
+        config: dict[str, Any] = {
+            "server_name": SERVER_NAME,
+            "database": {
+                "name": "psycopg2",
+                "args": {
+                    "host": str(self.postgres.directory),
+                    "port": self.postgres.port,
+                    "user": self.postgres.user,
+                    "dbname": DATABASE,
+                },
+            },
+            "instance_map": instance_map,
+            "stream_writers": {"typing": "typing_writer"},
+            "worker_replication_secret": secrets.token_hex(16),
+        }
+        if self.redis is not None:
+            config["redis"] = {
+                "enabled": True,
+                "host": self.redis.host,
+                "port": self.redis.port,
+            }
+        return config
+
+    def _own_config(self, name: str) -> dict[str, Any]:
+        listeners: list[dict[str, Any]] = [
+            {
+                "type": "http",
+                "path": str(self._socket(name)),
+                "resources": [{"names": ["replication", "health"]}],
+            }
+        ]
+        if name == READERS[-1]:
+            listeners.append(
+                {
+                    "type": "metrics",
+                    "port": self._page_port,
+                    "bind_addresses": ["127.0.0.1"],
+                }
+            )
+        own: dict[str, Any] = {"streams": _declarations()}
+        if name in WRITERS:
+            own["modules"] = [self._writer_module(name)]
+        else:
+            own["row_sink"] = {
+                "module": "synapse_replication.app.journal.make_journal",
+                "config": {"path": str(self.journal_of(name))},
+            }
+        if self._tcp_ports:
+            own["direct_tcp"] = self._direct_tcp(name)
+        if name == MAIN_INSTANCE:
+            return {"listeners": listeners, "synapse_replication": own}
+        return {
+            "worker_name": name,
+            "worker_listeners": listeners,
+            "synapse_replication": own,
+        }
+
+    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
+        # Nobody relays rows: each process connects to each other that writes.
+        addresses = {
+            writer: f"tcp:127.0.0.1:{port}" for writer, port in self._tcp_ports.items()
+        }
+        if addresses.pop(name, None) is None:
+            return {"connect": list(addresses.values())}
+        return {
+            "connect": list(addresses.values()),
+            "listen": f"tcp:{self._tcp_ports[name]}:interface=127.0.0.1",
+        }
+
+    def _writer_module(self, name: str) -> Mapping[str, Any]:
+        return {
+            "module": "synapse_replication.demo.writer.make_writer",
+            "config": {
+                "recording": str(self.plan.recording),
+                "rows": self.plan.rows,
+                "rate": self.plan.rate,
+                "begin_file": str(self._begin_file),
+                "log_file": str(self.log_of(name)),
+            },
+        }
+
+
+def _declarations() -> list[Any]:
+    return [
+        stream.name
+        if stream.in_memory
+        else {
+            "name": stream.name,
+            "table": stream.table,
+            "id_column": "stream_id",
+            "writer_column": "instance_name",
+            "columns": dict(stream.columns),
+            "sequence": stream.sequence,
+            "writers": sorted(set(stream.writers.values())),
+        }
+        for stream in STREAMS.values()
+    ]

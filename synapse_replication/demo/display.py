@@ -1,0 +1,126 @@
+"""What the user sees of the demonstration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from synapse_replication.demo.check import Tally
+
+__all__ = ["TextScreen", "positions_agree", "show_table"]
+
+
+class TextScreen:
+    """Lines, and on a terminal a bar for the writers and for each reader.
+
+    :param console: where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("  {task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths = 0
+
+    def __enter__(self) -> TextScreen:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._tasks:
+            self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, rows: dict[str, int], total: int) -> None:
+        """Show how many rows were written, and how many each reader has."""
+        if not self._console.is_terminal:
+            self._say_progress(rows, total)
+            return
+        if not self._tasks:
+            self._tasks = {
+                name: self._bars.add_task(name, total=total) for name in rows
+            }
+            self._bars.start()
+        for name, count in rows.items():
+            self._bars.update(self._tasks[name], completed=count)
+
+    def _say_progress(self, rows: dict[str, int], total: int) -> None:
+        tenths = 10 * rows["written"] // total
+        if tenths > self._tenths:
+            self._tenths = tenths
+            counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+            self.say(f"  {10 * tenths:3}%  {counts}")
+
+
+def show_table(console: Console, tallies: Sequence[Tally]) -> None:
+    """Show what became of the rows of each (stream, writer) at each reader."""
+    table = Table(title="What became of the rows", title_justify="left")
+    for heading in ("stream", "writer", "reader"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        "written",
+        "received",
+        "missing",
+        "duplicated",
+        "out of order",
+        "final position",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for tally in tallies:
+        table.add_row(
+            tally.stream_name,
+            tally.instance_name,
+            tally.reader,
+            *(str(number) for number in (tally.written, tally.received)),
+            *(
+                f"[bold red]{number}[/]" if number else "0"
+                for number in (tally.missing, tally.duplicated, tally.out_of_order)
+            ),
+            str(tally.final_position)
+            if tally.is_level
+            else f"[bold red]{tally.final_position} of {tally.last_token}[/]",
+        )
+    # As wide as it must be: a table that was cut is of no use in a log.
+    needed = Measurement.get(console, console.options.update(width=1000), table)
+    console.width = max(console.width, needed.maximum)
+    console.print(table)
+
+
+def positions_agree(tallies: Sequence[Tally]) -> bool:
+    """Tell whether all readers ended at the same positions, and at the writers'.
+
+    The writers of a stream take their ids from one sequence, so each of them ends
+    by announcing its last id, whoever wrote that.
+    """
+    positions: dict[str, set[int | None]] = {}
+    for tally in tallies:
+        positions.setdefault(tally.stream_name, set()).add(tally.final_position)
+    return all(tally.is_level for tally in tallies) and all(
+        len(found) == 1 for found in positions.values()
+    )

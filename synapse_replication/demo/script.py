@@ -1,0 +1,162 @@
+"""What is to be written, by whom and when: made from a recording of real traffic.
+
+Every process that writes makes the same script of the same recording, and takes
+its own part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import RemoteProtocolError
+from synapse_replication.recordings.reader import RecordingError, read_recording
+from synapse_replication.wire.commands.standard import (
+    RdataCommand,
+    parse_command_from_line,
+)
+
+__all__ = ["STREAMS", "DemoStream", "Write", "make_script", "read_script"]
+
+
+@attrs.frozen
+class DemoStream:
+    """A stream of the demonstration.
+
+    :ivar name: on the wire, as in the recording.
+    :ivar columns: from column name to type, as a ``TableStream`` has them; empty
+        for a stream that is held in memory.
+    :ivar writers: from the instance that wrote when it was recorded to the one
+        that writes now.
+    """
+
+    name: str
+    columns: Mapping[str, str]
+    writers: Mapping[str, str]
+
+    @property
+    def in_memory(self) -> bool:
+        """Tell whether its rows are in no table."""
+        return not self.columns
+
+    @property
+    def table(self) -> str:
+        """The table of its rows."""
+        return f"demo_{self.name}"
+
+    @property
+    def sequence(self) -> str:
+        """The sequence of its ids."""
+        return f"demo_{self.name}_seq"
+
+
+_EVENT_WRITERS = {
+    "event_persister1": "event_writer1",
+    "event_persister2": "event_writer2",
+}
+
+STREAMS: Mapping[str, DemoStream] = MappingProxyType(
+    {
+        stream.name: stream
+        for stream in (
+            DemoStream("events", {"type": "text", "data": "json"}, _EVENT_WRITERS),
+            DemoStream(
+                "profile_updates",
+                {"user_id": "text", "action": "text", "affected_fields": "json"},
+                _EVENT_WRITERS,
+            ),
+            DemoStream("typing", {}, {"stream_writer1": "typing_writer"}),
+            DemoStream(
+                "receipts",
+                {
+                    "room_id": "text",
+                    "receipt_type": "text",
+                    "user_id": "text",
+                    "event_id": "text",
+                    "thread_id": "text?",
+                    "data": "json",
+                },
+                {"stream_writer1": "master"},
+            ),
+            DemoStream("to_device", {"entity": "text"}, {"stream_writer1": "master"}),
+            DemoStream(
+                "account_data",
+                {"user_id": "text", "room_id": "text?", "data_type": "text"},
+                {"master": "master"},
+            ),
+        )
+    }
+)
+
+
+@attrs.frozen
+class Write:
+    """Rows to write under one token.
+
+    :ivar row_number: how many rows all writers together wrote before these.
+    """
+
+    stream_name: str
+    instance_name: str
+    rows: list[Any]
+    row_number: int
+
+
+def read_script(path: Path, rows: int) -> Iterator[Write]:
+    """Make the script of a recording; see :func:`make_script`.
+
+    :raises RecordingError: a line of the file is not one of a recording.
+    """
+    return make_script(_lines(path), rows)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    for record in read_recording(path):
+        if isinstance(record, RecordingError):
+            raise record
+        yield record.line.decode()
+
+
+def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
+    """Turn the lines of a recording into things to write.
+
+    The recording is played again and again until there are enough rows.
+
+    :param lines: commands, as they came over the wire.
+    :param rows: how many rows at least; the last batch is not cut.
+    :raises ValueError: the recording has no rows of our streams.
+    """
+    writes = list(_writes(lines))
+    if not writes:
+        raise ValueError("the recording has no rows of the demonstration's streams")
+    row_number = 0
+    while True:
+        for write in writes:
+            if row_number >= rows:
+                return
+            yield attrs.evolve(write, row_number=row_number)
+            row_number += len(write.rows)
+
+
+def _writes(lines: Iterable[str]) -> Iterator[Write]:
+    batches: dict[tuple[str, str], list[Any]] = {}
+    for line in lines:
+        if not line.startswith("RDATA "):
+            continue
+        try:
+            command = parse_command_from_line(line)
+        except RemoteProtocolError as error:
+            raise ValueError(f"the recording cannot be read: {error}") from error
+        assert isinstance(command, RdataCommand)
+        stream = STREAMS.get(command.stream_name)
+        instance = stream.writers.get(command.instance_name) if stream else None
+        if instance is None:
+            continue
+        key = (command.stream_name, instance)
+        batches.setdefault(key, []).append(command.row)
+        if command.token is not None:
+            yield Write(*key, batches.pop(key), 0)

@@ -1,0 +1,1 @@
+"""The optional protocol between two instances that run this package."""

@@ -1,0 +1,1 @@
+"""The receive path: queues, catch-up and delivery, per stream."""

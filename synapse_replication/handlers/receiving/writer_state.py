@@ -1,0 +1,251 @@
+"""What a process remembers of each writer on each connection.
+
+Theory of operation: a *link* is the life of one connection, from
+``new_connection`` to ``lost_connection``. Everything that depends on having heard
+the writer without a break lives on it, by (stream, writer), and dies with it:
+unfinished batches, whether a POSITION was handled, a running catch-up. So neither
+a second writer, nor a second connection, nor a reconnection can mix them up.
+
+A writer of which no POSITION was handled on the link has no state there. One that
+has a state is either *live*, its rows are taken as they come, or it catches up.
+
+Spec, section 5; cases C7 to C10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+
+import attrs
+
+from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
+from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import RdataRun
+
+__all__ = [
+    "CatchUpRun",
+    "CatchUpStep",
+    "Collapsed",
+    "Link",
+    "LostRow",
+    "NewEpoch",
+    "ReadAhead",
+    "Told",
+    "WriterState",
+]
+
+
+@attrs.define(eq=False)
+class ReadAhead:
+    """The next page of a catch-up, on its way while the one before is handed on.
+
+    :ivar from_token: the rows asked for are those above it, up to ``upto_token``.
+    :ivar process: ends, without failing, when one of the following is there.
+    :ivar answer: the source's answer, and whether it is only what the writer sent last.
+    :ivar error: why there is none.
+    """
+
+    from_token: int
+    upto_token: int
+    process: Awaitable[object] | None = None
+    answer: tuple[StreamUpdateResult, bool] | None = None
+    error: Exception | None = None
+
+
+@attrs.define(eq=False)
+class CatchUpRun:
+    """A catch-up that is under way, or waits for its next attempt.
+
+    :ivar cursor: rows up to here were handed on.
+    :ivar target: rows up to here are wanted; grows while new rows arrive.
+    :ivar restart_token: go back to this position first; ``None`` if not, or done.
+    :ivar epoch: of the writer, if that is why it goes back.
+    :ivar attempts: failures since the last progress.
+    :ivar retry: the next attempt, if one is due later.
+    :ivar is_queued: a step of it waits in the stream's queue.
+    :ivar has_fetched: something was fetched.
+    :ivar is_full: not all of it came from what its writer sent last.
+    :ivar ahead: the page after the one that is being handed on, if it was asked for.
+    """
+
+    cursor: int
+    target: int
+    restart_token: int | None = None
+    epoch: str | None = None
+    attempts: int = 0
+    retry: DelayedCall | None = None
+    is_queued: bool = False
+    has_fetched: bool = False
+    is_full: bool = False
+    ahead: ReadAhead | None = None
+
+    def cancel_retry(self) -> None:
+        """Make no later attempt: one is made now, or none ever."""
+        if self.retry is not None and self.retry.active():
+            self.retry.cancel()
+        self.retry = None
+
+
+@attrs.define(eq=False)
+class WriterState:
+    """One writer of one stream on one link.
+
+    :ivar pending: the rows of a batch that is not finished, as JSON text.
+    :ivar has_lost_rows: rows of the batch that arrives next were dropped or never
+        seen, so its token is fetched rather than taken.
+    :ivar catch_up: ``None`` while live.
+    :ivar is_connected: a POSITION was handled to its end.
+    """
+
+    pending: list[bytes] = attrs.Factory(list)
+    has_lost_rows: bool = False
+    catch_up: CatchUpRun | None = None
+    is_connected: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Rows are handed on as they come, and none is missing."""
+        return self.catch_up is None and not self.has_lost_rows and not self.pending
+
+    def gather(
+        self, tokens: Sequence[int | None], rows: Sequence[bytes]
+    ) -> list[tuple[int, list[bytes]]]:
+        """Take out the batches that these rows finish; keep what is unfinished."""
+        whole = []
+        pending = self.pending
+        for token, row in zip(tokens, rows, strict=True):
+            pending.append(row)
+            if token is not None:
+                whole.append((token, pending))
+                pending = []
+        self.pending = pending
+        return whole
+
+
+@attrs.define(eq=False)
+class Link:
+    """One life of a connection.
+
+    :ivar writers: by (stream, writer).
+    :ivar is_lost: the connection is gone; what arrived on it is still handled.
+    """
+
+    connection: ReplicationConnection
+    writers: dict[tuple[str, str], WriterState] = attrs.Factory(dict)
+    is_lost: bool = False
+
+    def lose(self) -> None:
+        """Forget what cannot go on without the connection."""
+        self.is_lost = True
+        for key, state in list(self.writers.items()):
+            if state.catch_up is not None:
+                state.catch_up.cancel_retry()
+                del self.writers[key]
+
+
+# What waits in a stream's queue, besides rows and PositionCommand.
+
+
+@attrs.frozen
+class LostRow:
+    """A row of this writer arrived and could not be read."""
+
+    instance_name: str
+
+
+@attrs.frozen
+class Told:
+    """The writer told on the extension that it had sent all up to ``token``.
+
+    :ivar is_first: it has just started, and only says where it begins: what lies
+        before is no gap, but to be fetched if it was not seen.
+    """
+
+    instance_name: str
+    token: int
+    is_first: bool = False
+
+
+@attrs.frozen
+class NewEpoch:
+    """The writer is of another start than what was handled of it, or may be.
+
+    It had got to ``token`` when it said so.
+    """
+
+    instance_name: str
+    token: int
+    epoch: str
+
+
+@attrs.frozen(eq=False)
+class CatchUpStep:
+    """Go on with a catch-up."""
+
+    instance_name: str
+    state: WriterState
+    catch_up: CatchUpRun
+
+
+@attrs.define
+class Collapsed:
+    """What is left of the waiting items of a writer after the queue was full.
+
+    :ivar lowest: the smallest token of the rows that were dropped.
+    :ivar upto: rows up to here are wanted; ``None`` if no token was seen.
+    :ivar lowest_position: the smallest that was announced among the items; ``None``
+        if there was no POSITION.
+    :ivar was_reset: the stream began again among the items.
+    :ivar ends_in_batch: the last rows that were dropped are of a batch that is
+        not finished; ``None`` if there were no rows.
+    :ivar rows: how many rows were dropped.
+    """
+
+    instance_name: str
+    resettable: bool
+    lowest: int | None = None
+    upto: int | None = None
+    lowest_position: int | None = None
+    was_reset: bool = False
+    ends_in_batch: bool | None = None
+    rows: int = 0
+
+    def add(self, item: RdataRun | PositionCommand | LostRow | Collapsed) -> None:
+        """Take in the next item of the writer."""
+        if isinstance(item, RdataRun):
+            tokens = [token for token in item.tokens if token is not None]
+            if tokens:
+                self._reach(min(tokens), max(tokens))
+            self.rows += len(item.rows)
+            self.ends_in_batch = item.tokens[-1] is None
+        elif isinstance(item, PositionCommand):
+            if self.resettable and self.upto is not None and item.new_token < self.upto:
+                self._reset()
+            self._reach(None, item.new_token)
+            self._announce(item.new_token)
+        elif isinstance(item, Collapsed):
+            if item.was_reset:
+                self._reset()
+            self._reach(item.lowest, item.upto)
+            self.rows += item.rows
+            if item.lowest_position is not None:
+                self._announce(item.lowest_position)
+            if item.ends_in_batch is not None:
+                self.ends_in_batch = item.ends_in_batch
+        else:
+            self.ends_in_batch = True
+
+    def _announce(self, token: int) -> None:
+        if self.lowest_position is None or token < self.lowest_position:
+            self.lowest_position = token
+
+    def _reset(self) -> None:
+        self.was_reset = True
+        self.lowest = self.upto = None
+
+    def _reach(self, lowest: int | None, upto: int | None) -> None:
+        if lowest is not None and (self.lowest is None or lowest < self.lowest):
+            self.lowest = lowest
+        if upto is not None and (self.upto is None or upto > self.upto):
+            self.upto = upto

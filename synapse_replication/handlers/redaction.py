@@ -1,0 +1,62 @@
+"""What the host says of a command that it failed to handle, without what is secret in it.
+
+An exception of a database driver, for instance, may repeat the values that it was given,
+and so the access token of USER_IP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from synapse_replication.errors import HostError
+from synapse_replication.wire.commands.standard import (
+    Command,
+    InvalidateCacheCommand,
+    UserIpCommand,
+)
+
+__all__ = ["without_secrets"]
+
+
+def without_secrets(error: Exception, command: Command) -> Exception:
+    """Give an error of the host such that its text may be shown.
+
+    :return: the same, or, if its text or that of one which it came of repeats a secret,
+        one with its traceback and its words, where the secrets are ``***``.
+    """
+    secrets = list(_secrets(command))
+    if not secrets or not any(_repeats(each, secrets) for each in _chain(error)):
+        return error
+    text = str(error)
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    # Not raised, and so without a context that would be shown with it.
+    return HostError(type(error).__name__, text).with_traceback(error.__traceback__)
+
+
+def _secrets(command: Command) -> Iterator[str]:
+    if isinstance(command, UserIpCommand):
+        found: list[Any] = [command.access_token]
+    elif isinstance(command, InvalidateCacheCommand):
+        # Access tokens are keys of caches.
+        found = list(command.keys or [])
+    else:
+        return
+    yield from (value for value in found if isinstance(value, str) and value)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
+
+
+def _repeats(error: BaseException, secrets: list[str]) -> bool:
+    text = f"{error} {error!r}"
+    return any(secret in text for secret in secrets)

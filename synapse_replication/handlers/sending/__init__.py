@@ -1,0 +1,1 @@
+"""The send path: from a stream's new rows to commands."""

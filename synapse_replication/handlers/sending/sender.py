@@ -1,0 +1,320 @@
+"""What this process tells the others: one command or row, all connections.
+
+Theory of operation: :class:`CommandSender` knows the connections and, for each
+stream that this process writes, up to which token its rows were sent. That token,
+not the newest that is committed, is what a POSITION of ours may name: a reader
+takes a POSITION to mean that it got every row up to there, or is to fetch it.
+
+A first announcement repeats the same token. It says nothing about what lies
+before: a reader that is behind it fetches.
+
+Spec, sections 2, 5 and 6; cases C2, C11, C20, C54.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.interfaces import (
+    ReplicationConnection,
+    ReplicationHost,
+)
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.streams.stream import JsonValue, Stream
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
+    FederationAckCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    PositionCommand,
+    RdataCommand,
+    RemoteServerUpCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
+from synapse_replication.wire.rdata import rdata_lines
+
+__all__ = ["CommandSender", "SendingListener"]
+
+
+class SendingListener(Protocol):
+    """Hears what this process tells the others of its streams, in order.
+
+    No method may raise or wait.
+    """
+
+    def keeps(self, stream_name: str) -> bool:
+        """Tell whether rows of a stream are of use though nobody is connected."""
+        ...
+
+    def rows_follow(
+        self,
+        stream_name: str,
+        prev_token: int | None,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        """Rows are about to be sent.
+
+        :param prev_token: there are none between it and these; ``None`` if not known.
+        """
+        ...
+
+    def moved_on(self, stream_name: str, token: int) -> None:
+        """A row was sent past the streamer, or rows were left out: nobody heard."""
+        ...
+
+    def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """A POSITION was sent to everybody."""
+        ...
+
+    def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """There are no rows between the two, and nobody was told."""
+        ...
+
+
+class CommandSender:
+    """Sends to every connection of this process.
+
+    :param passive: send nothing at all.
+    """
+
+    def __init__(
+        self, host: ReplicationHost, observer: ReplicationObserver, *, passive: bool
+    ) -> None:
+        self._host = host
+        self._observer = observer
+        self._passive = passive
+        self._instance_name = host.identity.instance_name
+        self._links: dict[ReplicationConnection, Link] = {}
+        self._last_sent_tokens: dict[str, int] = {}
+        self._listener: SendingListener | None = None
+        self._when_ready: list[Callable[[], object]] = []
+
+    def listen_to_sending(self, listener: SendingListener) -> None:
+        """Have a listener hear what is sent from now on; one at most."""
+        self._listener = listener
+
+    def connected(self) -> bool:
+        """Tell whether there is anybody to send to."""
+        return bool(self._links)
+
+    def is_heard(self, stream_name: str) -> bool:
+        """Tell whether rows are of use: now, or to who asks for them later.
+
+        Who was cut off, over direct TCP the only one perhaps, gets what was written
+        meanwhile from what is kept of it.
+        """
+        return self.connected() or (
+            self._listener is not None and self._listener.keeps(stream_name)
+        )
+
+    def is_behind(self) -> bool:
+        """Tell whether what is sent now would only wait behind what was sent."""
+        return any(connection.is_behind for connection in self._links)
+
+    def call_when_ready(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called when :meth:`is_behind` may have become false."""
+        self._when_ready.append(callback)
+
+    def ready_again(self, connection: ReplicationConnection) -> None:
+        """Take note that a connection that was behind is so no more, or is gone."""
+        for callback in self._when_ready:
+            callback()
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        """Give the streams that this process writes."""
+        return self._host.streams.get_streams_to_replicate()
+
+    # -- commands -----------------------------------------------------------------------
+
+    def send_command(self, command: Command) -> None:
+        """Send a command on every connection.
+
+        A connection on which it fails is reported; the others get it.
+        """
+        for connection in list(self._links):
+            self._send_to(connection, command)
+
+    def _send_to(self, connection: ReplicationConnection, command: Command) -> None:
+        if self._passive:
+            return
+        try:
+            connection.send_command(command)
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            self._observer.failure(f"sending {command.NAME}", error)
+
+    def send_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> None:
+        """Tell that a user began or ceased to sync with a process."""
+        self.send_command(
+            UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
+        )
+
+    def send_clear_user_sync(self) -> None:
+        """Tell that nobody syncs with this process any more: it goes down."""
+        self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
+
+    def send_federation_ack(self, token: int) -> None:
+        """Tell how far this federation sender has got."""
+        self.send_command(FederationAckCommand(self._instance_name, token))
+
+    def send_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen: int,
+    ) -> None:
+        """Tell who stores it that a client was seen. ``last_seen`` is in ms."""
+        self.send_command(
+            UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
+        )
+
+    def send_remote_server_up(self, server: str) -> None:
+        """Tell that a remote server is reachable again."""
+        self.send_command(RemoteServerUpCommand(server))
+
+    def send_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> None:
+        """Tell that ``instance_name`` released a lock."""
+        self.send_command(LockReleasedCommand(instance_name, lock_name, lock_key))
+
+    def send_new_active_task(self, task_id: str) -> None:
+        """Tell that a task waits to be run."""
+        self.send_command(NewActiveTaskCommand(task_id))
+
+    def send_cancel_task(self, task_id: str) -> None:
+        """Tell that a task is to be cancelled."""
+        self.send_command(CancelTaskCommand(task_id))
+
+    # -- rows and positions ---------------------------------------------------------------
+
+    def last_sent_token(self, stream: Stream) -> int:
+        """Tell up to where the rows of a stream that we write were sent.
+
+        Before anything was sent, that is where the stream stands: what is
+        committed by then is fetched by those who lack it.
+        """
+        name = stream.description.name
+        token = self._last_sent_tokens.get(name)
+        if token is None:
+            token = stream.minimal_local_current_token()
+            self._last_sent_tokens[name] = token
+        return token
+
+    def set_last_sent_token(self, stream_name: str, token: int) -> None:
+        """Move on without a word: there is nobody to tell."""
+        self._last_sent_tokens[stream_name] = token
+        if self._listener is not None:
+            self._listener.moved_on(stream_name, token)
+
+    def pass_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """Move on without a word: we wrote no row in ``(prev_token, new_token]``."""
+        self._last_sent_tokens[stream_name] = new_token
+        if self._listener is not None:
+            self._listener.passed_over(stream_name, prev_token, new_token)
+
+    def announce_positions(
+        self, connection: ReplicationConnection | None = None
+    ) -> None:
+        """Tell where each stream that we write stands, so that readers see gaps.
+
+        To be called also when something that was sent may have been lost.
+
+        :param connection: whom to tell; everybody if ``None``.
+        """
+        for stream in self._host.streams.get_streams_to_replicate():
+            name, token = stream.description.name, self.last_sent_token(stream)
+            command = self._position(name, token)
+            if connection is None:
+                self.send_command(command)
+            else:
+                self._send_to(connection, command)
+            # What one peer over direct TCP is told, the others do not know.
+            if self._listener is not None and not getattr(connection, "relays", False):
+                self._listener.position_sent(name, token, token)
+
+    def _position(self, stream_name: str, token: int) -> PositionCommand:
+        """Say where a stream of ours stands, and nothing of what lies before."""
+        return PositionCommand(stream_name, self._instance_name, token, token)
+
+    def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """Tell that we wrote no row in ``(prev_token, new_token]``."""
+        self._last_sent_tokens[stream_name] = new_token
+        self.send_command(
+            PositionCommand(stream_name, self._instance_name, prev_token, new_token)
+        )
+        if self._listener is not None:
+            self._listener.position_sent(stream_name, prev_token, new_token)
+
+    def send_rows(
+        self, stream_name: str, batches: Sequence[tuple[int, Sequence[bytes]]]
+    ) -> None:
+        """Send rows of ours; they are encoded once for all connections.
+
+        A connection may refuse a line for its length. Then its peers are told the
+        position in place of that token's rows, so that they fetch them.
+
+        :param batches: a token and the JSON texts of its rows, in order.
+        """
+        if not batches:
+            return
+        if self._listener is not None:
+            prev_token = self._last_sent_tokens.get(stream_name)
+            self._listener.rows_follow(stream_name, prev_token, batches)
+        self._last_sent_tokens[stream_name] = batches[-1][0]
+        self._observer.stream_updates_sent(
+            stream_name, sum(len(rows) for _, rows in batches)
+        )
+        if self._passive or not self._links:
+            return
+        lines = rdata_lines(stream_name, self._instance_name, batches)
+        for connection in list(self._links):
+            try:
+                connection.send_lines(RdataCommand.NAME, lines)
+            except LineTooLongError:
+                self._send_what_fits(connection, stream_name, batches)
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                self._observer.sending_failed(stream_name, error)
+                self._send_to(connection, self._position(stream_name, batches[-1][0]))
+
+    def _send_what_fits(
+        self,
+        connection: ReplicationConnection,
+        stream_name: str,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        for batch in batches:
+            lines = rdata_lines(stream_name, self._instance_name, [batch])
+            try:
+                connection.send_lines(RdataCommand.NAME, lines)
+            except LineTooLongError as error:
+                self._observer.sending_failed(stream_name, error)
+                self._send_to(connection, self._position(stream_name, batch[0]))
+
+    def stream_update(
+        self, stream_name: str, token: int | None, data: JsonValue
+    ) -> None:
+        """Send one row of ours at once, past the streamer.
+
+        :param token: ``None`` if more rows of the same token follow.
+        """
+        self.send_command(RdataCommand(stream_name, self._instance_name, token, data))
+        if token is not None:
+            self._last_sent_tokens[stream_name] = token
+            if self._listener is not None:
+                self._listener.moved_on(stream_name, token)

@@ -1,0 +1,291 @@
+"""From "something was written" to RDATA and POSITION on the wire.
+
+Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
+makes it run again. The loop goes round the streams that this process writes, a
+slice of rows each, until none has more: a stream with many rows waiting delays
+nobody by more than its slice. What its source gave beyond that waits for the next
+round. While a link has not taken what was sent, such a stream is held up, so that what
+the others say does not stand behind all of its rows. If nothing else is to be done, the
+loop ends; the link starts it again when it is ready, or gone.
+
+What is announced comes from one reading of the stream's own token, taken *before*
+the rows are fetched: every row of ours at or below it is committed and in the
+answer, so a POSITION never covers a row that was not sent. Comparing what others
+say, or tokens read at different moments, is what lost rows elsewhere (C11).
+
+A clock pokes too, each second: an idle writer's token moves with those of others,
+and what failed is tried again.
+
+Spec, section 6; cases C5, C6, C11, C20, C29, C52.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.streams.catchup import (
+    Page,
+    check_page,
+    gather_batches,
+)
+from synapse_replication.streams.rows import encode_json_rows
+from synapse_replication.streams.stream import JsonValue, Stream
+
+__all__ = ["RandomSource", "ReplicationStreamer", "StreamerOptions"]
+
+_DESCRIPTION = "replication_streamer"
+
+
+class RandomSource(Protocol):
+    """What :class:`random.Random` offers and we use."""
+
+    def random(self) -> float: ...
+
+    def shuffle(self, x: list[Any]) -> None: ...
+
+
+@attrs.frozen
+class StreamerOptions:
+    """How a streamer behaves.
+
+    :ivar announce_interval: s between two looks at idle streams.
+    :ivar max_rows: rows of a stream in one round. A token with more is sent whole.
+    :ivar torture_level: ms at most by which each stream is delayed, in random
+        order; 0 for neither. For tests.
+    """
+
+    announce_interval: float = 1.0
+    max_rows: int = 250
+    torture_level: int = 0
+
+
+class ReplicationStreamer:
+    """Sends what this process writes.
+
+    Used in the reactor's thread only. Nothing happens by itself before
+    :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        host: ReplicationHost,
+        command_handler: CommandSender,
+        observer: ReplicationObserver,
+        *,
+        options: StreamerOptions | None = None,
+        random_source: RandomSource | None = None,
+    ) -> None:
+        self._host = host
+        self._handler = command_handler
+        self._observer = observer
+        self._options = options or StreamerOptions()
+        self._random = random_source or random.Random()
+        self._streams = host.streams.get_streams_to_replicate()
+        self._poked = False
+        self._running = False
+        # Those that had more to send than a slice, when the loop last went round.
+        self._unfinished: list[Stream] = []
+        # Of these, by name: up to where rows were sent, and what was fetched beyond.
+        self._rests: dict[str, tuple[int, Page]] = {}
+        self._waiters: list[Deferred[None]] = []
+        self._tick: DelayedCall | None = None
+        command_handler.call_when_ready(self._go_on)
+
+    def start(self) -> None:
+        """Listen to the notifier, and look at idle streams from now on."""
+        self._host.notifier.add_replication_callback(self.on_notifier_poke)
+        self._keep_looking()
+
+    async def stop(self) -> None:
+        """Send what was written so far, then do nothing by itself any more."""
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self.on_notifier_poke()
+        if not self._has_finished():
+            finished: Deferred[None] = Deferred()
+            self._waiters.append(finished)
+            await finished
+
+    def _keep_looking(self) -> None:
+        self.on_notifier_poke()
+        self._tick = self._host.clock.call_later(
+            self._options.announce_interval, self._keep_looking
+        )
+
+    def on_notifier_poke(self) -> None:
+        """Have what was written sent; cheap, at any rate."""
+        if self._running:
+            self._poked = True
+            return
+        if not self._handler.connected():
+            for stream in self._streams:
+                if not self._handler.is_heard(stream.description.name):
+                    self._pass_by(stream)
+        # What is unfinished may have been sent past us: the loop finds that out.
+        if self._unfinished or any(map(self._has_moved, self._streams)):
+            self._poked = True
+            self._start()
+        else:
+            self._look_whether_finished()
+
+    def _has_finished(self) -> bool:
+        return not (self._running or self._unfinished)
+
+    def _look_whether_finished(self) -> None:
+        if self._waiters and self._has_finished():
+            # Not from here, which may be the process that ends, or amid a send.
+            self._host.clock.call_later(0, self._wake_waiters)
+
+    def _wake_waiters(self) -> None:
+        if self._has_finished():
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.callback(None)
+
+    def _pass_by(self, stream: Stream) -> None:
+        """Move on to where a stream stands; nobody misses its rows."""
+        name = stream.description.name
+        self._rests.pop(name, None)
+        if stream in self._unfinished:
+            self._unfinished.remove(stream)
+        self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
+
+    def _go_on(self) -> None:
+        """Send what was held up: a link is ready, or gone."""
+        if self._unfinished and not self._running:
+            self.on_notifier_poke()
+
+    def _start(self) -> None:
+        self._running = True
+        self._host.run_as_background_process(_DESCRIPTION, self._run)
+
+    def _has_moved(self, stream: Stream) -> bool:
+        last_sent = self._handler.last_sent_token(stream)
+        token = stream.minimal_local_current_token()
+        return token > last_sent or (token < last_sent and _may_reset(stream))
+
+    async def _run(self) -> None:
+        try:
+            with self._observer.background_process(_DESCRIPTION):
+                while self._poked or self._may_go_on():
+                    streams = list(self._streams) if self._poked else self._unfinished
+                    self._poked = False
+                    held_up = self._unfinished if self._handler.is_behind() else []
+                    self._unfinished = held_up + await self._send_round(
+                        [stream for stream in streams if stream not in held_up]
+                    )
+                    if self._may_go_on():
+                        await self._host.clock.sleep(0)
+        finally:
+            self._running = False
+            self._look_whether_finished()
+
+    def _may_go_on(self) -> bool:
+        return bool(self._unfinished) and not self._handler.is_behind()
+
+    async def _send_round(self, streams: list[Stream]) -> list[Stream]:
+        """Send a slice of each stream; give those that have more."""
+        torture = self._options.torture_level
+        if torture:
+            self._random.shuffle(streams)
+        unfinished = []
+        for stream in streams:
+            if torture:
+                await self._host.clock.sleep(self._random.random() * torture / 1000)
+            try:
+                if await self._send_slice(stream):
+                    unfinished.append(stream)
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                self._observer.sending_failed(stream.description.name, error)
+        return unfinished
+
+    async def _send_slice(self, stream: Stream) -> bool:
+        """Send what a stream has, one slice at most; tell whether there is more."""
+        name = stream.description.name
+        if not self._handler.is_heard(name):
+            self._pass_by(stream)
+            return False
+        # Read once, before the rows are fetched: see above.
+        upto_token = stream.minimal_local_current_token()
+        last_sent = self._handler.last_sent_token(stream)
+        sent_before, page = self._rests.pop(name, (last_sent, None))
+        if upto_token < last_sent and _may_reset(stream):
+            # It began again while this process runs.
+            self._handler.send_position(name, upto_token, upto_token)
+            return False
+        if upto_token <= last_sent:
+            return False
+        if page is None or sent_before != last_sent:
+            if not stream.has_local_updates(last_sent, upto_token):
+                self._announce(stream, last_sent, upto_token)
+                return False
+            result = await stream.get_updates_since(
+                self._host.identity.instance_name, last_sent, upto_token
+            )
+            page = check_page(result, last_sent, upto_token)
+        rest = self._send_rows(name, page)
+        if rest is not None:
+            if not _may_reset(stream):
+                self._rests[name] = self._handler.last_sent_token(stream), rest
+            return True
+        reached = page.upto_token
+        self._announce(stream, self._handler.last_sent_token(stream), reached)
+        return reached < upto_token
+
+    def _send_rows(self, stream_name: str, page: Page) -> Page | None:
+        """Send the first rows of a page; give the rest of it."""
+        tokens, rows = page.tokens, page.values
+        rest = None
+        if len(tokens) > self._options.max_rows:
+            end = bisect_right(tokens, tokens[self._options.max_rows - 1])
+            if end < len(tokens):
+                rest = Page(tokens[end:], rows[end:], page.upto_token)
+                tokens, rows = tokens[:end], rows[:end]
+        try:
+            texts = encode_json_rows(rows)
+        except ValueError:
+            self._send_what_can_be(stream_name, gather_batches(tokens, rows))
+        else:
+            self._handler.send_rows(stream_name, list(gather_batches(tokens, texts)))
+        return rest
+
+    def _send_what_can_be(
+        self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]
+    ) -> None:
+        """Send batches of which one, at least, holds what JSON cannot say."""
+        encoded: list[tuple[int, list[bytes]]] = []
+        for token, rows in batches:
+            try:
+                encoded.append((token, encode_json_rows(rows)))
+            except ValueError as error:
+                # Readers see the gap and say what they make of it.
+                self._observer.sending_failed(stream_name, error)
+                self._handler.send_rows(stream_name, encoded)
+                encoded = []
+                self._handler.send_position(stream_name, token, token)
+        self._handler.send_rows(stream_name, encoded)
+
+    def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
+        description = stream.description
+        if upto_token > last_sent:
+            # An id of ours that left no row is a move of our own, too.
+            if description.announce_own_moves_only and not stream.has_local_updates(
+                last_sent, upto_token
+            ):
+                self._handler.pass_over(description.name, last_sent, upto_token)
+            else:
+                self._handler.send_position(description.name, last_sent, upto_token)
+
+
+def _may_reset(stream: Stream) -> bool:
+    return stream.description.resettable

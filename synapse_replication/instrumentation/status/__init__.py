@@ -1,0 +1,1 @@
+"""The state of a process as a value, and the observer that keeps it current."""

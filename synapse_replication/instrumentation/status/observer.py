@@ -1,0 +1,475 @@
+"""The one place that remembers how each writer's rows arrive.
+
+Theory of operation: :class:`StatusObserver` hears what all observers hear, and keeps
+for each (stream, writer) how far it is, how far we are, and what stands between. What
+is shown is computed when it is asked for, since most of it is the passing of time.
+
+The lag in s is the age of the oldest write that is not handled here. A heartbeat tells
+how long before it a position was reached; that difference is the same on every
+machine's clock, so only the way of the message is added. Writers without heartbeats
+are taken to have written when it was first heard of.
+
+Something wrong is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`:
+a short blip is none. Bounded: what peers could make up is passed over beyond
+:data:`MAX_NAMES`.
+
+docs/operators-guide.rst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import attrs
+
+from synapse_replication import __version__
+from synapse_replication.errors import excerpt
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    ConnectionBuffers,
+    PeerNews,
+    ReplicationObserver,
+)
+from synapse_replication.instrumentation.status.model import (
+    Condition,
+    DuplicateStatus,
+    LinkStatus,
+    MemberStatus,
+    ProcessStatus,
+    StallReason,
+    WriterStatus,
+    describe_writer,
+    printable,
+)
+
+__all__ = ["StatusLimits", "StatusObserver"]
+
+#: How many writers, links and members are kept, of each.
+MAX_NAMES = 1000
+#: Unhandled announcements that are kept of a writer; beyond, each second one.
+MAX_TOLD = 256
+#: s between two that are kept.
+_TOLD_EVERY = 0.5
+
+#: Writers that are not there hold nobody up: nothing can come of them.
+_NOT_THERE = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
+
+_Key = tuple[str, str]
+_Name = TypeVar("_Name", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+@attrs.frozen
+class StatusLimits:
+    """When something is called wrong, in s.
+
+    :ivar late_after: rows on their way for less are no lag worth a word.
+    :ivar stalled_after: how long it must last.
+    :ivar silent_after: without a heartbeat, a process is gone.
+    :ivar duplicate_for: after its last sign, a duplicate name is forgotten.
+    :ivar history: samples of the lag that are kept.
+    """
+
+    late_after: float = 2.0
+    stalled_after: float = 10.0
+    silent_after: float = 15.0
+    duplicate_for: float = 60.0
+    history: int = 60
+
+
+@attrs.define
+class _Writer:
+    waiting_since: float
+    progress_at: float
+    position: int | None = None
+    announced: int | None = None
+    connection: str | None = None
+    was_level: bool = False
+    catch_up: CatchUp | None = None
+    failing_since: float | None = None
+    failure: str = ""
+    #: ``(token, when it was written)``, of what is not handled; times monotonic.
+    told: deque[tuple[int, float]] = attrs.Factory(deque)
+    history: deque[int] = attrs.Factory(deque)
+
+    def lag(self) -> int:
+        if self.announced is None or self.position is None:
+            return 0
+        return max(self.announced - self.position, 0)
+
+    def announce(self, token: int, written: float) -> None:
+        """Take note that the writer reached ``token`` at or before ``written``."""
+        if self.announced is None or token > self.announced:
+            self.announced = token
+        if self.position is not None and token <= self.position:
+            return
+        if self.told and self.told[-1][1] > written:
+            # Known better now: what is below was written no later.
+            self.told = deque(
+                (upto, min(told, written) if upto <= token else told)
+                for upto, told in self.told
+            )
+        if not self.told or token > self.told[-1][0]:
+            if self.told and written < self.told[-1][1] + _TOLD_EVERY:
+                self.told[-1] = (token, self.told[-1][1])
+                return
+            self.told.append((token, written))
+            if len(self.told) > MAX_TOLD:
+                first, *rest = self.told
+                self.told = deque([first, *rest[1::2]])
+
+    def move(self, position: int, now: float) -> None:
+        """Take note that the rows up to ``position`` were handled."""
+        if position != self.position:
+            self.progress_at = now
+            self.failing_since = None
+        self.position = position
+        while self.told and self.told[0][0] <= position:
+            self.told.popleft()
+        if self.announced is None or position > self.announced:
+            self.announced = position
+        if not self.told:
+            self.progress_at = now
+
+    def oldest(self) -> float | None:
+        """Tell when the oldest write was made that is not handled."""
+        return self.told[0][1] if self.told and self.lag() else None
+
+
+@attrs.define
+class _Link:
+    since: float
+    up: int = 0
+    why: str = "not connected yet"
+
+
+@attrs.define
+class _Member:
+    news: PeerNews
+    heard: float
+
+
+class StatusObserver(ReplicationObserver):
+    """Knows how replication stands.
+
+    :param server_name: for those who look.
+    :param instance_name: this process.
+    :param expected: the (stream, writer) pairs that are to be heard.
+    :param needs_link: this process makes links: without one it is not ready.
+    :param monotonic: gives a time in s that never goes back.
+    """
+
+    def __init__(
+        self,
+        server_name: str,
+        instance_name: str,
+        expected: Iterable[tuple[str, str]] = (),
+        *,
+        needs_link: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+        limits: StatusLimits | None = None,
+    ) -> None:
+        self._server_name = server_name
+        self._instance_name = instance_name
+        self._monotonic = monotonic
+        self._needs_link = needs_link
+        self._limits = limits or StatusLimits()
+        self._started = now = monotonic()
+        self._writers: dict[_Key, _Writer] = {
+            key: _Writer(now, now) for key in expected if key[1] != instance_name
+        }
+        self._expected = frozenset(self._writers)
+        self._links: dict[str, _Link] = {}
+        self._members: dict[str, _Member] = {}
+        self._duplicates: dict[str, tuple[str, float]] = {}
+        self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
+        self._own: Callable[[], Mapping[str, int]] = dict
+
+    def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
+        """Have the buffers of some connections read when the status is asked for."""
+        self._buffer_sources.append(source)
+
+    def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
+        """Have the positions of the streams that this process writes read.
+
+        :param source: gives how far they were told to others, by stream.
+        """
+        self._own = source
+
+    def sample(self) -> None:
+        """Keep the lag of now in the history. Called every few seconds."""
+        for writer in self._writers.values():
+            writer.history.append(writer.lag())
+            if len(writer.history) > self._limits.history:
+                writer.history.popleft()
+
+    # -- what is heard ----------------------------------------------------------------
+
+    def _writer(self, stream_name: str, instance_name: str) -> _Writer | None:
+        key = stream_name, instance_name
+        writer = self._writers.get(key)
+        if writer is None and instance_name != self._instance_name:
+            now = self._monotonic()
+            writer = _keep(self._writers, key, _Writer(now, now))
+        return writer
+
+    def position_announced(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        writer = self._writers.get((stream_name, instance_name))
+        # One that is not known yet is told of when it is connected.
+        if writer is not None and token != writer.announced:
+            writer.announce(token, self._monotonic())
+
+    def position_changed(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            writer.move(token, self._monotonic())
+            self._is_level(writer)
+
+    def stream_connected(
+        self, connection: str, stream_name: str, instance_name: str
+    ) -> None:
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            writer.connection = connection
+            writer.catch_up = None
+            writer.failing_since = None
+            self._is_level(writer)
+
+    @staticmethod
+    def _is_level(writer: _Writer) -> None:
+        if not writer.lag():
+            writer.catch_up = None
+            writer.was_level = writer.was_level or writer.connection is not None
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            writer.announced = to_token
+            writer.told.clear()
+            writer.move(to_token, self._monotonic())
+
+    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+        writer = self._writer(event.stream_name, event.instance_name)
+        if writer is not None:
+            now = self._monotonic()
+            if writer.position is None or event.from_token < writer.position:
+                writer.move(event.from_token, now)
+            writer.announce(event.upto_token, now)
+            first = event if writer.catch_up is None else writer.catch_up
+            writer.catch_up = attrs.evolve(first, upto_token=event.upto_token)
+        return contextlib.nullcontext()
+
+    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+        self.position_changed(event.stream_name, event.instance_name, upto_token)
+
+    def catch_up_failed(
+        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
+        if writer is not None:
+            if writer.failing_since is None:
+                writer.failing_since = self._monotonic()
+            writer.failure = (
+                f"fetching ({event.from_token}, {event.upto_token}] failed, attempt "
+                f"{attempt}: {excerpt(str(error) or type(error).__name__)}"
+            )
+
+    def connection_made(self, connection: str) -> None:
+        link = self._link(connection)
+        if link is not None:
+            if not link.up:
+                link.since = self._monotonic()
+            link.up += 1
+            link.why = ""
+
+    def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
+        link = self._link(connection)
+        if link is None or not link.up:
+            return
+        link.up -= 1
+        if link.up:
+            return
+        now = link.since = self._monotonic()
+        link.why = excerpt(why)
+        for writer in self._writers.values():
+            if writer.connection == connection:
+                writer.connection = None
+                writer.catch_up = None
+                writer.waiting_since = now
+
+    def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
+        link = self._link(connection)
+        if link is not None and not link.up:
+            link.why = excerpt(why)
+
+    def _link(self, name: str) -> _Link | None:
+        link = self._links.get(name)
+        return link or _keep(self._links, name, _Link(self._monotonic()))
+
+    def peer_heard(self, news: PeerNews) -> None:
+        now = self._monotonic()
+        name = news.instance_name
+        _keep(self._members, name, _Member(news, now))
+        for stream_name, (token, age) in news.positions.items():
+            writer = self._writers.get((stream_name, name))
+            if writer is not None:
+                writer.announce(token, now - max(age, 0.0))
+        if news.is_leaving and not any(writer == name for _, writer in self._expected):
+            # Nobody waits for it to come back.
+            self._members.pop(name, None)
+            for key in [key for key in self._writers if key[1] == name]:
+                del self._writers[key]
+
+    def duplicate_instance(self, instance_name: str, places: str) -> None:
+        _keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
+
+    # -- what is shown ------------------------------------------------------------------
+
+    def snapshot(self) -> ProcessStatus:
+        """Say how replication stands now."""
+        now = self._monotonic()
+        writers = [self._look(key, now) for key in self._writers]
+        writers += [
+            WriterStatus(
+                name, self._instance_name, Condition.WRITTEN_HERE, token, token
+            )
+            for name, token in self._own().items()
+        ]
+        writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
+        return ProcessStatus(
+            self._server_name,
+            self._instance_name,
+            __version__,
+            now - self._started,
+            tuple(self._not_ready(writers)),
+            tuple(writers),
+            tuple(self._look_at_links(now)),
+            tuple(
+                MemberStatus(
+                    name,
+                    member.news.epoch,
+                    member.news.version,
+                    member.news.where,
+                    now - member.heard,
+                    self._is_gone(member, now),
+                )
+                for name, member in sorted(self._members.items())
+            ),
+            tuple(
+                DuplicateStatus(name, places, now - heard)
+                for name, (places, heard) in sorted(self._duplicates.items())
+                if now - heard < self._limits.duplicate_for
+            ),
+        )
+
+    def _look(self, key: _Key, now: float) -> WriterStatus:
+        writer = self._writers[key]
+        oldest = writer.oldest()
+        lag = writer.lag()
+        is_late = oldest is not None and now - oldest >= self._limits.late_after
+        if writer.catch_up is not None or (is_late and writer.connection is not None):
+            condition = Condition.CATCHING_UP
+        elif writer.connection is None:
+            condition = Condition.WAITING
+        else:
+            condition = Condition.LIVE
+        status = WriterStatus(
+            *key,
+            condition,
+            writer.position,
+            writer.announced,
+            lag,
+            0.0 if oldest is None else now - oldest,
+            None if writer.catch_up is None else writer.catch_up.from_token,
+            history=tuple(writer.history),
+        )
+        for reason, since, detail in self._problems(key[1], writer, now):
+            if now - since >= self._limits.stalled_after:
+                return attrs.evolve(
+                    status,
+                    condition=Condition.STALLED,
+                    reason=reason,
+                    stalled_for=now - since,
+                    detail=detail,
+                )
+        return status
+
+    def _problems(
+        self, name: str, writer: _Writer, now: float
+    ) -> Iterator[tuple[StallReason, float, str]]:
+        """Say what keeps a writer's rows from us, since when, the root of it first."""
+        shown = printable(name)
+        if writer.connection is None and not any(
+            link.up for link in self._links.values()
+        ):
+            downs = [
+                f"{link_name}: {link.why}" for link_name, link in self._links.items()
+            ]
+            detail = "; ".join(downs) or "nobody is connected"
+            yield StallReason.NO_LINK, writer.waiting_since, detail
+        member = self._members.get(name)
+        if member is not None and self._is_gone(member, now):
+            detail = (
+                f"{shown} said goodbye"
+                if member.news.is_leaving
+                else f"{shown} sends no heartbeats any more"
+            )
+            yield StallReason.WRITER_GONE, member.heard, detail
+        if writer.failing_since is not None:
+            yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
+        if writer.lag():
+            since = max(writer.progress_at, writer.told[0][1] if writer.told else 0.0)
+            detail = "rows are known of and none was handled"
+            if writer.connection is not None or writer.catch_up is not None:
+                yield StallReason.NO_PROGRESS, since, detail
+        if writer.connection is None and writer.catch_up is None:
+            detail = f"{shown} has not told where it stands; does it run?"
+            yield StallReason.NO_POSITION, writer.waiting_since, detail
+
+    def _is_gone(self, member: _Member, now: float) -> bool:
+        silent_for = now - member.heard
+        return member.news.is_leaving or silent_for > self._limits.silent_after
+
+    def _not_ready(self, writers: Iterable[WriterStatus]) -> Iterator[str]:
+        """Say what was never level, as far as that can come by waiting."""
+        has_links = self._needs_link or bool(self._links)
+        if has_links and not any(link.up for link in self._links.values()):
+            yield "no link is up"
+        for status in writers:
+            writer = self._writers.get((status.stream_name, status.instance_name))
+            if writer is None or writer.was_level or status.reason in _NOT_THERE:
+                continue
+            yield describe_writer(status)
+
+    def _look_at_links(self, now: float) -> Iterator[LinkStatus]:
+        queued: dict[str, tuple[int, int]] = {}
+        for source in self._buffer_sources:
+            for buffers in source():
+                commands, size = queued.get(buffers.connection, (0, 0))
+                queued[buffers.connection] = (
+                    commands + buffers.pending_commands,
+                    size + buffers.send_buffer + buffers.kernel_send_buffer,
+                )
+        for name, link in sorted(self._links.items()):
+            commands, size = queued.get(name, (0, 0))
+            yield LinkStatus(name, link.up, now - link.since, link.why, commands, size)
+
+
+def _keep(table: dict[_Name, _Value], key: _Name, value: _Value) -> _Value | None:
+    """Put something in a table, if that has room for it."""
+    if key not in table and len(table) >= MAX_NAMES:
+        return None
+    table[key] = value
+    return value

@@ -1,0 +1,187 @@
+"""``synapse-replication pipeline export``: rows of the archive as files of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.archive.export_rows import as_json_lines
+from synapse_replication.pipeline.archive.layout import open_archive, read_archive
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    new_folder,
+)
+from synapse_replication.pipeline.source.views import View, typed_view, views_of
+from synapse_replication.pipeline.spark.failures import short_failures, shorten
+from synapse_replication.pipeline.spark.session import job_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["FORMATS", "export_command", "export_rows"]
+
+#: What can be written, and what the names of the files end with.
+FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
+
+
+@click.command("export")
+@click.option("--archive", required=True, metavar="DIR", help="The archive.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="The folder to make for the files. It must not exist.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(FORMATS)),
+    default="parquet",
+    show_default=True,
+)
+@click.option(
+    "--view",
+    metavar="NAME",
+    help="Rows of one kind, with a column for each of their fields, such as receipts "
+    "or events_ev.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only rows for which this is true: an expression over the columns, such as "
+    "\"stream = 'events' AND day >= '2026-01-31'\".",
+)
+@master_option
+@json_option
+def export_command(
+    archive: str,
+    out: str,
+    format_: str,
+    view: str | None,
+    where: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Write rows of an archive to files that other programs read.
+
+    Columns are those of the archive, or of a view. In jsonl, row is an array; in csv
+    and parquet it is its text.
+    """
+    # What is wrong is told at once: Spark takes its time.
+    new_folder(out)
+    open_archive(archive)
+    if view is not None:
+        _view(view)
+    with job_session("synapse-replication export", master=master) as session:
+        rows = export_rows(session, archive, out, format_, where, view=view)
+    if as_json:
+        click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
+    else:
+        click.echo(f"{rows} rows written to {out}")
+
+
+def export_rows(
+    session: SparkSession,
+    archive: str,
+    out: str,
+    format_: str,
+    where: str | None,
+    *,
+    view: str | None = None,
+) -> int:
+    """Write rows of an archive, and tell how many.
+
+    The folder appears when it is complete.
+
+    :param where: an expression over the columns, in Spark's SQL.
+    :param view: a kind of rows, whose fields are columns then.
+    :raises PipelineError: the folder exists; the expression makes no sense; there is no
+        such view; it is no archive.
+    """
+    folder = new_folder(out)
+    rows = read_archive(session, archive)
+    if view is not None:
+        rows = typed_view(rows, _view(view))
+    if where is not None:
+        rows = _filter(rows, where)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        count = _write(rows, temporary, format_)
+        _tidy(temporary, FORMATS[format_])
+        # Fails if somebody made the folder and put something in.
+        temporary.rename(folder)
+    except OSError as error:
+        raise PipelineError(f"cannot write {folder}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return count
+
+
+def _view(name: str) -> View:
+    views = views_of()
+    if name not in views:
+        raise PipelineError(
+            f"--view {excerpt(name)}: there is none; there are {', '.join(views)}"
+        )
+    return views[name]
+
+
+def _filter(rows: DataFrame, where: str) -> DataFrame:
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        filtered = rows.where(where)
+    except (AnalysisException, ParseException) as error:
+        raise PipelineError(
+            f"--where {excerpt(where)}: {shorten(error)} The columns are "
+            f"{', '.join(rows.columns)}"
+        ) from None
+    return filtered
+
+
+def _write(rows: DataFrame, folder: Path, format_: str) -> int:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as sf
+
+    counted = Observation()
+    rows = rows.observe(counted, sf.count(sf.lit(1)).alias("rows"))
+    with short_failures():
+        _write_as(rows, f"file://{folder}", format_)
+    written: int = counted.get["rows"]
+    return written
+
+
+def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
+    if format_ == "parquet":
+        rows.write.option("compression", "zstd").parquet(uri)
+    elif format_ == "jsonl":
+        as_json_lines(rows).write.text(uri)
+    else:
+        # Quotation marks are doubled, as everywhere but in Spark's own CSV.
+        rows.write.csv(
+            uri,
+            header=True,
+            quote='"',
+            escape='"',
+            timestampFormat="yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+        )
+
+
+def _tidy(folder: Path, suffix: str) -> None:
+    """Leave the files alone, under names that can be read."""
+    files: Sequence[Path] = sorted(folder.glob(f"part-*{suffix}"))
+    if not files:
+        files = sorted(folder.glob("part-*"))
+    for index, path in enumerate(files):
+        path.rename(folder / f"rows-{index:05d}{suffix}")
+    for rest in folder.iterdir():
+        if not rest.name.startswith("rows-"):
+            rest.unlink()

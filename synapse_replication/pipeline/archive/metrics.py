@@ -1,0 +1,109 @@
+"""How far the archive is, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import start_http_server
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.source.offsets import StreamOffset
+
+__all__ = ["ArchiveMetrics", "serve_metrics"]
+
+_PREFIX = "synapse_replication_archive"
+
+
+class ArchiveMetrics:
+    """What an archive's driver did, and how it stands. Thread-safe.
+
+    :param registry: where it is found.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        place = ("stream", "instance_name")
+        self.rows = Counter(
+            f"{_PREFIX}_rows", "Rows archived.", ("stream",), registry=registry
+        )
+        self.commands = Counter(
+            f"{_PREFIX}_wire_commands",
+            "Commands of recordings archived.",
+            registry=registry,
+        )
+        self.rows_per_second = Gauge(
+            f"{_PREFIX}_rows_per_second",
+            "Rows a second of the last batch that had any.",
+            registry=registry,
+        )
+        self.batch_seconds = Histogram(
+            f"{_PREFIX}_batch_seconds",
+            "Time to write a batch.",
+            registry=registry,
+            buckets=(0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
+        )
+        self.position = Gauge(
+            f"{_PREFIX}_position",
+            "Token up to which a writer's rows are archived.",
+            place,
+            registry=registry,
+        )
+        self.lag = Gauge(
+            f"{_PREFIX}_lag_ids",
+            "Ids between that token and the writer's position in the database.",
+            place,
+            registry=registry,
+        )
+        self.caught_up = Gauge(
+            f"{_PREFIX}_caught_up_timestamp_seconds",
+            "When nothing more was left in the database, s since the epoch.",
+            registry=registry,
+        )
+        self.compacted = Counter(
+            f"{_PREFIX}_compacted_files",
+            "Small files that were made into larger ones.",
+            registry=registry,
+        )
+
+    def set_offsets(self, archived: Mapping[str, StreamOffset]) -> None:
+        """Show up to where each writer is archived."""
+        for stream, offset in archived.items():
+            for writer, token in offset.writers.items():
+                self.position.labels(stream, writer).set(token)
+            if not offset.writers:
+                self.position.labels(stream, "").set(offset.minimum)
+
+    def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
+        """Show how far each ``(stream, writer)`` is behind the database.
+
+        :param now: s since the epoch.
+        """
+        for place, ids in lag.items():
+            self.lag.labels(*place).set(ids)
+        if not any(lag.values()):
+            self.caught_up.set(now)
+
+
+def serve_metrics(
+    registry: CollectorRegistry, host: str, port: int
+) -> Callable[[], None]:
+    """Serve them over HTTP, in a thread of its own.
+
+    :param port: 0 takes any that is free.
+    :return: stops it.
+    :raises PipelineError: the port cannot be used.
+    """
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise PipelineError(
+            f"cannot serve metrics on {host} port {port}: {error.strerror}; give "
+            "another --metrics-port"
+        ) from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop

@@ -1,0 +1,1 @@
+"""The checks of an audit: from data frame to findings, without I/O."""

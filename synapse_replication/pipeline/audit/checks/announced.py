@@ -1,0 +1,262 @@
+"""Rows that a writer announced as absent, though it had written them.
+
+``POSITION stream writer prev new`` says that the writer wrote nothing in
+``(prev, new]``. If a row of it lies there, and it never sent that row, then every
+reader that stood at ``prev`` passed over it, for good. What a recorder did not hear
+changes nothing about that: the line and the row are the proof. A row that was sent
+before is none of that, nor is a POSITION that repeats its token: readers that are
+behind it ask the database. Spec, section 2; case C11.
+
+Where rows are delivered whenever they come (``caches``), a late one may still come:
+there, the recording must go on for a while after the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as sf
+
+from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
+from synapse_replication.pipeline.audit.checks.wire import TOKEN_COLUMNS, line_text
+from synapse_replication.pipeline.audit.findings import Kind, finding, sample
+
+__all__ = [
+    "LOST_COLUMNS",
+    "announced_absent",
+    "announced_findings",
+    "not_seen_findings",
+]
+
+#: Of :func:`announced_absent`: an id and the line that passed over it.
+LOST_COLUMNS = (
+    "stream",
+    "instance_name",
+    "stream_id",
+    "recording",
+    "line_number",
+    "t",
+    "is_row",
+    "prev_token",
+    "token",
+)
+
+#: How long after a POSITION a late row of an idempotent stream is waited for, s.
+PATIENCE: Final = 60.0
+
+_WRITER = ("stream", "instance_name")
+
+
+def announced_absent(
+    ids: DataFrame,
+    tokens: DataFrame,
+    idempotent: Collection[str],
+    sole_writers: Mapping[str, str],
+) -> DataFrame:
+    """Find rows that were never sent, and which a POSITION of their writer covers.
+
+    :param ids: of :func:`.audit_ids.known_ids`.
+    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param idempotent: names of streams whose late rows are delivered.
+    :param sole_writers: the only writer of a stream whose tables tell none.
+    :return: LOST_COLUMNS.
+    """
+    columns = tokens.select(*TOKEN_COLUMNS)
+    ends = columns.groupBy("recording").agg(sf.max("t").alias("end"))
+    claims = (
+        columns.where(~sf.col("is_row") & (sf.col("prev_token") < sf.col("token")))
+        .join(sf.broadcast(ends), on="recording", how="inner")
+        .where(
+            ~sf.col("stream").isin(*idempotent)
+            | (sf.col("end") - sf.col("t") >= PATIENCE)
+        )
+        .select(*TOKEN_COLUMNS)
+    )
+    lost = _covered(_never_sent(ids, sole_writers), claims)
+    return lost.select(*LOST_COLUMNS)
+
+
+def announced_findings(
+    lost: DataFrame, rows: DataFrame, tables: Mapping[str, Sequence[str]]
+) -> DataFrame:
+    """Write a finding for each POSITION that passed over rows.
+
+    :param lost: of :func:`announced_absent`.
+    :param rows: of ROWS_SCHEMA, and ``source``, where each was found; those of the
+        lost ids at least.
+    :param tables: of each stream.
+    """
+    columns = lost.select(*LOST_COLUMNS)
+    line = ["recording", "line_number", "t", "stream", "is_row", "prev_token", "token"]
+    keys = [*line, "instance_name"]
+    texts = rows.select("stream", "stream_id", "row_index", "row", "source")
+    of_line = Window.partitionBy(*keys).orderBy("stream_id", "source", "row_index")
+    found = columns.join(texts, on=["stream", "stream_id"], how="left").withColumn(
+        "rank", sf.row_number().over(of_line)
+    )
+    grouped = found.groupBy(*keys).agg(
+        sf.min("stream_id").alias("first"),
+        sf.max("stream_id").alias("last"),
+        sf.countDistinct("stream_id").alias("count"),
+        sample(
+            sf.col("rank"),
+            *(sf.col(name) for name in ("stream_id", "source", "row_index", "row")),
+        ).alias("rows"),
+    )
+    return grouped.select(
+        *finding(
+            Kind.ANNOUNCED_ABSENT,
+            message=[
+                sf.col("recording"),
+                " line ",
+                sf.col("line_number"),
+                ": '",
+                line_text(),
+                "' passes over ",
+                sf.col("count"),
+                " committed rows that were never sent, the first with id ",
+                sf.col("first"),
+                ": readers have lost them",
+            ],
+            evidence={
+                "recording": sf.col("recording"),
+                "line_number": sf.col("line_number"),
+                "t": sf.col("t"),
+                "line": line_text(),
+                "tables": _lookup(sf.col("stream"), tables),
+                "rows": sf.col("rows"),
+            },
+        )
+    )
+
+
+def not_seen_findings(
+    ids: DataFrame,
+    tokens: DataFrame,
+    idempotent: Collection[str],
+    sole_writers: Mapping[str, str],
+) -> DataFrame:
+    """Find rows that were in no recording, though their writer's next one is.
+
+    Readers took themselves to be past them. But the recorder may have been cut off.
+
+    :param ids: of :func:`.audit_ids.known_ids`.
+    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param idempotent: names of streams whose late rows are delivered.
+    :param sole_writers: the only writer of a stream whose tables tell none.
+    """
+    columns = tokens.select(*TOKEN_COLUMNS)
+    before = (
+        Window.partitionBy("recording", *_WRITER)
+        .orderBy("line_number")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    jumps = (
+        columns.where(~sf.col("stream").isin(*idempotent))
+        .withColumn("prev_token", sf.max("token").over(before))
+        .where(sf.col("is_row") & (sf.col("prev_token") < sf.col("token") - 1))
+    )
+    seen = _covered(_never_sent(ids, sole_writers), jumps)
+    by_id = Window.partitionBy("recording", *_WRITER).orderBy("stream_id")
+    grouped = (
+        seen.withColumn("rank", sf.row_number().over(by_id))
+        .groupBy("recording", *_WRITER)
+        .agg(
+            sf.min("stream_id").alias("first"),
+            sf.max("stream_id").alias("last"),
+            sf.count("*").alias("count"),
+            sample(
+                sf.col("rank"),
+                sf.col("stream_id"),
+                sf.col("prev_token").alias("token_before"),
+                sf.col("line_number"),
+                line_text().alias("line"),
+            ).alias("ids"),
+        )
+    )
+    return grouped.select(
+        *finding(
+            Kind.ROW_NOT_SEEN,
+            message=[
+                sf.col("recording"),
+                ": ",
+                sf.col("count"),
+                " rows of ",
+                sf.col("instance_name"),
+                "'s ",
+                sf.col("stream"),
+                " are missing between others: the recorder was cut off, or they were "
+                "lost on their way",
+            ],
+            evidence={"recording": sf.col("recording"), "ids": sf.col("ids")},
+        )
+    )
+
+
+def _never_sent(ids: DataFrame, sole_writers: Mapping[str, str]) -> DataFrame:
+    columns = ids.select(*ID_COLUMNS)
+    written = columns.where(
+        ~sf.col("sent") & (sf.col("in_tables") | sf.col("archived"))
+    )
+    told = sf.when(
+        sf.col("first_writer") == sf.col("last_writer"), sf.col("first_writer")
+    )
+    writer = sf.coalesce(told, _lookup(sf.col("stream"), sole_writers))
+    return (
+        written.withColumn("instance_name", writer)
+        .where(sf.col("instance_name").isNotNull())
+        .select(*_WRITER, "stream_id")
+    )
+
+
+def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
+    """Find ids in ``(prev_token, token]`` of a line of their writer, and the line.
+
+    Of all lines that begin below an id, the one that reaches farthest covers it if
+    any does. So one pass in the order of ids is enough, however lines overlap.
+    """
+    reach = spans.groupBy(*_WRITER).agg(
+        sf.min("prev_token").alias("low"), sf.max("token").alias("high")
+    )
+    near = (
+        ids.join(sf.broadcast(reach), on=list(_WRITER), how="inner")
+        .where(
+            (sf.col("stream_id") > sf.col("low"))
+            & (sf.col("stream_id") <= sf.col("high"))
+        )
+        .select(
+            *_WRITER,
+            sf.col("stream_id").alias("place"),
+            sf.lit(None).alias("span"),
+        )
+    )
+    fields = ("token", "recording", "line_number", "t", "is_row", "prev_token")
+    begun = spans.select(
+        *_WRITER, sf.col("prev_token").alias("place"), sf.struct(*fields).alias("span")
+    )
+    # At the same place, ids come first: a line does not cover where it begins.
+    in_order = (
+        Window.partitionBy(*_WRITER)
+        .orderBy("place", sf.col("span").isNotNull())
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    swept = near.unionByName(begun).withColumn("over", sf.max("span").over(in_order))
+    return swept.where(
+        sf.col("span").isNull() & (sf.col("over.token") >= sf.col("place"))
+    ).select(*_WRITER, sf.col("place").alias("stream_id"), "over.*")
+
+
+def _lookup(
+    key: Column, values: Mapping[str, str] | Mapping[str, Sequence[str]]
+) -> Column:
+    found = sf.lit(None)
+    for name, value in values.items():
+        literal = (
+            sf.lit(value)
+            if isinstance(value, str)
+            else sf.array(*(sf.lit(each) for each in value))
+        )
+        found = sf.when(key == name, literal).otherwise(found)
+    return found

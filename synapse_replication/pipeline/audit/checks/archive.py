@@ -1,0 +1,161 @@
+"""What is wrong with an archive: rows that are in it twice, or that it lacks.
+
+An archive reads the rows of each writer in order, and none beyond what is complete for
+good. So between the least and the greatest token of a writer that it has, it has all
+that is in the tables still; but for days that were purged.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as sf
+
+from synapse_replication.pipeline.audit.checks.ids import ID_COLUMNS
+from synapse_replication.pipeline.audit.findings import Kind, finding, sample
+
+__all__ = [
+    "commands_twice_findings",
+    "not_archived_findings",
+    "rows_twice_findings",
+]
+
+
+def rows_twice_findings(archive: DataFrame) -> DataFrame:
+    """Find rows that an archive holds more than once.
+
+    :param archive: of ARCHIVE_SCHEMA.
+    """
+    keys = ["stream", "instance_name", "stream_id", "row_index"]
+    rows = archive.select(*keys)
+    twice = rows.groupBy(*keys).agg(sf.count("*").alias("times")).where("times > 1")
+    by_id = Window.partitionBy("stream", "instance_name").orderBy(
+        "stream_id", "row_index"
+    )
+    grouped = (
+        twice.withColumn("rank", sf.row_number().over(by_id))
+        .groupBy("stream", "instance_name")
+        .agg(
+            sf.min("stream_id").alias("first"),
+            sf.max("stream_id").alias("last"),
+            sf.count("*").alias("count"),
+            sample(
+                sf.col("rank"),
+                *(sf.col(name) for name in ("stream_id", "row_index", "times")),
+            ).alias("rows"),
+        )
+    )
+    return grouped.select(
+        *finding(
+            Kind.ROW_TWICE_IN_ARCHIVE,
+            message=[
+                "the archive holds ",
+                sf.col("count"),
+                " rows of ",
+                sf.col("instance_name"),
+                "'s ",
+                sf.col("stream"),
+                " more than once",
+            ],
+            evidence={"rows": sf.col("rows")},
+        )
+    )
+
+
+def commands_twice_findings(wire: DataFrame) -> DataFrame:
+    """Find lines of recordings that an archive holds more than once.
+
+    :param wire: of WIRE_SCHEMA, of an archive.
+    """
+    keys = ["recording", "line_number"]
+    lines = wire.select(*keys)
+    twice = lines.groupBy(*keys).agg(sf.count("*").alias("times")).where("times > 1")
+    grouped = twice.groupBy("recording").agg(
+        sf.min("line_number").alias("first"),
+        sf.max("line_number").alias("last"),
+        sf.count("*").alias("count"),
+    )
+    nothing = sf.lit(None)
+    return grouped.select(
+        *finding(
+            Kind.COMMAND_TWICE_IN_ARCHIVE,
+            stream=nothing,
+            instance_name=nothing,
+            first=nothing,
+            last=nothing,
+            message=[
+                "the archive holds ",
+                sf.col("count"),
+                " lines of the recording ",
+                sf.col("recording"),
+                " more than once",
+            ],
+            evidence={
+                "recording": sf.col("recording"),
+                "first_line_number": sf.col("first"),
+                "last_line_number": sf.col("last"),
+            },
+        )
+    )
+
+
+def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
+    """Find rows of tables that an archive has passed over.
+
+    :param ids: of :func:`.audit_ids.known_ids`.
+    :param purged: ``stream``, ``first_token``, ``last_token``: what was removed from
+        the archive on purpose.
+    """
+    columns = ids.select(*ID_COLUMNS).withColumn(
+        "instance_name", sf.col("first_writer")
+    )
+    writer = ["stream", "instance_name"]
+    reach = (
+        columns.where("archived")
+        .groupBy(*writer)
+        .agg(sf.min("stream_id").alias("low"), sf.max("stream_id").alias("high"))
+        .select(
+            sf.col("stream").alias("its_stream"),
+            sf.col("instance_name").alias("its_name"),
+            "low",
+            "high",
+        )
+    )
+    removed = purged.select(
+        sf.col("stream").alias("its_stream"),
+        sf.col("first_token").alias("low"),
+        sf.col("last_token").alias("high"),
+    )
+    same_stream = sf.col("stream") == sf.col("its_stream")
+    # Rows that tell no writer are a writer's of their own.
+    same_name = sf.col("instance_name").eqNullSafe(sf.col("its_name"))
+    within = sf.col("stream_id").between(sf.col("low"), sf.col("high"))
+    lacking = (
+        columns.where(sf.col("in_tables") & ~sf.col("archived"))
+        .join(sf.broadcast(reach), on=[same_stream, same_name, within], how="left_semi")
+        .join(sf.broadcast(removed), on=[same_stream, within], how="left_anti")
+    )
+    by_id = Window.partitionBy(*writer).orderBy("stream_id")
+    grouped = (
+        lacking.withColumn("rank", sf.row_number().over(by_id))
+        .groupBy(*writer)
+        .agg(
+            sf.min("stream_id").alias("first"),
+            sf.max("stream_id").alias("last"),
+            sf.count("*").alias("count"),
+            sample(sf.col("rank"), sf.col("stream_id")).alias("ids"),
+        )
+    )
+    return grouped.select(
+        *finding(
+            Kind.ROW_NOT_ARCHIVED,
+            message=[
+                sf.col("count"),
+                " rows of ",
+                sf.col("instance_name"),
+                "'s ",
+                sf.col("stream"),
+                " are in the tables and not in the archive, which has newer ones",
+            ],
+            evidence={"ids": sf.col("ids.stream_id")},
+        )
+    )

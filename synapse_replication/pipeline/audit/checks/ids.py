@@ -1,0 +1,254 @@
+"""What ids show: those of two writers, those without a row, rows that are gone.
+
+All writers of a stream take ids from one sequence, so that a gap between the ids of
+one writer is mostly full of those of others. :func:`known_ids` puts together what is
+known of each id, wherever it was seen; the rest asks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as sf
+
+from synapse_replication.pipeline.audit.findings import Kind, finding, sample
+
+__all__ = [
+    "ID_COLUMNS",
+    "MAX_GAPS",
+    "gap_findings",
+    "gone_findings",
+    "known_ids",
+    "two_writers_findings",
+]
+
+#: Of :func:`known_ids`.
+ID_COLUMNS = (
+    "stream",
+    "stream_id",
+    "first_writer",
+    "last_writer",
+    "sender",
+    "in_tables",
+    "archived",
+    "sent",
+)
+
+#: Gaps of a stream that are told one by one, the newest; the others are summed up.
+MAX_GAPS: Final = 1000
+
+#: Ids that one task looks at together are those that are the same without these bits.
+_BUCKET_BITS: Final = 20
+
+
+def known_ids(
+    rows: DataFrame,
+    archive: DataFrame,
+    tokens: DataFrame,
+    kept: Collection[str],
+    nameless: Collection[str],
+) -> DataFrame:
+    """Put together where each id was seen, and whose it is.
+
+    :param rows: of ROWS_SCHEMA: what is in the tables.
+    :param archive: the same, of an archive; may have more columns.
+    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param kept: names of the streams that are kept in the database.
+    :param nameless: those of them whose tables do not tell the writer.
+    :return: a row an id, with the least and the greatest name of a writer that tables
+        or archive have of it: the same name, if all is well; null if nothing tells.
+        ``sender`` sent it: that is not always its writer, as some processes send
+        the rows of all.
+    """
+    sent = tokens.where("is_row").select(
+        "stream", "instance_name", sf.col("token").alias("stream_id")
+    )
+    seen = (
+        _seen(rows, nameless, in_tables=True)
+        .unionByName(_seen(archive, nameless, archived=True))
+        .unionByName(_seen(sent, (), sent=True))
+    )
+    grouped = (
+        seen.where(sf.col("stream").isin(*kept))
+        .groupBy("stream", "stream_id")
+        .agg(
+            sf.min(sf.when(~sf.col("sent"), sf.col("writer"))).alias("first_writer"),
+            sf.max(sf.when(~sf.col("sent"), sf.col("writer"))).alias("last_writer"),
+            sf.min(sf.when(sf.col("sent"), sf.col("writer"))).alias("sender"),
+            *(sf.max(name).alias(name) for name in ("in_tables", "archived", "sent")),
+        )
+    )
+    return grouped.select(*ID_COLUMNS)
+
+
+def _seen(
+    frame: DataFrame,
+    nameless: Collection[str],
+    *,
+    in_tables: bool = False,
+    archived: bool = False,
+    sent: bool = False,
+) -> DataFrame:
+    # What reads the tables gives rows of nobody an empty name.
+    told = (sf.col("instance_name") != "") & ~sf.col("stream").isin(*nameless)
+    return frame.select(
+        "stream",
+        "stream_id",
+        sf.when(told, sf.col("instance_name")).alias("writer"),
+        sf.lit(in_tables).alias("in_tables"),
+        sf.lit(archived).alias("archived"),
+        sf.lit(sent).alias("sent"),
+    )
+
+
+def two_writers_findings(ids: DataFrame) -> DataFrame:
+    """Find ids that two writers have used: a sequence has given them out twice.
+
+    :param ids: of :func:`known_ids`.
+    """
+    columns = ids.select(*ID_COLUMNS)
+    of_two = columns.where(sf.col("first_writer") < sf.col("last_writer"))
+    keys = ["stream", "first_writer", "last_writer"]
+    grouped = _grouped(of_two, keys)
+    return grouped.select(
+        *finding(
+            Kind.ID_OF_TWO_WRITERS,
+            instance_name=sf.col("first_writer"),
+            message=[
+                sf.col("count"),
+                " ids of ",
+                sf.col("stream"),
+                " belong to ",
+                sf.col("first_writer"),
+                " and to ",
+                sf.col("last_writer"),
+                ": they were given out twice",
+            ],
+            evidence={
+                "writers": sf.array("first_writer", "last_writer"),
+                "ids": sf.col("ids"),
+            },
+        )
+    )
+
+
+def gone_findings(ids: DataFrame) -> DataFrame:
+    """Sum up rows that were sent or archived, and are in no table any more.
+
+    :param ids: of :func:`known_ids`.
+    """
+    columns = ids.select(*ID_COLUMNS)
+    gone = columns.where(~sf.col("in_tables")).withColumn(
+        "instance_name", sf.coalesce("first_writer", "sender")
+    )
+    grouped = _grouped(gone, ["stream", "instance_name"])
+    return grouped.select(
+        *finding(
+            Kind.ROW_GONE,
+            message=[
+                sf.col("count"),
+                " ids of ",
+                sf.col("stream"),
+                " that ",
+                sf.col("instance_name"),
+                " wrote have no row any more: replaced by a newer one, or deleted",
+            ],
+            evidence={"ids": sf.col("ids")},
+        )
+    )
+
+
+def _grouped(ids: DataFrame, keys: list[str]) -> DataFrame:
+    by_id = Window.partitionBy(*keys).orderBy("stream_id")
+    ranked = ids.withColumn("rank", sf.row_number().over(by_id))
+    return ranked.groupBy(*keys).agg(
+        sf.min("stream_id").alias("first"),
+        sf.max("stream_id").alias("last"),
+        sf.count("*").alias("count"),
+        sample(
+            sf.col("rank"),
+            *(sf.col(name) for name in ("stream_id", "in_tables", "archived", "sent")),
+        ).alias("ids"),
+    )
+
+
+def gap_findings(ids: DataFrame) -> DataFrame:
+    """Find ids between others that have no row anywhere, of any writer.
+
+    Those above the last row are not told: their transactions may be under way.
+
+    :param ids: of :func:`known_ids`.
+    """
+    columns = ids.select("stream", "stream_id", "first_writer", "sender")
+    writer = sf.coalesce("first_writer", "sender")
+    id_ = sf.struct("stream_id", writer.alias("writer"))
+    buckets = columns.select(
+        "stream",
+        sf.shiftright("stream_id", _BUCKET_BITS).alias("bucket"),
+        id_.alias("here"),
+    )
+    within = Window.partitionBy("stream", "bucket").orderBy("here")
+    gaps_within = buckets.select(
+        "stream",
+        sf.col("here").alias("before"),
+        sf.lead("here").over(within).alias("after"),
+    )
+    # A bucket's end is next to the beginning of the next that has ids.
+    across = Window.partitionBy("stream").orderBy("bucket")
+    gaps_across = (
+        buckets.groupBy("stream", "bucket")
+        .agg(sf.min("here").alias("first_here"), sf.max("here").alias("before"))
+        .select(
+            "stream",
+            "before",
+            sf.lead("first_here").over(across).alias("after"),
+        )
+    )
+    gaps = (
+        gaps_within.unionByName(gaps_across)
+        .where(sf.col("after.stream_id") > sf.col("before.stream_id") + 1)
+        .select(
+            "stream",
+            "before",
+            "after",
+            (sf.col("before.stream_id") + 1).alias("first"),
+            (sf.col("after.stream_id") - 1).alias("last"),
+        )
+    )
+    newest = Window.partitionBy("stream").orderBy(sf.desc("first"))
+    ranked = gaps.withColumn("rank", sf.row_number().over(newest))
+    # The newest are told one by one; all others of a stream together.
+    told = (
+        ranked.withColumn("place", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
+        .groupBy("stream", "place")
+        .agg(
+            sf.min("before").alias("before"),
+            sf.max("after").alias("after"),
+            sf.min("first").alias("first"),
+            sf.max("last").alias("last"),
+            sf.sum(sf.col("last") - sf.col("first") + 1).alias("count"),
+            sf.count("*").alias("gaps"),
+        )
+    )
+    return told.select(
+        *finding(
+            Kind.ID_WITHOUT_ROW,
+            instance_name=sf.lit(None),
+            message=[
+                sf.col("count"),
+                " ids of ",
+                sf.col("stream"),
+                " in ",
+                sf.col("gaps"),
+                " gaps have no row of any writer: rolled back, replaced, deleted, or "
+                "lost",
+            ],
+            evidence={
+                "before": sf.col("before"),
+                "after": sf.col("after"),
+                "gaps": sf.col("gaps"),
+            },
+        )
+    )

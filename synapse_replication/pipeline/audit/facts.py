@@ -1,0 +1,206 @@
+"""What an audit must know of a deployment: its streams, and how far each has come.
+
+Read on the driver, in one transaction that only reads, by indexes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+from synapse_replication.pipeline.audit.findings import Kind
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.storage.consistency import (
+    Problem,
+    ProblemKind,
+    Report,
+    StreamState,
+    examine,
+)
+from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["AuditFacts", "Finding", "read_facts"]
+
+#: A row of FINDINGS_SCHEMA.
+Finding = tuple[str, str, str | None, str | None, int | None, int | None, int, str, str]
+
+_KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
+    {
+        ProblemKind.TABLE_MISSING: Kind.POSITIONS_MISSING,
+        ProblemKind.INDEX_MISSING: Kind.POSITIONS_NOT_UNIQUE,
+        ProblemKind.WRONG_SIGN: Kind.POSITION_WRONG_SIGN,
+        ProblemKind.UNKNOWN_WRITER: Kind.UNKNOWN_WRITER,
+        ProblemKind.SEQUENCE_BEHIND: Kind.SEQUENCE_BEHIND,
+        ProblemKind.POSITION_AHEAD: Kind.POSITION_AHEAD,
+    }
+)
+
+
+@attrs.frozen(kw_only=True)
+class AuditFacts:
+    """What is known of the streams of a deployment.
+
+    :ivar kept: names of streams whose ids come from a sequence of the database.
+    :ivar in_memory: names of those that begin again with their writer.
+    :ivar idempotent: names of those whose late rows are delivered.
+    :ivar nameless: names of those whose tables do not tell the writer.
+    :ivar tables: of each stream that is kept.
+    :ivar given_out: the last id that the sequence of each gave out.
+    :ivar reach: the last id of each that sequence or positions know of; a token.
+    :ivar writers: of each, as far as configuration and positions tell.
+    :ivar findings: what sequences, tables and positions show by themselves.
+    """
+
+    kept: frozenset[str]
+    in_memory: frozenset[str]
+    idempotent: frozenset[str]
+    nameless: frozenset[str]
+    tables: Mapping[str, Sequence[str]]
+    given_out: Mapping[str, int]
+    reach: Mapping[str, int]
+    writers: Mapping[str, frozenset[str]]
+    findings: Sequence[Finding]
+
+    def sole_writers(self, heard: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Tell who wrote what no table tells: of streams that have one writer only.
+
+        :param heard: streams, and who was heard to write them.
+        """
+        writers = {name: set(self.writers[name]) for name in self.nameless}
+        for stream, writer in heard:
+            if stream in writers:
+                writers[stream].add(writer)
+        return {
+            name: next(iter(names))
+            for name, names in writers.items()
+            if len(names) == 1
+        }
+
+
+def read_facts(settings: PipelineSettings) -> AuditFacts:
+    """Read what the database says, and compare it with itself.
+
+    :raises PipelineError: the database cannot be read.
+    """
+    streams: list[StandardStream | TableStream] = [
+        *STANDARD_STREAMS.values(),
+        *settings.declared,
+    ]
+    with reading(settings.conninfo, PLAN_TIMEOUT, walk_indexes=False) as txn:
+        stored = _stored_writers(txn)
+        id_streams = [
+            (stream.name, _id_stream(stream, settings, stored))
+            for stream in streams
+            if stream.sequence is not None
+        ]
+        report = examine(txn, id_streams)
+    states = {
+        state.name: state
+        for state in report.streams
+        if state.sequence_value is not None
+    }
+    described = {stream.name: stream.description for stream in streams}
+    return AuditFacts(
+        kept=frozenset(states),
+        in_memory=frozenset(n for n, d in described.items() if d.held_in_memory),
+        idempotent=frozenset(n for n, d in described.items() if d.idempotent),
+        nameless=frozenset(
+            name
+            for name, state in states.items()
+            if any(column.writer_column is None for column in state.stream.tables)
+        ),
+        tables={name: tuple(state.farthest) for name, state in states.items()},
+        given_out={name: state.sequence_value or 0 for name, state in states.items()},
+        reach={name: _reach(state) for name, state in states.items()},
+        writers={
+            name: frozenset(writer.instance_name for writer in state.writers)
+            for name, state in states.items()
+        },
+        findings=_findings(report, states),
+    )
+
+
+def _reach(state: StreamState) -> int:
+    sign = -1 if state.stream.negative else 1
+    stored = (sign * (writer.stored or 0) for writer in state.writers)
+    return max(state.sequence_value or 0, *stored, 0)
+
+
+def _stored_writers(txn: Any) -> dict[str, list[str]]:
+    txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
+    writers: dict[str, list[str]] = {}
+    if txn.fetchone()[0]:
+        txn.execute(
+            "SELECT stream_name, instance_name FROM stream_positions ORDER BY 1, 2"
+        )
+        for stream, writer in txn.fetchall():
+            writers.setdefault(stream, []).append(writer)
+    return writers
+
+
+def _id_stream(
+    stream: StandardStream | TableStream,
+    settings: PipelineSettings,
+    stored: Mapping[str, Sequence[str]],
+) -> IdStream:
+    name = stream.positions_name or stream.name
+    # Without a configuration, whoever has a position is a writer.
+    writers = settings.writers.get(stream.name) or stored.get(name, ())
+    return IdStream(
+        stream_name=name,
+        sequence=stream.sequence or "",
+        tables=stream.id_columns,
+        writers=() if stream.positions_name is None else writers,
+        negative=stream.negative,
+    )
+
+
+def _findings(report: Report, states: Mapping[str, StreamState]) -> list[Finding]:
+    return [
+        _finding(problem, states.get(problem.stream_name or ""))
+        for problem in report.problems
+    ]
+
+
+def _finding(problem: Problem, state: StreamState | None) -> Finding:
+    kind = _KINDS[problem.kind]
+    first: int | None = None
+    last: int | None = None
+    evidence: dict[str, Any] = {"mend": list(problem.mend)}
+    if state is not None:
+        sequence_value = state.sequence_value or 0
+        stored = {w.instance_name: w.stored for w in state.writers}
+        evidence |= {
+            "sequence": state.stream.sequence,
+            "sequence_value": sequence_value,
+            "tables": dict(state.farthest),
+            "stored": stored,
+        }
+        if kind is Kind.SEQUENCE_BEHIND:
+            first, last = sequence_value + 1, max(state.farthest.values())
+        elif problem.instance_name is not None:
+            position = abs(stored[problem.instance_name] or 0)
+            first, last = min(sequence_value + 1, position), position
+    count = 1 if first is None or last is None else last - first + 1
+    where = "" if problem.stream_name is None else f"{problem.stream_name}: "
+    return (
+        kind.value,
+        kind.severity.value,
+        problem.stream_name,
+        problem.instance_name,
+        first,
+        last,
+        count,
+        where + problem.text,
+        json.dumps(evidence),
+    )

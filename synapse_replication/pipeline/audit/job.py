@@ -1,0 +1,312 @@
+"""``synapse-replication pipeline audit``: proves or refutes that nothing was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as sf
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.layout import (
+    open_archive,
+    read_archive,
+    read_archived_wire,
+)
+from synapse_replication.pipeline.archive.purges import read_purged_ranges
+from synapse_replication.pipeline.audit.checks.ahead import ahead_findings
+from synapse_replication.pipeline.audit.checks.announced import (
+    announced_absent,
+    announced_findings,
+    not_seen_findings,
+)
+from synapse_replication.pipeline.audit.checks.archive import (
+    commands_twice_findings,
+    not_archived_findings,
+    rows_twice_findings,
+)
+from synapse_replication.pipeline.audit.checks.ids import (
+    gap_findings,
+    gone_findings,
+    known_ids,
+    two_writers_findings,
+)
+from synapse_replication.pipeline.audit.checks.wire import (
+    damage_findings,
+    order_findings,
+    reset_findings,
+    wire_lines,
+    wire_tokens,
+)
+from synapse_replication.pipeline.audit.facts import read_facts
+from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
+from synapse_replication.pipeline.audit.report import print_findings, print_json
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    source_options,
+)
+from synapse_replication.pipeline.schemas import (
+    ARCHIVE_SCHEMA,
+    FINDINGS_SCHEMA,
+    ROWS_SCHEMA,
+    WIRE_SCHEMA,
+)
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.jdbc import read_backfill
+from synapse_replication.pipeline.spark.failures import short_failures
+from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.wire_lines import read_recordings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["audit_command", "audited", "write_findings"]
+
+#: Exit status when something is wrong.
+EXIT_ERRORS = 1
+
+
+class _CannotTellError(click.ClickException):
+    """Nothing was proved: whoever asks by the exit status must not take it for that."""
+
+    exit_code = 2
+
+
+_PURGED_SCHEMA = "stream string, first_token long, last_token long"
+
+
+@click.command("audit")
+@source_options
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="A recording of the wire, or a folder of them. May be given again.",
+)
+@click.option("--archive", metavar="DIR", help="An archive, compared with the tables.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Write all findings to findings.parquet and findings.json in there.",
+)
+@master_option
+@json_option
+def audit_command(
+    settings: PipelineSettings,
+    recordings: tuple[str, ...],
+    archive: str | None,
+    out: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Look for lost, doubled and misplaced rows.
+
+    Compares tables, sequences, positions, recordings and archive. Changes nothing, and
+    can be run beside a deployment. Exit status 1 if there is an error, 2 if that cannot
+    be told.
+    """
+    try:
+        with short_failures():
+            # What is wrong is told at once: Spark takes its time.
+            with reading(settings.conninfo, PLAN_TIMEOUT):
+                pass
+            if archive is not None:
+                open_archive(archive)
+            with (
+                job_session("synapse-replication audit", master=master) as session,
+                audited(
+                    session, settings, recordings=recordings, archive=archive
+                ) as findings,
+            ):
+                if out is not None:
+                    write_findings(findings, out)
+                show = print_json if as_json else print_findings
+                counts = show(findings, sys.stdout)
+    except PipelineError as error:
+        raise _CannotTellError(str(error)) from error
+    if counts[Severity.ERROR]:
+        sys.exit(EXIT_ERRORS)
+
+
+@contextlib.contextmanager
+def audited(
+    session: SparkSession,
+    settings: PipelineSettings,
+    *,
+    recordings: Sequence[str | os.PathLike[str]] = (),
+    archive: str | os.PathLike[str] | None = None,
+) -> Iterator[DataFrame]:
+    """Audit a deployment: gives a data frame of FINDINGS_SCHEMA, worst first.
+
+    What it holds in memory and on disks is given back at the end of the context.
+
+    :raises PipelineError: the database, a recording or the archive cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def keep(frame: DataFrame) -> DataFrame:
+            kept = frame.persist(StorageLevel.MEMORY_AND_DISK)
+            stack.callback(kept.unpersist)
+            return kept
+
+        wire = read_recordings(session, recordings)
+        archived_wire = _archived_wire(session, archive)
+        rows_archived = (
+            session.createDataFrame([], ARCHIVE_SCHEMA)
+            if archive is None
+            else read_archive(session, archive)
+        )
+        # What is twice in there is told as such.
+        archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
+        lines = keep(wire_lines(wire.unionByName(archived_once)))
+        tokens = wire_tokens(lines)
+        heard = tokens.select("stream", "instance_name").distinct().collect()
+        # Now: what was heard before, the sequences have given out.
+        facts = read_facts(settings)
+        # Whatever positions say: what is committed beyond them is a row, too.
+        rows = read_backfill(session, settings, endingToken=json.dumps(facts.reach))
+        ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
+        sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
+        lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
+        found = [
+            session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
+            announced_findings(
+                lost,
+                _texts(session, settings, lost, rows_archived, facts.reach),
+                facts.tables,
+            ),
+            order_findings(tokens, facts.kept, facts.idempotent),
+            reset_findings(tokens, facts.in_memory),
+            damage_findings(lines),
+            two_writers_findings(ids),
+            ahead_findings(tokens, rows_archived, facts.given_out),
+            not_seen_findings(ids, tokens, facts.idempotent, sole),
+            gap_findings(ids),
+            gone_findings(ids),
+        ]
+        if archive is not None:
+            found += [
+                rows_twice_findings(rows_archived),
+                commands_twice_findings(archived_wire),
+                not_archived_findings(ids, _purged(session, archive)),
+            ]
+        findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
+        findings.count()
+        yield findings
+
+
+def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
+    """Write findings as Parquet and as lines of JSON, in place of older ones.
+
+    :param folder: made if it is missing.
+    :raises PipelineError: it cannot be written.
+    """
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot write the findings: {error}") from error
+    findings.write.mode("overwrite").parquet(f"file://{path}/findings.parquet")
+    findings.write.mode("overwrite").json(f"file://{path}/findings.json")
+
+
+def _archived_wire(
+    session: SparkSession, archive: str | os.PathLike[str] | None
+) -> DataFrame:
+    """Read the recordings of an archive, by names that no file has."""
+    if archive is None:
+        return session.createDataFrame([], WIRE_SCHEMA)
+    wire = read_archived_wire(session, archive)
+    name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
+    return wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
+
+
+def _texts(
+    session: SparkSession,
+    settings: PipelineSettings,
+    lost: DataFrame,
+    archive: DataFrame,
+    reach: Mapping[str, int],
+) -> DataFrame:
+    """Read rows of lost ids, the first few of each line.
+
+    Of each stream, only the range that they lie in is read.
+
+    :param reach: how far each stream is to be read in the database.
+    """
+    columns = ("stream", "stream_id", "row_index", "row")
+    of_line = Window.partitionBy("recording", "line_number").orderBy("stream_id")
+    wanted = (
+        lost.withColumn("rank", sf.row_number().over(of_line))
+        .where(sf.col("rank") <= SAMPLES)
+        .select("stream", "stream_id")
+        .distinct()
+    )
+    bounds = (
+        wanted.groupBy("stream")
+        .agg(sf.min("stream_id").alias("first"), sf.max("stream_id").alias("last"))
+        .collect()
+    )
+    parts = [(session.createDataFrame([], ROWS_SCHEMA), "tables")]
+    for stream, first, last in bounds:
+        of_tables = _read_range(session, settings, stream, first, last, reach[stream])
+        parts.append((of_tables, "tables"))
+        within = sf.col("stream_id").between(first, last)
+        parts.append((archive.where((sf.col("stream") == stream) & within), "archive"))
+    return reduce(
+        DataFrame.unionByName,
+        (
+            frame.select(*columns)
+            .join(sf.broadcast(wanted), on=["stream", "stream_id"], how="left_semi")
+            .withColumn("source", sf.lit(source))
+            for frame, source in parts
+        ),
+    )
+
+
+def _read_range(
+    session: SparkSession,
+    settings: PipelineSettings,
+    stream: str,
+    first: int,
+    last: int,
+    reach: int,
+) -> DataFrame:
+    # What the archive or a recording has may be ahead of the database.
+    return read_backfill(
+        session,
+        settings,
+        streams=stream,
+        startingToken=str(min(first - 1, reach)),
+        endingToken=str(min(last, reach)),
+    )
+
+
+def _purged(session: SparkSession, archive: str | os.PathLike[str]) -> DataFrame:
+    ranges: list[Any] = [
+        (each.stream, each.first_token, each.last_token)
+        for each in read_purged_ranges(open_archive(archive))
+    ]
+    return session.createDataFrame(ranges, _PURGED_SCHEMA)
+
+
+def _worst_first(findings: DataFrame) -> DataFrame:
+    severities = [severity.value for severity in Severity]
+    badness = sf.array_position(sf.lit(severities), sf.col("severity"))
+    chosen = findings.select(*FINDINGS_SCHEMA.names)
+    # Few: each is of a group, or one of a limited number of gaps.
+    return chosen.repartition(1).sortWithinPartitions(
+        badness, "kind", "stream", "instance_name", "first_token", "evidence"
+    )

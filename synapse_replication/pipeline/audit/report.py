@@ -1,0 +1,101 @@
+"""What an audit found, on a terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from synapse_replication.pipeline.audit.findings import Severity
+from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+__all__ = ["Counts", "print_findings", "print_json"]
+
+#: How many findings there are of each severity.
+Counts = Counter[Severity]
+
+#: Errors and warnings that are shown one by one, on a terminal.
+MAX_SHOWN: Final = 100
+
+#: Characters of evidence that are shown of each, on a terminal.
+_MAX_EVIDENCE: Final = 600
+
+
+def print_json(findings: DataFrame, out: TextIO) -> Counts:
+    """Print all findings as one JSON object.
+
+    :param findings: of FINDINGS_SCHEMA.
+    """
+    counts: Counts = Counter()
+    out.write('{"findings": [')
+    separator = "\n"
+    for row in findings.toLocalIterator():
+        counts[Severity(row.severity)] += 1
+        value: dict[str, Any] = row.asDict()
+        value["evidence"] = json.loads(row.evidence)
+        out.write(separator + json.dumps(value))
+        separator = ",\n"
+    numbers = {f"{each.value}s": counts[each] for each in Severity}
+    out.write(f"\n], {json.dumps(numbers)[1:-1]}}}\n")
+    return counts
+
+
+def print_findings(findings: DataFrame, out: TextIO) -> Counts:
+    """Print errors and warnings, and how much there is of everything else.
+
+    :param findings: of FINDINGS_SCHEMA.
+    """
+    counts: Counts = Counter()
+    notes: dict[tuple[str, str], list[int]] = {}
+    for row in findings.select(*FINDINGS_SCHEMA.names).toLocalIterator():
+        severity = Severity(row.severity)
+        counts[severity] += 1
+        if severity is Severity.INFO:
+            note = notes.setdefault((row.kind, row.stream or "-"), [0, 0])
+            note[0] += 1
+            note[1] += row["count"]
+        elif counts[severity] <= MAX_SHOWN:
+            _print_finding(row, out)
+        elif counts[severity] == MAX_SHOWN + 1:
+            out.write(f"(more {severity.value}s are in --out and --json)\n")
+    if notes:
+        out.write("Normal in a healthy deployment:\n")
+        width = max(len(kind) for kind, _ in notes)
+        for (kind, stream), (number, concerned) in sorted(notes.items()):
+            out.write(
+                f"  {kind:<{width}}  {_printable(stream)}: {concerned} in {number} "
+                "findings\n"
+            )
+    out.write(
+        f"{counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, "
+        f"{counts[Severity.INFO]} notes\n"
+    )
+    return counts
+
+
+def _print_finding(row: Row, out: TextIO) -> None:
+    where = [row.stream, row.instance_name]
+    if row.first_token is not None:
+        same = row.first_token == row.last_token
+        where.append(
+            str(row.first_token) if same else f"{row.first_token}-{row.last_token}"
+        )
+    place = " ".join(str(part) for part in where if part is not None)
+    evidence = row.evidence
+    if len(evidence) > _MAX_EVIDENCE:
+        evidence = evidence[:_MAX_EVIDENCE] + " ..."
+    out.write(
+        f"{row.severity.upper()} {row.kind} {_printable(place)}\n"
+        f"  {_printable(row.message)}\n"
+        f"  evidence: {_printable(evidence)}\n"
+    )
+
+
+def _printable(text: str) -> str:
+    """Escape what could command a terminal: names and rows are somebody else's."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

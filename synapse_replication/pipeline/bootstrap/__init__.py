@@ -1,0 +1,1 @@
+"""Positions computed from the tables, for a deployment that lost them."""

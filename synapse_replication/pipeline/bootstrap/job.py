@@ -1,0 +1,230 @@
+"""``synapse-replication pipeline bootstrap``: positions from the rows there are."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.bootstrap.plan import (
+    Change,
+    Found,
+    StreamHistory,
+    check_histories,
+    plan_positions,
+)
+from synapse_replication.pipeline.bootstrap.positions import farthest_tokens
+from synapse_replication.pipeline.bootstrap.store import (
+    IdRange,
+    check_nobody_writes,
+    connected,
+    id_ranges,
+    read_farthest,
+    read_histories,
+    write_positions,
+)
+from synapse_replication.pipeline.options import (
+    json_option,
+    master_option,
+    source_options,
+)
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.spark.session import job_session
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Bootstrap",
+    "Reader",
+    "bootstrap_command",
+    "read_bootstrap",
+    "read_with_spark",
+    "write_bootstrap",
+]
+
+#: Reads ranges of ids from the database that the first argument leads to.
+Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
+
+_FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
+
+#: Partitions for each core: those that are done early take more.
+_PARTITIONS_PER_CORE = 2
+
+
+@attrs.frozen
+class Bootstrap:
+    """What was found, and what ought to be written.
+
+    :ivar nobody: the greatest token of rows that tell of no writer though their
+        table should, by stream.
+    """
+
+    histories: Sequence[StreamHistory]
+    changes: Sequence[Change]
+    nobody: Mapping[str, int]
+
+
+@click.command("bootstrap")
+@source_options
+@click.option("--write", is_flag=True, help="Write the positions, without asking.")
+@master_option
+@json_option
+def bootstrap_command(
+    settings: PipelineSettings, write: bool, master: str | None, as_json: bool
+) -> None:
+    """Fill stream_positions from the rows there are. Stop all writers first.
+
+    Shows what would be written; with --write, or when you say yes, writes it in one
+    transaction. No position goes back.
+    """
+    with job_session("synapse-replication bootstrap", master=master) as session:
+        found = read_bootstrap(settings, functools.partial(read_with_spark, session))
+    to_write = sum(change.is_written for change in found.changes)
+    if not as_json:
+        _print(found, settings)
+        if to_write and not write and sys.stdin.isatty():
+            write = click.confirm(f"Write {to_write} positions?")
+    if to_write and write:
+        write_bootstrap(settings, found)
+    if as_json:
+        click.echo(json.dumps(_describe(found, written=bool(to_write and write))))
+    elif not to_write:
+        click.echo("nothing to write")
+    elif write:
+        click.echo(f"{to_write} positions written")
+    else:
+        click.echo(f"nothing was written; --write writes these {to_write} positions")
+
+
+def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
+    """Read how far the writers of all streams got.
+
+    :param read: reads the ranges, given how to connect.
+    :raises PipelineError: writers are running; a sequence is behind its tables; the
+        database cannot be read.
+    """
+    with connected(settings.conninfo, readonly=True) as connection:
+        # Each query sees what is committed by then: what moves is to be noticed.
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            before = read_histories(cursor, settings)
+            if not before:
+                raise PipelineError(
+                    "this database has none of the tables of a homeserver's streams"
+                )
+            check_nobody_writes(cursor, before, before)
+            ranges = id_ranges(cursor, before)
+            found = read(settings.conninfo, ranges)
+            now = read_histories(cursor, settings)
+            check_nobody_writes(cursor, before, now)
+    histories = [history.with_found(found) for history in now]
+    check_histories(histories)
+    columns = {(h.name, c.table): c.writer_column for h in now for c in h.tables}
+    nobody: dict[str, int] = {}
+    for stream, table, writer, token in found:
+        if writer is None and columns[stream, table] is not None:
+            nobody[stream] = max(token, nobody.get(stream, 0))
+    return Bootstrap(histories, plan_positions(histories), nobody)
+
+
+def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
+    """Write what ought to be written, in one transaction.
+
+    :raises PipelineError: writers are running; nothing was written.
+    """
+    with (
+        connected(settings.conninfo, readonly=False) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        write_positions(cursor, settings, found.histories, found.changes)
+
+
+def read_with_spark(
+    session: SparkSession, conninfo: Mapping[str, Any], ranges: Sequence[IdRange]
+) -> list[Found]:
+    """Read the greatest tokens in all ranges, on the executors."""
+    if not ranges:
+        return []
+    parallelism = session.sparkContext.defaultParallelism * _PARTITIONS_PER_CORE
+    indexes = session.range(0, len(ranges), numPartitions=min(len(ranges), parallelism))
+
+    def read(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        names = ["stream", "table", "instance_name", "token"]
+        with connected(conninfo, readonly=True) as connection:
+            for batch in batches:
+                parts = [ranges[index] for index in batch.column(0).to_pylist()]
+                found = list(read_farthest(connection, parts))
+                columns = zip(*found, strict=True) if found else [[]] * len(names)
+                types = [pyarrow.string()] * 3 + [pyarrow.int64()]
+                yield pyarrow.RecordBatch.from_arrays(
+                    [
+                        pyarrow.array(list(values), type_)
+                        for values, type_ in zip(columns, types, strict=True)
+                    ],
+                    names=names,
+                )
+
+    parts = indexes.mapInArrow(read, _FOUND_SCHEMA)
+    return [
+        (row["stream"], row["table"], row["instance_name"], row["token"])
+        for row in farthest_tokens(parts).collect()
+    ]
+
+
+def _print(found: Bootstrap, settings: PipelineSettings) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stream", "writer", "stored", "new", "what")
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    previous = ""
+    for change in found.changes:
+        table.add_row(
+            change.stream if change.stream != previous else "",
+            change.instance_name,
+            "none" if change.old is None else str(change.old),
+            str(change.new) if change.is_written else "",
+            change.fate.value,
+            style="bold" if change.is_written else None,
+        )
+        previous = change.stream
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    for stream, token in sorted(found.nobody.items()):
+        click.echo(
+            f"{stream}: rows up to {token} tell of no writer; they count for none"
+        )
+    if not settings.writers:
+        click.echo(
+            "The writers are not known without -c: these are those that left rows or "
+            "have a position."
+        )
+
+
+def _describe(found: Bootstrap, *, written: bool) -> dict[str, Any]:
+    return {
+        "written": written,
+        "positions": [
+            {
+                "stream": change.stream,
+                "stored_as": change.positions_name,
+                "writer": change.instance_name,
+                "old": change.old,
+                "new": change.new,
+                "change": change.fate.name.lower(),
+            }
+            for change in found.changes
+        ],
+        "rows_of_nobody": dict(found.nobody),
+    }

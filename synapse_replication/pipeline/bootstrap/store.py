@@ -1,0 +1,281 @@
+"""``stream_positions``, the sequences and the tables, for ``pipeline bootstrap``.
+
+Each function takes a connection or a cursor of psycopg2, and blocks. Nothing here
+reads a whole table but :func:`read_farthest`, of tables without a fitting index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.bootstrap.plan import Change, Found, StreamHistory
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.storage import queries
+from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.table import IdColumn, TableStream
+
+__all__ = [
+    "IdRange",
+    "check_nobody_writes",
+    "connected",
+    "id_ranges",
+    "read_farthest",
+    "read_histories",
+    "write_positions",
+]
+
+#: Ids that one query looks at.
+RANGE_WIDTH = 250_000
+
+#: Ranges of one table at most; they become wider then.
+MAX_RANGES = 2000
+
+_WRITING = """
+    SELECT DISTINCT c.relname, coalesce(l.pid::text, 'prepared')
+    FROM pg_locks AS l
+    JOIN pg_class AS c ON c.oid = l.relation
+    WHERE l.mode = 'RowExclusiveLock' AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+_LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
+
+
+@attrs.frozen
+class IdRange:
+    """A part of a table's ids, for one query.
+
+    :ivar sql: gives writer and greatest token of ``(%(after)s, %(up_to)s]``.
+    """
+
+    stream: str
+    table: str
+    sql: str
+    after: int
+    up_to: int
+
+
+@contextlib.contextmanager
+def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
+    """Open a connection, and close it.
+
+    :raises PipelineError: nothing answers, or it refuses.
+    """
+    import psycopg2
+
+    try:
+        connection = psycopg2.connect(
+            **{
+                "connect_timeout": 10,
+                "application_name": "synapse_replication pipeline",
+                **conninfo,
+            }
+        )
+    except psycopg2.OperationalError as error:
+        raise PipelineError(
+            f"cannot connect to the database: {str(error).strip()}"
+        ) from error
+    with contextlib.closing(connection):
+        connection.set_session(readonly=readonly)
+        try:
+            yield connection
+        except psycopg2.Error as error:
+            raise PipelineError(
+                f"the database refused: {str(error).strip()}"
+            ) from error
+
+
+def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
+    """Read what the database says of each stream that it has positions of.
+
+    Without what scans of tables find.
+    """
+    stored: dict[str, dict[str, int]] = {}
+    if _exists(cursor, "stream_positions"):
+        cursor.execute(
+            "SELECT stream_name, instance_name, stream_id FROM stream_positions"
+        )
+        for name, writer, stream_id in cursor.fetchall():
+            if writer in stored.setdefault(name, {}):
+                raise PipelineError(
+                    f"stream_positions has {writer} of {name} twice; run "
+                    "'synapse-replication positions repair' first"
+                )
+            stored[name][writer] = stream_id
+    histories = []
+    streams: list[StandardStream | TableStream] = [
+        *STANDARD_STREAMS.values(),
+        *settings.declared,
+    ]
+    for stream in streams:
+        name = stream.positions_name
+        if name is None or stream.sequence is None:
+            # In memory, or everybody writes it: it has no positions.
+            continue
+        tables = tuple(
+            column
+            for column in stream.id_columns
+            if _exists(cursor, queries.identifier(column.table))
+        )
+        if not tables or not _exists(cursor, queries.identifier(stream.sequence)):
+            continue
+        histories.append(
+            StreamHistory(
+                name=stream.name,
+                positions_name=name,
+                sequence=stream.sequence,
+                tables=tables,
+                negative=stream.negative,
+                writers=settings.writers.get(stream.name),
+                sequence_value=_sequence_value(cursor, stream.sequence),
+                stored=stored.get(name, {}),
+                farthest={},
+            )
+        )
+    return histories
+
+
+def check_nobody_writes(
+    cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
+) -> None:
+    """See that the deployment stands still.
+
+    :param before: what was read at the beginning.
+    :param now: the same, read again.
+    :raises PipelineError: it does not; says by what that was seen.
+    """
+    signs = []
+    for old, new in zip(before, now, strict=True):
+        if old.sequence_value != new.sequence_value:
+            signs.append(
+                f"sequence {new.sequence} went from {old.sequence_value} to "
+                f"{new.sequence_value}"
+            )
+        elif old.stored != new.stored:
+            signs.append(f"positions of {new.name} changed")
+    tables = {column.table for history in now for column in history.tables}
+    # Who took an id and has not written its row yet holds its sequence.
+    sequences = {history.sequence for history in now}
+    names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
+    cursor.execute(_WRITING, {"relations": list(names)})
+    signs += [
+        f"a transaction (process {pid}) is writing to {table}"
+        for table, pid in sorted(cursor.fetchall())
+    ]
+    if signs:
+        raise PipelineError(
+            f"writers are running: {'; '.join(signs[:5])}. What they have not "
+            "finished could be passed over: stop them all, and run this again"
+        )
+
+
+def id_ranges(cursor: Any, histories: Iterable[StreamHistory]) -> list[IdRange]:
+    """Divide the ids of all tables into ranges that can be read side by side.
+
+    A table that no index by id or by writer and id leads into is one range.
+    """
+    ranges: list[IdRange] = []
+    for history in histories:
+        for column in history.tables:
+            ranges += _ranges_of(cursor, history, column)
+    return ranges
+
+
+def read_farthest(connection: Any, ranges: Iterable[IdRange]) -> Iterator[Found]:
+    """Read the greatest token of each writer in each range."""
+    with connection.cursor() as cursor:
+        for part in ranges:
+            cursor.execute(part.sql, {"after": part.after, "up_to": part.up_to})
+            for writer, token in cursor.fetchall():
+                yield part.stream, part.table, writer, token
+
+
+def write_positions(
+    cursor: Any,
+    settings: PipelineSettings,
+    before: Sequence[StreamHistory],
+    changes: Sequence[Change],
+) -> None:
+    """Write positions, unless anything moved since; the caller commits.
+
+    :raises PipelineError: writers are running, or a position would go back.
+    """
+    cursor.execute("SET LOCAL lock_timeout = '10s'")
+    cursor.execute(queries.LOCK_POSITIONS)
+    cursor.execute(DELTAS[0])
+    cursor.execute(_LOCK_TABLE)
+    check_nobody_writes(cursor, before, read_histories(cursor, settings))
+    for history in before:
+        for change in changes:
+            if change.stream == history.name and change.is_written:
+                cursor.execute(
+                    queries.upsert_position(history.negative),
+                    {
+                        "stream_name": change.positions_name,
+                        "instance_name": change.instance_name,
+                        "stream_id": change.new,
+                    },
+                )
+                if cursor.rowcount != 1:
+                    raise PipelineError(
+                        f"the position of {change.instance_name} in {change.stream} "
+                        "is farther by now; nothing was written"
+                    )
+
+
+def _exists(cursor: Any, name: str) -> bool:
+    cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
+    return bool(cursor.fetchone()[0])
+
+
+def _sequence_value(cursor: Any, sequence: str) -> int:
+    cursor.execute(queries.sequence_state(sequence))
+    last_value, is_called = cursor.fetchone()
+    return int(last_value) if is_called else int(last_value) - 1
+
+
+def _ranges_of(cursor: Any, history: StreamHistory, column: IdColumn) -> list[IdRange]:
+    id_ = queries.identifier(column.id_column)
+    table = queries.identifier(column.table)
+    token = f"-{id_}" if history.negative else id_
+    if column.writer_column is None:
+        select, group = f"NULL, max({token})", "HAVING count(*) > 0"
+    else:
+        writer = queries.identifier(column.writer_column)
+        select, group = f"{writer}, max({token})", "GROUP BY 1"
+    if history.negative:
+        bounds = f"{id_} < -%(after)s AND {id_} >= -%(up_to)s"
+    else:
+        bounds = f"{id_} > %(after)s AND {id_} <= %(up_to)s"
+    sql = f"SELECT {select} FROM {table} WHERE {bounds} {group}"
+    nearest, farthest = 0, max(history.sequence_value, 2**62)
+    width = farthest
+    cursor.execute(queries.INDEXES, {"table": table})
+    if any(columns[:1] == [column.id_column] for columns, _ in cursor.fetchall()):
+        # From an index, both at once, without reading anything else.
+        order = "min(id), max(id)" if history.negative else "max(id), min(id)"
+        side = "<" if history.negative else ">"
+        cursor.execute(
+            f"SELECT {order} FROM (SELECT {id_} AS id FROM {table} "
+            f"WHERE {id_} {side} 0) AS ids"
+        )
+        ends = [abs(end) for end in cursor.fetchone() if end is not None]
+        if not ends:
+            return []
+        farthest, nearest = ends[0], ends[1] - 1
+        width = max(RANGE_WIDTH, -(-(farthest - nearest) // MAX_RANGES))
+    return [
+        IdRange(history.name, column.table, sql, after, min(after + width, farthest))
+        for after in range(nearest, farthest, width)
+    ]

@@ -1,0 +1,1 @@
+"""The report: counts and plots on one HTML page."""

@@ -1,0 +1,246 @@
+"""Counts what a report shows, with Spark.
+
+What comes to the driver is bounded, whatever was read: windows, writers of streams,
+and the first so many of all else.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+from pyspark.sql import functions as sf
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.audit.findings import Severity
+from synapse_replication.pipeline.report import rows as report_rows
+from synapse_replication.pipeline.report import wire_rows as report_wire
+from synapse_replication.pipeline.report.data import (
+    BatchBucket,
+    CommandCount,
+    FindingLine,
+    Hot,
+    LagLine,
+    ReportData,
+    StreamEvent,
+    WindowCount,
+    WriterTotal,
+    choose_window,
+    hide_names,
+)
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["ReportInputs", "collect_report"]
+
+#: Rooms, and as many users.
+MAX_HOT = 15
+
+MAX_EVENTS = 50
+MAX_FINDINGS = 200
+
+#: Windows that somebody asks for, at most.
+MAX_WINDOWS = 2000
+
+_T = TypeVar("_T")
+
+
+@attrs.frozen
+class ReportInputs:
+    """What a report is made of.
+
+    :ivar rows: at least the columns of ROWS_SCHEMA; ``None`` if only the wire is known.
+    :ivar wire: of WIRE_SCHEMA.
+    :ivar findings: of FINDINGS_SCHEMA; ``None`` if nobody looked for any.
+    :ivar sources: what these are, for people.
+    """
+
+    rows: DataFrame | None
+    wire: DataFrame | None
+    findings: DataFrame | None
+    sources: Sequence[str]
+
+
+def collect_report(
+    inputs: ReportInputs,
+    *,
+    window_s: int | None = None,
+    identify: bool = False,
+    now: datetime.datetime | None = None,
+) -> ReportData:
+    """Count what there is, and fetch the small results.
+
+    :param window_s: of plots; chosen if not given.
+    :param identify: names of rooms and users stay.
+    :param now: when the report was made, UTC.
+    :raises PipelineError: there would be too many windows.
+    """
+    data = ReportData(
+        made=now or datetime.datetime.now(datetime.timezone.utc),
+        sources=inputs.sources,
+        identified=identify,
+    )
+    # Each is read several times over.
+    rows = None
+    if inputs.rows is not None:
+        rows = inputs.rows.select(*ROWS_SCHEMA.names).persist()
+    wire = None
+    if inputs.wire is not None:
+        wire = inputs.wire.select(*WIRE_SCHEMA.names).persist()
+    try:
+        if rows is not None:
+            data = _add_rows(data, rows, window_s)
+        if wire is not None:
+            data = _add_wire(data, wire, rows, window_s)
+        data = _add_hottest(data, rows, wire, identify=identify)
+        if inputs.findings is not None:
+            data = _add_findings(data, inputs.findings)
+    finally:
+        for frame in (rows, wire):
+            if frame is not None:
+                frame.unpersist()
+    return data
+
+
+def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> ReportData:
+    tokens = report_rows.by_token(rows).persist()
+    try:
+        totals = _fetch(
+            report_rows.totals(tokens).orderBy("stream", "instance_name"), WriterTotal
+        )
+        batches = _fetch(
+            report_rows.batch_sizes(tokens).orderBy("stream", "bucket"), BatchBucket
+        )
+    finally:
+        tokens.unpersist()
+    window = _window(
+        window_s,
+        (total.first_ts for total in totals),
+        (total.last_ts for total in totals),
+    )
+    return attrs.evolve(
+        data,
+        totals=totals,
+        batches=batches,
+        rows_window=window,
+        over_time=_fetch(report_rows.over_time(rows, window), WindowCount),
+    )
+
+
+def _add_wire(
+    data: ReportData, wire: DataFrame, rows: DataFrame | None, window_s: int | None
+) -> ReportData:
+    first, last = _span(wire)
+    relative = first is None
+    if relative:
+        wire = report_wire.since_beginning(wire)
+        first, last = _span(wire)
+    window = _window(window_s, [first], [last])
+    arrived = report_wire.arrived_rows(wire).persist()
+    late = report_wire.lags(arrived, rows)
+    if relative:
+        late = late.limit(0)
+    late = late.persist()
+    events = report_wire.stream_events(wire).persist()
+    timed = arrived.withColumnRenamed("received_ts", "written_ts")
+    latest = events.orderBy(
+        sf.desc_nulls_last("received_ts"), sf.desc("line_number")
+    ).limit(MAX_EVENTS)
+    try:
+        return attrs.evolve(
+            data,
+            has_wire=True,
+            wire_window=window,
+            wire_relative=relative,
+            arrived=_fetch(report_rows.over_time(timed, window), WindowCount),
+            lags=_fetch(
+                report_wire.lag_percentiles(late, None).orderBy("stream"), LagLine
+            ),
+            lags_over_time=_fetch(report_wire.lag_percentiles(late, window), LagLine),
+            events=_fetch(latest, StreamEvent),
+            event_count=events.count(),
+            commands=_fetch(
+                report_wire.commands(wire).orderBy(sf.desc("lines")), CommandCount
+            ),
+        )
+    finally:
+        for frame in (arrived, late, events):
+            frame.unpersist()
+
+
+def _span(
+    wire: DataFrame,
+) -> tuple[datetime.datetime | None, datetime.datetime | None]:
+    (span,) = wire.agg(
+        sf.min("received_ts").alias("first"), sf.max("received_ts").alias("last")
+    ).collect()
+    return _utc(span["first"]), _utc(span["last"])
+
+
+def _add_hottest(
+    data: ReportData,
+    rows: DataFrame | None,
+    wire: DataFrame | None,
+    *,
+    identify: bool,
+) -> ReportData:
+    if rows is None:
+        assert wire is not None
+        rows = report_wire.arrived_rows(wire)
+    found = _fetch(report_rows.hottest(rows, MAX_HOT), Hot)
+    found.sort(key=lambda hot: (hot.kind, -hot.rows, hot.name))
+    if not identify:
+        found = hide_names(found, secrets.token_bytes(32))
+    return attrs.evolve(data, hottest=found)
+
+
+def _add_findings(data: ReportData, findings: DataFrame) -> ReportData:
+    counted = findings.groupBy("severity").agg(sf.count(sf.lit(1)).alias("findings"))
+    severities = [severity.value for severity in Severity]
+    order = sf.array_position(sf.lit(severities), sf.col("severity"))
+    worst = (
+        findings.drop("evidence")
+        .orderBy(order, "kind", "stream", "instance_name", "first_token")
+        .limit(MAX_FINDINGS)
+    )
+    return attrs.evolve(
+        data,
+        findings=_fetch(worst, FindingLine),
+        finding_count={row["severity"]: row["findings"] for row in counted.collect()},
+    )
+
+
+def _fetch(frame: DataFrame, to: Callable[..., _T]) -> list[_T]:
+    return [
+        to(**{name: _utc(value) for name, value in row.asDict().items()})
+        for row in frame.collect()
+    ]
+
+
+def _utc(value: Any) -> Any:
+    """Give times their zone: PySpark makes them naive, in this process's zone."""
+    if isinstance(value, datetime.datetime):
+        return value.astimezone(datetime.timezone.utc)
+    return value
+
+
+def _window(
+    asked: int | None,
+    first: Iterable[datetime.datetime | None],
+    last: Iterable[datetime.datetime | None],
+) -> int:
+    begin = min((time for time in first if time), default=None)
+    end = max((time for time in last if time), default=None)
+    if asked is None:
+        return choose_window(begin, end)
+    if begin and end and (end - begin).total_seconds() / asked > MAX_WINDOWS:
+        raise PipelineError(
+            f"--window {asked}: there would be more than {MAX_WINDOWS} windows from "
+            f"{begin:%Y-%m-%d} to {end:%Y-%m-%d}; take longer ones"
+        )
+    return asked

@@ -1,0 +1,115 @@
+"""The page of a report: one file of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+import attrs
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from synapse_replication import __version__
+from synapse_replication.pipeline.report.data import LagLine, ReportData
+from synapse_replication.pipeline.report.plots import Plot
+
+__all__ = ["Verdict", "judge", "render_page"]
+
+
+@attrs.frozen
+class Verdict:
+    """What there is to say first.
+
+    :ivar tone: ``good``, ``busy`` or ``bad``.
+    """
+
+    tone: str
+    text: str
+
+
+def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
+    """Make the page."""
+    environment = Environment(
+        loader=PackageLoader("synapse_replication.pipeline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=_number,
+        times=_times,
+        duration=_duration,
+        moment=_moment,
+        passed=_passed,
+        size=_window,
+    )
+    return environment.get_template("report.html").render(
+        data=data,
+        verdict=judge(data),
+        # Drawn by us, and escaped by who drew it.
+        plots={
+            plot.name: {"title": plot.title, "svg": Markup(plot.svg)} for plot in plots
+        },
+        rows=sum(total.rows for total in data.totals),
+        streams=len({total.stream for total in data.totals}),
+        writers=len({total.instance_name for total in data.totals}),
+        timed=sum(total.timed for total in data.totals),
+        arrived=sum(count.rows for count in data.arrived),
+        worst_lag=_worst(data.lags),
+        first=min((t.first_ts for t in data.totals if t.first_ts), default=None),
+        last=max((t.last_ts for t in data.totals if t.last_ts), default=None),
+        version=__version__,
+    )
+
+
+def judge(data: ReportData) -> Verdict:
+    """Say in one line what an audit found."""
+    if data.findings is None:
+        return Verdict("busy", "Not audited: nobody compared what is where")
+    errors = data.finding_count.get("error", 0)
+    warnings = data.finding_count.get("warning", 0)
+    if errors:
+        return Verdict("bad", f"The audit found {_times(errors, 'error')}")
+    if warnings:
+        return Verdict("busy", f"The audit found {_times(warnings, 'warning')}")
+    return Verdict("good", "The audit found nothing wrong")
+
+
+def _times(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _worst(lags: Sequence[LagLine]) -> LagLine | None:
+    return max(lags, key=lambda line: line.p99, default=None)
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _moment(value: datetime.datetime | None) -> str:
+    if value is None:
+        return "unknown"
+    return value.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _passed(value: datetime.datetime | None) -> str:
+    """Write the time since 1970, where that stands for the beginning."""
+    return "unknown" if value is None else f"+{_duration(value.timestamp() * 1000)}"
+
+
+def _window(seconds: int) -> str:
+    return _duration(seconds * 1000)
+
+
+def _duration(milliseconds: float) -> str:
+    """Write ms as people say it, with three digits."""
+    if milliseconds < 0:
+        return f"-{_duration(-milliseconds)}"
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
+        if milliseconds >= size:
+            return f"{milliseconds / size:.3g} {unit}"
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.3g} s"
+    return f"{milliseconds:.3g} ms"

@@ -1,0 +1,228 @@
+"""What a report says of recordings: what arrived when, how late, and what was missed.
+
+``wire`` is of WIRE_SCHEMA. Lines are in order within a recording.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as sf
+
+from synapse_replication.pipeline.report.rows import ACCURACY, window_start
+
+__all__ = [
+    "arrived_rows",
+    "commands",
+    "lag_percentiles",
+    "lags",
+    "since_beginning",
+    "stream_events",
+]
+
+
+def since_beginning(wire: DataFrame) -> DataFrame:
+    """Put the time since the beginning of its recording into ``received_ts``.
+
+    As if each recording began in 1970; for those that do not say when they were made.
+    """
+    recording = Window.partitionBy("recording")
+    passed = sf.col("t") - sf.min("t").over(recording)
+    return wire.select(
+        *(
+            sf.timestamp_micros((passed * 1_000_000).cast("long")).alias(name)
+            if name == "received_ts"
+            else sf.col(name)
+            for name in wire.columns
+        )
+    )
+
+
+def arrived_rows(wire: DataFrame) -> DataFrame:
+    """Give the rows that arrived, each with the token of its batch.
+
+    The token and the time are those of the line that ends the batch: only then a
+    reader can handle it. Rows of a batch that the end of the recording cut off have no
+    token, and are left out.
+
+    :return: ``recording``, ``stream``, ``instance_name``, ``stream_id``, ``row``,
+        ``received_ts``.
+    """
+    lines = wire.select(
+        "recording",
+        "line_number",
+        "command",
+        "stream",
+        "instance_name",
+        "token",
+        "row",
+        "received_ts",
+    ).where(sf.col("command") == "RDATA")
+    to_end = (
+        Window.partitionBy("recording", "stream", "instance_name")
+        .orderBy("line_number")
+        .rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    )
+    end = sf.when(
+        sf.col("token").isNotNull(),
+        sf.struct(sf.col("token"), sf.col("received_ts")),
+    )
+    ended = lines.select("*", sf.first(end, ignorenulls=True).over(to_end).alias("end"))
+    return ended.where(sf.col("end").isNotNull()).select(
+        "recording",
+        "stream",
+        "instance_name",
+        sf.col("end.token").alias("stream_id"),
+        "row",
+        sf.col("end.received_ts").alias("received_ts"),
+    )
+
+
+def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
+    """Say how long after it was written each token arrived.
+
+    When it was written, the row in the table tells (``rows``, of ROWS_SCHEMA), or, of
+    ``caches``, the row on the wire. Both clocks are asked: that of the writer, and that
+    of the recorder.
+
+    :param arrived: of :func:`arrived_rows`.
+    :return: ``stream``, ``instance_name``, ``received_ts``, ``lag_ms``.
+    """
+    key = ["stream", "instance_name", "stream_id"]
+    tokens = (
+        arrived.select("recording", *key, "row", "received_ts")
+        .groupBy("recording", *key)
+        .agg(
+            sf.min("received_ts").alias("received_ts"),
+            sf.max(
+                sf.when(
+                    sf.col("stream") == "caches",
+                    sf.timestamp_millis(sf.get_json_object("row", "$[2]").cast("long")),
+                )
+            ).alias("told_ts"),
+        )
+    )
+    if rows is None:
+        timed = tokens.select("*", sf.col("told_ts").alias("written_ts"))
+    else:
+        written = (
+            rows.select(*key, "written_ts")
+            .where(sf.col("written_ts").isNotNull() & (sf.col("stream") != "caches"))
+            .groupBy(*key)
+            .agg(sf.max("written_ts").alias("in_table_ts"))
+        )
+        timed = tokens.join(written, on=key, how="left").select(
+            *key,
+            "received_ts",
+            sf.coalesce("told_ts", "in_table_ts").alias("written_ts"),
+        )
+    lag = (sf.unix_micros("received_ts") - sf.unix_micros("written_ts")) / 1000
+    return timed.select(
+        "stream", "instance_name", "received_ts", lag.alias("lag_ms")
+    ).where(sf.col("lag_ms").isNotNull())
+
+
+def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
+    """Give percentiles of lags, by stream and window, or of each stream as a whole.
+
+    :param late: of :func:`lags`.
+    :param window_s: s; ``None`` for the whole.
+    :return: ``stream``, ``start`` (s since 1970; null for the whole), ``tokens``,
+        ``p50``, ``p95``, ``p99``, ``least`` (ms).
+    """
+    measured = late.select("stream", "received_ts", "lag_ms")
+    start = (
+        sf.lit(None).cast("long").alias("start")
+        if window_s is None
+        else window_start(sf.col("received_ts"), window_s)
+    )
+    grouped = measured.groupBy("stream", start).agg(
+        sf.count(sf.lit(1)).alias("tokens"),
+        sf.percentile_approx("lag_ms", [0.5, 0.95, 0.99], ACCURACY).alias("lag"),
+        sf.min("lag_ms").alias("least"),
+    )
+    return grouped.select(
+        "stream",
+        "start",
+        "tokens",
+        sf.col("lag")[0].alias("p50"),
+        sf.col("lag")[1].alias("p95"),
+        sf.col("lag")[2].alias("p99"),
+        "least",
+    )
+
+
+def stream_events(wire: DataFrame) -> DataFrame:
+    """Find the POSITION lines after which a reader has to catch up, or to begin again.
+
+    A reader has seen a writer's tokens up to some one. If POSITION begins beyond it,
+    what lies between has to be fetched (``catch-up``). If POSITION leads back before
+    it, the writer began its stream again (``reset``). A recording's first POSITION of a
+    writer is neither.
+
+    :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
+        ``line_number``, ``known`` (the token seen before), ``prev_token``, ``token``.
+    """
+    lines = wire.select(
+        "recording",
+        "line_number",
+        "received_ts",
+        "command",
+        "stream",
+        "instance_name",
+        "prev_token",
+        "token",
+    ).where(sf.col("command").isin("RDATA", "POSITION") & sf.col("token").isNotNull())
+    writer = ["recording", "stream", "instance_name"]
+    so_far = (
+        Window.partitionBy(*writer)
+        .orderBy("line_number")
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    is_position = sf.col("command") == "POSITION"
+    # From one POSITION to the next, tokens grow but for late rows of caches.
+    spans = (
+        lines.select("*", sf.count_if(is_position).over(so_far).alias("span"))
+        .groupBy(*writer, "span")
+        .agg(
+            sf.max("token").alias("reached"),
+            sf.first(
+                sf.when(
+                    is_position,
+                    sf.struct("line_number", "received_ts", "prev_token", "token"),
+                ),
+                ignorenulls=True,
+            ).alias("position"),
+        )
+    )
+    in_order = Window.partitionBy(*writer).orderBy("span")
+    told = spans.select(
+        *writer, "position.*", sf.lag("reached").over(in_order).alias("known")
+    )
+    kind = sf.when(sf.col("token") < sf.col("known"), sf.lit("reset")).when(
+        sf.col("prev_token") > sf.col("known"), sf.lit("catch-up")
+    )
+    return (
+        told.select("*", kind.alias("kind"))
+        .where(sf.col("kind").isNotNull())
+        .select(
+            "kind",
+            "stream",
+            "instance_name",
+            "received_ts",
+            "recording",
+            "line_number",
+            "known",
+            "prev_token",
+            "token",
+        )
+    )
+
+
+def commands(wire: DataFrame) -> DataFrame:
+    """Count the lines of each command.
+
+    :return: ``command`` (null where a line cannot be read), ``lines``.
+    """
+    named = wire.select("command")
+    counted = named.groupBy("command").agg(sf.count(sf.lit(1)).alias("lines"))
+    return counted.select("command", "lines")

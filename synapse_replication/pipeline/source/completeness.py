@@ -1,0 +1,258 @@
+"""Up to where the rows of a stream are complete, as the database tells.
+
+Theory of operation. A row is written by a transaction that may commit late, below
+rows that are there already. Whoever reads on from an offset would pass over it; so
+an offset never goes beyond what is complete for good:
+
+* A declared writer's rows are complete up to its position in ``stream_positions``:
+  a writer stores one when all its ids up to there are finished.
+* Rows of which nobody knows the writer (account data, rows older than the column)
+  are complete up to the smallest of these positions.
+* A writer that the configuration declares and that has no position has finished
+  nothing. A continuous reader waits for it by name.
+* ``caches`` is written by everybody and has no positions. There the sequence tells:
+  each transaction that took an id from it holds a lock on it to its end, which
+  everybody may see. The last id that was given out is complete as soon as all have
+  ended that held the lock after it was read: newer ones take greater ids. (The row
+  must be written by the transaction that took the id, as Synapse does.)
+
+Positions on a standby are as good as on the primary; locks are not to be seen there.
+Spec, section 7; docs/pipeline.rst, "Offsets".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.source.catalog import CatalogStream
+from synapse_replication.pipeline.source.offsets import Span, StreamOffset
+from synapse_replication.pipeline.source.ranges import Present, ids_sql
+from synapse_replication.storage.row_queries import quote
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import cursor
+
+__all__ = [
+    "Surveyor",
+    "find_present",
+    "find_writers",
+    "last_given_out",
+    "stored_positions",
+]
+
+#: How long to wait for transactions that write ``caches``, s.
+LOCK_PATIENCE = 5.0
+_LOCK_INTERVAL = 0.02
+
+_TABLES = """
+    SELECT wanted.name,
+        ARRAY(
+            SELECT attname::text FROM pg_attribute
+            WHERE attrelid = to_regclass(wanted.name)
+              AND attnum > 0 AND NOT attisdropped
+        ),
+        ARRAY(
+            SELECT json_build_array(
+                (SELECT attname FROM pg_attribute
+                 WHERE attrelid = indrelid AND attnum = indkey[0]),
+                (SELECT attname FROM pg_attribute
+                 WHERE attrelid = indrelid AND attnum = indkey[1])
+            )
+            FROM pg_index
+            WHERE indrelid = to_regclass(wanted.name) AND indisvalid
+              AND indpred IS NULL
+        )
+    FROM unnest(%s::text[]) AS wanted (name)
+    WHERE to_regclass(wanted.name) IS NOT NULL
+"""
+
+_POSITIONS = """
+    SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = %s
+"""
+
+_HOLDERS = """
+    SELECT virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND relation = to_regclass(%s)
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+# Each next writer is looked up in the index: rows are not read.
+_WRITERS = """
+    WITH RECURSIVE known (writer) AS (
+        SELECT min({writer}) FROM {table}
+        UNION ALL
+        SELECT (SELECT min({writer}) FROM {table} WHERE {writer} > known.writer)
+        FROM known WHERE known.writer IS NOT NULL
+    )
+    SELECT writer FROM known WHERE writer IS NOT NULL
+"""
+
+
+def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
+    """Look up, in the catalogue, what the database has of each stream."""
+    streams = list(streams)
+    tables = {q.range.table: q.range for s in streams for q in s.queries}
+    names = {quote(table): table for table in tables}
+    txn.execute(_TABLES, (list(names),))
+    written, by_id, by_writer = set(), set(), set()
+    found = set()
+    for name, columns, indexes in txn.fetchall():
+        table = names[name]
+        range_ = tables[table]
+        found.add(table)
+        if range_.written_ms in columns:
+            written.add(table)
+        if any(first == range_.id_column for first, _ in indexes):
+            by_id.add(table)
+        elif [range_.writer_column, range_.id_column] in indexes:
+            by_writer.add(table)
+    return {
+        stream.name: Present(
+            *(
+                frozenset(q.range.table for q in stream.queries) & chosen
+                for chosen in (found, written, by_id, by_writer)
+            )
+        )
+        for stream in streams
+    }
+
+
+def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
+    """Give what ``stream_positions`` holds of a stream, as distances from zero."""
+    if stream.positions_name is None:
+        return {}
+    txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
+    if txn.fetchall() != [(True,)]:
+        return {}
+    txn.execute(_POSITIONS, (stream.positions_name,))
+    sign = -1 if stream.negative else 1
+    # One of the wrong sign is that of a stream nobody has written.
+    return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
+
+
+def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
+    """Give the last id that the sequence gave out; ``None`` if there is none."""
+    name = quote(stream.sequence)
+    txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
+    if txn.fetchall() != [(True,)]:
+        return None
+    txn.execute(f"SELECT last_value, is_called FROM {name}")
+    ((last, called),) = txn.fetchall()
+    return int(last) if called else int(last) - 1
+
+
+@attrs.define
+class Surveyor:
+    """Finds out how far streams are complete.
+
+    :ivar declared: the writers of each stream that a configuration declares.
+    :ivar continuous: whoever asks will read on from the answer: what is not complete
+        for good is left for later. Otherwise a stream without any positions is
+        read up to its last row, and declared writers without one are not waited for.
+    :ivar clock: tells the time, s.
+    :ivar sleep: waits, s.
+    """
+
+    declared: Mapping[str, Sequence[str]]
+    continuous: bool
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
+
+    def survey(
+        self, txn: cursor, stream: CatalogStream, present: Present, start: StreamOffset
+    ) -> StreamOffset:
+        """Give the offset up to which a stream is complete; never before ``start``.
+
+        :raises PipelineError: that cannot be known.
+        """
+        if stream.positions_name is None and self.continuous:
+            return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))
+        stored = stored_positions(txn, stream)
+        if not stored:
+            return start.advance(self._without_positions(txn, stream, present))
+        minimum = min(stored.values())
+        declared = self.declared.get(stream.name, ()) if self.continuous else ()
+        waited_for = {
+            writer: start.position(writer)
+            for writer in declared
+            if writer not in stored
+        }
+        return start.advance(StreamOffset(minimum, {**waited_for, **stored}))
+
+    def _without_positions(
+        self, txn: cursor, stream: CatalogStream, present: Present
+    ) -> StreamOffset:
+        everything = Span(0, 2**62, (), others=True, nameless=True, known=())
+        greatest = 0
+        for query in stream.queries:
+            if query.range.table in present.by_id:
+                sql = ids_sql(query, everything, present, limit=1, last=True)
+            elif query.range.table in present.tables:
+                sql = _greatest_sql(query.range.table, query.range.id_column)
+            else:
+                continue
+            txn.execute(sql or "")
+            greatest = max(greatest, *(abs(id_ or 0) for (id_,) in txn.fetchall()), 0)
+        if greatest and self.continuous:
+            raise PipelineError(
+                f"stream {stream.name} has rows up to {greatest}, but nothing in "
+                "stream_positions tells which are complete; fill that in with "
+                "synapse-replication pipeline bootstrap"
+            )
+        return StreamOffset(greatest)
+
+    def _bound_by_locks(self, txn: cursor, stream: CatalogStream) -> int:
+        txn.execute("SELECT pg_is_in_recovery()")
+        if txn.fetchall() == [(True,)]:
+            raise PipelineError(
+                f"stream {stream.name} cannot be read from a standby: what is complete "
+                "is only known on the primary; read it there, or leave it out of "
+                "streams"
+            )
+        last = last_given_out(txn, stream)
+        if last is None:
+            return 0
+        waiting = self._holders(txn, stream)
+        deadline = self.clock() + LOCK_PATIENCE
+        while waiting:
+            if self.clock() > deadline:
+                raise PipelineError(
+                    f"stream {stream.name}: a transaction that may write it has been "
+                    f"open for {LOCK_PATIENCE:.0f} s, so what is complete is not known; "
+                    "end it (pg_locks and pg_stat_activity tell which holds sequence "
+                    f"{stream.sequence}), or leave the stream out of streams"
+                )
+            self.sleep(_LOCK_INTERVAL)
+            waiting &= self._holders(txn, stream)
+        return last
+
+    @staticmethod
+    def _holders(txn: cursor, stream: CatalogStream) -> set[str]:
+        txn.execute(_HOLDERS, (quote(stream.sequence),))
+        return {transaction for (transaction,) in txn.fetchall()}
+
+
+def _greatest_sql(table: str, id_column: str) -> str:
+    id_ = quote(id_column)
+    return f"SELECT greatest(max({id_}), -min({id_})) FROM {quote(table)}"
+
+
+def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
+    """Look up all writers in tables whose index begins with the writer."""
+    writers: set[str] = set()
+    for query in stream.queries:
+        range_ = query.range
+        if range_.table in present.by_writer and range_.writer_column is not None:
+            names = {
+                "table": quote(range_.table),
+                "writer": quote(range_.writer_column),
+            }
+            txn.execute(_WRITERS.format(**names))
+            writers.update(writer for (writer,) in txn.fetchall())
+    return writers

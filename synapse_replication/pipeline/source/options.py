@@ -1,0 +1,219 @@
+"""The options of the data source, checked.
+
+Each mistake names its option and says what to write instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from synapse_replication.errors import PipelineError, TokenError, excerpt
+from synapse_replication.pipeline.settings import (
+    PipelineSettings,
+    settings_of_config,
+    settings_of_dsn,
+)
+from synapse_replication.pipeline.source.catalog import (
+    CatalogStream,
+    catalog_of,
+    declared_from_json,
+    declared_to_json,
+    select_streams,
+)
+from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
+from synapse_replication.streams.tokens import MultiWriterStreamToken
+
+__all__ = ["EARLIEST", "LATEST", "SourceOptions", "parse_token", "reader_options"]
+
+EARLIEST = "earliest"
+LATEST = "latest"
+
+#: What ``format("synapse_replication")`` understands. Spark compares without regard
+#: to case. ``deployment`` is what jobs hand on of a configuration.
+_NAMES = (
+    "dsn",
+    "config",
+    "streams",
+    "writers",
+    "startingToken",
+    "endingToken",
+    "maxRowsPerTrigger",
+    "numPartitions",
+    "filterPushdown",
+    "deployment",
+)
+
+
+def reader_options(settings: PipelineSettings) -> dict[str, str]:
+    """Write settings as options of the data source, for ``.options(**...)``."""
+    from psycopg2.extensions import make_dsn
+
+    return {
+        "dsn": make_dsn(**settings.conninfo),
+        "deployment": json.dumps(
+            {
+                "writers": {w: list(names) for w, names in settings.writers.items()},
+                "declared": json.loads(declared_to_json(settings.declared)),
+            }
+        ),
+    }
+
+
+@attrs.frozen
+class SourceOptions:
+    """What is to be read, from where.
+
+    :ivar conninfo: libpq's parameters by name. Never shown.
+    :ivar declared_writers: of each stream, as configured.
+    :ivar catalog: all streams that there are to name.
+    :ivar streams: the names of those to read; ``None`` for all that the database
+        has.
+    :ivar writers: the instances whose rows to read; ``None`` for all.
+    :ivar starting_token: as given.
+    :ivar ending_token: as given.
+    :ivar max_rows: most rows of a batch of a continuous read; ``None`` for no limit.
+    :ivar num_partitions: how many tasks read; ``None`` for as many as are worth it.
+    :ivar filter_pushdown: answer conditions by reading less.
+    """
+
+    conninfo: Mapping[str, str] = attrs.field(repr=False)
+    declared_writers: Mapping[str, Sequence[str]]
+    catalog: Mapping[str, CatalogStream] = attrs.field(repr=False)
+    streams: tuple[str, ...] | None = None
+    writers: tuple[str, ...] | None = None
+    starting_token: str = EARLIEST
+    ending_token: str = LATEST
+    max_rows: int | None = None
+    num_partitions: int | None = None
+    filter_pushdown: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Check options as they were given to Spark.
+
+        :raises PipelineError: one is unknown, missing or makes no sense.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        unknown = given.keys() - {name.lower() for name in _NAMES}
+        if unknown:
+            raise PipelineError(
+                f"option {excerpt(min(unknown))}: there is none of that name; known "
+                f"are {', '.join(_NAMES[:-1])}"
+            )
+        settings, declared = _deployment(given)
+        catalog = catalog_of(declared)
+        streams = _words(given, "streams")
+        if streams is not None:
+            select_streams(catalog, streams)
+        return cls(
+            conninfo=dict(settings.conninfo),
+            declared_writers=dict(settings.writers),
+            catalog=catalog,
+            streams=streams,
+            writers=_words(given, "writers"),
+            starting_token=_token(given, "startingToken", EARLIEST),
+            ending_token=_token(given, "endingToken", LATEST),
+            max_rows=_count(given, "maxRowsPerTrigger"),
+            num_partitions=_count(given, "numPartitions"),
+            filter_pushdown=_flag(given, "filterPushdown"),
+        )
+
+
+def _deployment(
+    given: Mapping[str, str],
+) -> tuple[PipelineSettings, Sequence[CatalogStream]]:
+    if ("dsn" in given) is ("config" in given):
+        raise PipelineError(
+            "options dsn and config: give one of them, the database as libpq writes it "
+            "or the path of the homeserver's configuration"
+        )
+    if "config" in given:
+        settings = settings_of_config([given["config"]])
+        declared = declared_from_json(declared_to_json(settings.declared))
+        return settings, declared
+    try:
+        settings = settings_of_dsn(given["dsn"])
+    except PipelineError as error:
+        raise PipelineError(f"option dsn: {error}") from None
+    if "deployment" not in given:
+        return settings, []
+    deployment = json.loads(given["deployment"])
+    return (
+        attrs.evolve(settings, writers=deployment["writers"]),
+        declared_from_json(json.dumps(deployment["declared"])),
+    )
+
+
+def _words(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise PipelineError(
+            f"option {name} is '{excerpt(text)}'; write names with commas between "
+            "them, or leave it out for all"
+        )
+    return words
+
+
+def _token(given: Mapping[str, str], name: str, default: str) -> str:
+    text = given.get(name.lower(), default).strip()
+    lowered = text.lower()
+    if lowered in (EARLIEST, LATEST):
+        return lowered
+    # Whether its streams and instances exist, the database tells; its form is known.
+    parse_token(name, text, [], str)
+    return text
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+        raise PipelineError(
+            f"option {name} is '{excerpt(text)}'; write a whole number of 1 or more"
+        )
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name.lower(), "false").lower()
+    if text not in ("true", "false"):
+        raise PipelineError(f"option {name} is '{excerpt(text)}'; write true or false")
+    return text == "true"
+
+
+def parse_token(
+    option: str, text: str, streams: Sequence[str], name_of: Callable[[int], str]
+) -> dict[str, StreamOffset]:
+    """Read a token that is neither ``earliest`` nor ``latest``.
+
+    :param streams: those that are read: a token that is not JSON is of each.
+    :param name_of: from the number of an instance to its name; raises
+        :exc:`LookupError` for one that is not known.
+    :raises PipelineError: it is no token; names the option and what to write.
+    """
+    try:
+        if not text.startswith("{"):
+            token = MultiWriterStreamToken.parse(text, name_of)
+            return dict.fromkeys(streams, StreamOffset.of_token(token))
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise PipelineError(f"it is no JSON ({error})") from error
+        texts = {n: v for n, v in value.items() if isinstance(v, str)}
+        offsets = offsets_from_json({n: v for n, v in value.items() if n not in texts})
+        for name, position in texts.items():
+            token = MultiWriterStreamToken.parse(position, name_of)
+            offsets[name] = StreamOffset.of_token(token)
+        return offsets
+    except (PipelineError, TokenError) as error:
+        raise PipelineError(
+            f"option {option}: {error}; write earliest, latest, a token like 5 or "
+            'm5~1.7, or JSON from stream to token like {"events": "m5~1.7"}'
+        ) from error

@@ -1,0 +1,219 @@
+"""Cutting what is to be read into parts for tasks, without reading it.
+
+A part is a span of a stream: rows of some writers between two ids, so that the rows
+of one token are never in two parts. Where to cut is found by single steps in the
+indexes of ids.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from synapse_replication.pipeline.source.catalog import CatalogStream
+from synapse_replication.pipeline.source.offsets import Span, StreamOffset, spans
+from synapse_replication.pipeline.source.ranges import Present, ids_sql
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import cursor
+
+__all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
+
+#: Ids that are worth a task of their own.
+IDS_PER_TASK = 250_000
+
+#: Tasks, unless more are asked for.
+MOST_TASKS = 400
+
+
+@attrs.frozen
+class Part:
+    """A span of a stream."""
+
+    stream: CatalogStream
+    present: Present
+    span: Span
+    sole_writer: str
+
+    @property
+    def size(self) -> int:
+        """How many ids may be in it."""
+        return self.span.high - self.span.low
+
+    @property
+    def walks_indexes(self) -> bool:
+        """Whether all tables have an index that leads to its rows.
+
+        Where there is none, a scan of the table is better than any detour.
+        """
+        return self.present.tables <= self.present.by_id | self.present.by_writer
+
+
+def narrow(txn: cursor, part: Part) -> Part | None:
+    """Cut off ids without rows at both ends; ``None`` if there is no row at all."""
+    lows: list[int] = []
+    highs: list[int] = []
+    for query in part.stream.queries:
+        table = query.range.table
+        if table in part.present.by_id:
+            for ends, last in ((lows, False), (highs, True)):
+                sql = ids_sql(query, part.span, part.present, limit=1, last=last)
+                if sql is not None:
+                    txn.execute(sql)
+                    ends += [id_ for (id_,) in txn.fetchall()]
+        elif table in part.present.tables:
+            # Its ids cannot be looked up.
+            return part
+    if not lows:
+        return None
+    span = attrs.evolve(part.span, low=min(lows) - 1, high=max(highs))
+    return attrs.evolve(part, span=span)
+
+
+def split(parts: Iterable[Part], count: int | None) -> list[Part]:
+    """Cut parts into smaller ones of about the same number of ids.
+
+    Tables without an index of their ids are not cut: each part would read them
+    whole.
+
+    :param count: how many there should be in all; as many as are worth it if not
+        given. There is at least one for each that is given.
+    """
+    parts = list(parts)
+    total = sum(part.size for part in parts)
+    if count is None:
+        count = min(-(-total // IDS_PER_TASK), MOST_TASKS)
+    target = max(-(-total // max(count, 1)), 1)
+    pieces: list[Part] = []
+    for part in parts:
+        pieces += _cut(part, target) if part.walks_indexes else [part]
+    return pieces
+
+
+def _cut(part: Part, target: int) -> list[Part]:
+    count = -(-part.size // target)
+    low = part.span.low
+    cuts = [low + part.size * place // count for place in range(count + 1)]
+    return [
+        attrs.evolve(part, span=attrs.evolve(part.span, low=low, high=high))
+        for low, high in itertools.pairwise(cuts)
+    ]
+
+
+def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
+    """Put small parts together, so that each task is worth its start.
+
+    :param count: how many tasks there should be; if not given, as many as are worth
+        it.
+    """
+    largest_first = sorted(parts, key=lambda part: -part.size)
+    total = sum(part.size for part in largest_first)
+    if count is None:
+        count = -(-total // IDS_PER_TASK)
+    count = min(max(count, 1), len(largest_first))
+    tasks: list[list[Part]] = [[] for _ in range(count)]
+    # Each to the task that has least to do.
+    load = [(0, place) for place in range(count)]
+    for part in largest_first:
+        size, place = heapq.heappop(load)
+        tasks[place].append(part)
+        heapq.heappush(load, (size + part.size, place))
+    return [tuple(task) for task in tasks if task]
+
+
+def cut_by_rows(
+    txn: cursor,
+    streams: Sequence[tuple[CatalogStream, Present]],
+    start: Mapping[str, StreamOffset],
+    end: Mapping[str, StreamOffset],
+    limit: int,
+) -> dict[str, StreamOffset]:
+    """Give an offset at or before ``end`` with at most ``limit`` rows after ``start``.
+
+    More only where one token has more, so that there is progress. Streams share the
+    limit: what one does not need is for the others.
+
+    :param start: of each stream.
+    """
+    tokens = {
+        stream.name: _Tokens(txn, stream, present, start, end, limit)
+        for stream, present in streams
+    }
+    counts = {name: of_stream.count() for name, of_stream in tokens.items()}
+    cut: dict[str, StreamOffset] = {}
+    left = limit
+    # Those with least to read first: what they leave is known then.
+    waiting = sorted(counts, key=lambda name: counts[name])
+    for place, name in enumerate(waiting):
+        share = left // (len(waiting) - place)
+        if counts[name] <= share:
+            cut[name] = end[name]
+            left -= counts[name]
+            continue
+        # The token that does not fit is left for the next time.
+        beyond = tokens[name].at(share)
+        taken = tokens[name].count_up_to(beyond - 1)
+        if not taken and share == left == limit:
+            beyond += 1
+            taken = limit
+        cut[name] = start[name].towards(end[name], beyond - 1)
+        left -= taken
+    return cut
+
+
+class _Tokens:
+    """The tokens of the first rows of a stream between two offsets.
+
+    They stay in the database: there may be millions.
+    """
+
+    def __init__(
+        self,
+        txn: cursor,
+        stream: CatalogStream,
+        present: Present,
+        start: Mapping[str, StreamOffset],
+        end: Mapping[str, StreamOffset],
+        limit: int,
+    ) -> None:
+        selects = [
+            ids_sql(query, span, present, limit=limit + 1)
+            for span in spans(start[stream.name], end[stream.name])
+            for query in stream.queries
+            if query.range.table in present.tables
+        ]
+        walks = [f"({select})" for select in selects if select is not None]
+        self._txn = txn
+        self._limit = limit
+        self._sql = " UNION ALL ".join(walks)
+
+    def count(self) -> int:
+        """Count rows; of more than the limit, one more than that."""
+        if not self._sql:
+            return 0
+        return self._one(
+            f"SELECT count(*) FROM (SELECT FROM ({self._sql}) AS found "
+            f"LIMIT {self._limit + 1}) AS first_of_them"
+        )
+
+    def at(self, place: int) -> int:
+        """Give the token of a row by its place, from 0."""
+        return self._one(
+            f"SELECT stream_id FROM ({self._sql}) AS found ORDER BY stream_id "
+            f"OFFSET {place} LIMIT 1"
+        )
+
+    def count_up_to(self, token: int) -> int:
+        """Count rows of tokens up to one, of those that are seen by :meth:`at`."""
+        return self._one(
+            f"SELECT count(*) FROM ({self._sql}) AS found WHERE stream_id <= {token}"
+        )
+
+    def _one(self, sql: str) -> int:
+        self._txn.execute(sql)
+        ((value,),) = self._txn.fetchall()
+        return int(value)

@@ -1,0 +1,229 @@
+"""What is read, from which offset to which, in which tasks: decided on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
+from synapse_replication.pipeline.source.completeness import (
+    Surveyor,
+    find_present,
+    find_writers,
+    last_given_out,
+    stored_positions,
+)
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.offsets import StreamOffset, spans
+from synapse_replication.pipeline.source.options import (
+    EARLIEST,
+    LATEST,
+    SourceOptions,
+    parse_token,
+)
+from synapse_replication.pipeline.source.partitions import Part, narrow, pack, split
+from synapse_replication.pipeline.source.pushdown import EVERYTHING, Wanted
+from synapse_replication.pipeline.source.ranges import Present
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import cursor
+
+__all__ = ["Planner", "Selection"]
+
+_START = StreamOffset()
+
+
+@attrs.frozen
+class Selection:
+    """A stream that is read, and what the database has of it.
+
+    :ivar sole_writer: the writer of rows that do not tell theirs; empty if there
+        are several.
+    """
+
+    stream: CatalogStream
+    present: Present
+    sole_writer: str
+
+
+class Planner:
+    """Answers what there is to read.
+
+    :param options: checked.
+    :param continuous: reading goes on from what is answered.
+    """
+
+    def __init__(self, options: SourceOptions, *, continuous: bool) -> None:
+        self._options = options
+        self._surveyor = Surveyor(options.declared_writers, continuous=continuous)
+
+    def batch(self, wanted: Wanted = EVERYTHING) -> list[tuple[Part, ...]]:
+        """Cut all that the options ask for into tasks.
+
+        :param wanted: what more is known of the rows to read.
+        :raises PipelineError: the database cannot be reached, or has not what is
+            asked for.
+        """
+        options = self._options
+        with reading(options.conninfo, PLAN_TIMEOUT) as txn:
+            selections = self.select(txn)
+            start = self.resolve(txn, selections, "startingToken")
+            if wanted.streams is not None:
+                selections = [s for s in selections if s.stream.name in wanted.streams]
+            end = self.resolve(txn, selections, "endingToken")
+            return self.cut(txn, selections, start, end, wanted)
+
+    # -- streams -----------------------------------------------------------------------
+
+    def select(self, txn: cursor) -> list[Selection]:
+        """Look up what the database has of the streams that are asked for.
+
+        :raises PipelineError: it has no table of one that is named.
+        """
+        options = self._options
+        asked = options.streams
+        streams = select_streams(options.catalog, asked or tuple(options.catalog))
+        present = find_present(txn, streams)
+        selections = []
+        for stream in streams:
+            if present[stream.name].tables:
+                sole = self._sole_writer(txn, stream)
+                selections.append(Selection(stream, present[stream.name], sole))
+            elif asked is not None:
+                tables = ", ".join(query.range.table for query in stream.queries)
+                raise PipelineError(
+                    f"stream {stream.name}: the database has no table {tables}; leave "
+                    "the stream out of streams, or name the database that it is in"
+                )
+        return selections
+
+    def _sole_writer(self, txn: cursor, stream: CatalogStream) -> str:
+        writers = self._options.declared_writers.get(stream.name) or tuple(
+            stored_positions(txn, stream)
+        )
+        return writers[0] if len(writers) == 1 else ""
+
+    # -- offsets -----------------------------------------------------------------------
+
+    def resolve(
+        self, txn: cursor, selections: list[Selection], option: str
+    ) -> dict[str, StreamOffset]:
+        """Give the offset that an option names.
+
+        :raises PipelineError: it is ahead of the database, or of unknown streams.
+        """
+        options = self._options
+        is_start = option == "startingToken"
+        text = options.starting_token if is_start else options.ending_token
+        if text == EARLIEST:
+            return {s.stream.name: _START for s in selections}
+        if text == LATEST:
+            return self.latest(txn, selections)
+        names = [s.stream.name for s in selections]
+        found = parse_token(option, text, names, _instance_names(txn))
+        for name in found:
+            if name not in (options.streams or options.catalog):
+                raise PipelineError(
+                    f"option {option}: stream {name} is not read; known are "
+                    f"{', '.join(options.streams or options.catalog)}"
+                )
+        for selection in selections:
+            name = selection.stream.name
+            self.check_not_ahead(txn, selection, found.get(name, _START), option)
+        # Of what is not named, all is read.
+        rest = {} if is_start else self.latest(txn, selections)
+        return {name: found.get(name, rest.get(name, _START)) for name in names}
+
+    def check_not_ahead(
+        self, txn: cursor, selection: Selection, offset: StreamOffset, what: str
+    ) -> None:
+        """Refuse an offset of ids that were never given out.
+
+        :param what: where the offset comes from, for the message.
+        :raises PipelineError: it is ahead.
+        """
+        stream = selection.stream
+        last = last_given_out(txn, stream)
+        if last is None:
+            return
+        known = max(last, 1, *stored_positions(txn, stream).values())
+        if offset.furthest > known:
+            raise PipelineError(
+                f"{what}: stream {stream.name} is at {offset.furthest} there, but the "
+                f"database has given out ids up to {known}; is it the right database, "
+                "or was it restored from an older copy? Start from a token that it "
+                "has, or from earliest"
+            )
+
+    def latest(
+        self,
+        txn: cursor,
+        selections: list[Selection],
+        start: Mapping[str, StreamOffset] | None = None,
+    ) -> dict[str, StreamOffset]:
+        """Give the offset up to which all is complete, at or after ``start``."""
+        start = start or {}
+        return {
+            s.stream.name: self._surveyor.survey(
+                txn, s.stream, s.present, start.get(s.stream.name, _START)
+            )
+            for s in selections
+        }
+
+    # -- tasks -------------------------------------------------------------------------
+
+    def cut(
+        self,
+        txn: cursor,
+        selections: list[Selection],
+        start: Mapping[str, StreamOffset],
+        end: Mapping[str, StreamOffset],
+        wanted: Wanted = EVERYTHING,
+    ) -> list[tuple[Part, ...]]:
+        """Cut what is between two offsets into tasks."""
+        options = self._options
+        if options.writers is not None:
+            wanted = wanted.only_writers(options.writers)
+        found = []
+        for selection in selections:
+            stream, present = selection.stream, selection.present
+            names = find_writers(txn, stream, present).union(wanted.writers or ())
+            at, upto = (
+                attrs.evolve(
+                    offset,
+                    writers={
+                        w: offset.position(w) for w in names.union(offset.writers)
+                    },
+                )
+                for offset in (start[stream.name], end[stream.name])
+            )
+            for span in spans(at, upto):
+                of_span = wanted.of_span(span, selection.sole_writer)
+                if of_span is None:
+                    continue
+                part = Part(stream, present, of_span, selection.sole_writer)
+                narrowed = narrow(txn, part)
+                if narrowed is not None:
+                    found.append(narrowed)
+        count = options.num_partitions
+        return pack(split(found, count), count)
+
+
+def _instance_names(txn: cursor) -> Callable[[int], str]:
+    def name_of(instance_id: int) -> str:
+        txn.execute("SELECT to_regclass('instance_map') IS NOT NULL")
+        if txn.fetchall() != [(True,)]:
+            raise LookupError(instance_id)
+        txn.execute(
+            "SELECT instance_name FROM instance_map WHERE instance_id = %s",
+            (instance_id,),
+        )
+        rows = txn.fetchall()
+        if not rows:
+            raise LookupError(instance_id)
+        return str(rows[0][0])
+
+    return name_of

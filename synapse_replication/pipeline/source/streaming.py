@@ -1,0 +1,152 @@
+"""Reading on and on: offsets for Spark's micro-batches.
+
+Spark keeps the offsets in its checkpoint and says where it is; nothing here is kept
+beyond a run. An offset is never before the one it follows, and never beyond what is
+complete for good (:mod:`synapse_replication.pipeline.source.completeness`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.offsets import (
+    StreamOffset,
+    offsets_from_json,
+    offsets_to_json,
+)
+from synapse_replication.pipeline.source.options import LATEST, SourceOptions
+from synapse_replication.pipeline.source.partitions import cut_by_rows
+from synapse_replication.pipeline.source.planning import Planner, Selection
+from synapse_replication.pipeline.source.reading import (
+    RowsPartition,
+    partitions_of,
+    read_parts,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+    from psycopg2.extensions import cursor
+
+__all__ = ["RowsStreamReader"]
+
+_Offsets = Mapping[str, StreamOffset]
+
+
+class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what is complete, and what comes to be.
+
+    :param options: checked.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner = Planner(options, continuous=True)
+        self._selections: list[Selection] = []
+        # Where to end, if that is known: of endingToken, and of a run that reads
+        # only what was there at its beginning.
+        self._ends: list[_Offsets] = []
+        self._newest: dict[str, Any] | None = None
+        self._checked = False
+
+    # -- offsets -----------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Give where a query without a checkpoint begins."""
+        with self._reading() as txn:
+            selections = self._select(txn)
+            return offsets_to_json(
+                self._planner.resolve(txn, selections, "startingToken")
+            )
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note what is there now: the query ends there."""
+        with self._reading() as txn:
+            self._ends.append(self._planner.latest(txn, self._select(txn)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Give the limit of a batch: ``maxRowsPerTrigger``."""
+        if self._options.max_rows is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Give where the next batch ends.
+
+        :raises PipelineError: the database cannot be reached, or ``start`` is ahead
+            of it.
+        """
+        begun = offsets_from_json(start)
+        with self._reading() as txn:
+            selections = self._select(txn)
+            at = {
+                s.stream.name: begun.get(s.stream.name, StreamOffset())
+                for s in selections
+            }
+            if not self._checked:
+                for selection in selections:
+                    offset = at[selection.stream.name]
+                    self._planner.check_not_ahead(
+                        txn, selection, offset, "the checkpoint"
+                    )
+                self._checked = True
+            end = self._planner.latest(txn, selections, at)
+            # Streams of the checkpoint that are not read now stay where they are.
+            self._newest = offsets_to_json({**begun, **end})
+            for bound in self._ends:
+                end = {
+                    name: at[name].advance(end[name].retreat(bound[name]))
+                    for name in end
+                }
+            if isinstance(limit, ReadMaxRows):
+                streams = [(s.stream, s.present) for s in selections]
+                end = cut_by_rows(txn, streams, at, end, limit.max_rows)
+        return offsets_to_json({**begun, **end})
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Give up to where all is complete, whatever the limit; for the lag."""
+        return self._newest
+
+    # -- rows --------------------------------------------------------------------------
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[InputPartition]:
+        """Cut a batch into tasks."""
+        begun, ended = offsets_from_json(start), offsets_from_json(end)
+        with self._reading() as txn:
+            # Of a batch that is done again, streams may not be read any more.
+            selections = [s for s in self._select(txn) if s.stream.name in ended]
+            at = {
+                s.stream.name: begun.get(s.stream.name, StreamOffset())
+                for s in selections
+            }
+            tasks = self._planner.cut(txn, selections, at, ended)
+        return partitions_of(tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Read the rows of one task."""
+        assert isinstance(partition, RowsPartition)
+        return read_parts(self._options.conninfo, partition.parts)
+
+    # -- the database ------------------------------------------------------------------
+
+    def _reading(self) -> Any:
+        return reading(self._options.conninfo, PLAN_TIMEOUT)
+
+    def _select(self, txn: cursor) -> list[Selection]:
+        if not self._selections:
+            self._selections = self._planner.select(txn)
+            if self._options.ending_token != LATEST:
+                ends = self._planner.resolve(txn, self._selections, "endingToken")
+                self._ends.append(ends)
+        return self._selections

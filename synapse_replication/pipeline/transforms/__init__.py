@@ -1,1 +1,0 @@
-"""Transforms: from data frame to data frame, without I/O."""

@@ -1,0 +1,330 @@
+"""Recordings of the wire as data frames: what ``follow --json`` and ``record`` write.
+
+Theory of operation: the driver lists files; executors read them, a plain file in
+ranges of bytes. A line belongs to the range that its first byte lies in. Its number
+is that of the range's first line, counted beforehand, plus its place in the range.
+So numbers are exact however a file is cut. A file compressed with gzip cannot be
+entered in the middle: one task reads it from the beginning to the end.
+
+Files are read where they lie: the folder must be seen by the same path by the driver
+and all executors. What a file holds beyond its size when it was listed is left out.
+
+What is no record (a torn line, a damaged file) is a row in its place, with no command
+and an empty line. Nothing of USER_IP but its name leaves the task that reads it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+
+from synapse_replication.errors import PipelineError, RemoteProtocolError
+from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.recordings.format import (
+    GZIP_MAGIC,
+    MAX_LINE_BYTES,
+    Record,
+    RecordingError,
+    read_records,
+)
+from synapse_replication.wire.commands.standard import (
+    Command,
+    PositionCommand,
+    RdataCommand,
+    UserIpCommand,
+    parse_command_from_line,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["RANGE_BYTES", "SUFFIXES", "read_recordings"]
+
+#: What the names of recordings in a folder end with.
+SUFFIXES: Final = (".jsonl", ".jsonl.gz")
+
+#: The part of a plain file that one task reads, in bytes.
+RANGE_BYTES: Final = 32 * 2**20
+
+#: Lines in a batch for Arrow.
+_BATCH_LINES: Final = 8192
+_COUNTED_AT_ONCE: Final = 2**20
+
+_ARROW_SCHEMA: Final = pa.schema(
+    [
+        ("recording", pa.string()),
+        ("line_number", pa.int64()),
+        ("t", pa.float64()),
+        ("received_ts", pa.timestamp("us", tz="UTC")),
+        ("channel", pa.string()),
+        ("command", pa.string()),
+        ("stream", pa.string()),
+        ("instance_name", pa.string()),
+        ("token", pa.int64()),
+        ("prev_token", pa.int64()),
+        ("row", pa.string()),
+        ("line", pa.string()),
+    ]
+)
+
+
+@attrs.frozen
+class _Range:
+    """A part of a file that one task reads.
+
+    :ivar recording: the name that it is given.
+    :ivar end: where it ends, in bytes; ``None`` for a compressed file.
+    :ivar number: of its first line.
+    """
+
+    path: str
+    recording: str
+    start: int
+    end: int | None
+    number: int = 1
+
+
+def read_recordings(
+    session: SparkSession,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    range_bytes: int = RANGE_BYTES,
+) -> DataFrame:
+    """Read recordings: a data frame of WIRE_SCHEMA, in no order.
+
+    ``recording`` is the name of the file; with as much of its folder as it takes to
+    tell it from the others.
+
+    :param paths: of files, or of folders: of those, all files below whose names end
+        with one of :data:`SUFFIXES`.
+    :raises PipelineError: a path does not exist, or a folder holds no recording.
+    """
+    files = _find_files(paths)
+    if not files:
+        return session.createDataFrame([], WIRE_SCHEMA)
+    ranges: list[_Range] = []
+    cut: list[_Range] = []
+    size = 0
+    for path, recording in zip(files, _names(files), strict=True):
+        length, compressed = _look_at(path)
+        size += length
+        if compressed:
+            ranges.append(_Range(str(path), recording, 0, None))
+            continue
+        parts = [
+            _Range(str(path), recording, start, min(start + range_bytes, length))
+            for start in range(0, length, range_bytes)
+        ]
+        (cut if len(parts) > 1 else ranges).extend(parts)
+    ranges += _numbered(session, cut)
+    tasks = min(len(ranges), max(_parallelism(session), size // range_bytes + 1))
+    return _in_tasks(session, ranges, tasks).mapInArrow(_read_ranges, WIRE_SCHEMA)
+
+
+# -- on the driver -----------------------------------------------------------------
+
+
+def _find_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given).absolute()
+        if path.is_dir():
+            found = sorted(
+                each
+                for each in path.rglob("*")
+                if each.name.endswith(SUFFIXES) and each.is_file()
+            )
+            if not found:
+                raise PipelineError(
+                    f"{path} holds no recording: their names end with "
+                    f"{' or '.join(SUFFIXES)}"
+                )
+            files |= dict.fromkeys(found)
+        elif path.is_file():
+            files[path] = None
+        else:
+            raise PipelineError(f"there is no recording {path}")
+    return list(files)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """Name each by its last parts: as few as tell it from all others."""
+    names: dict[Path, str] = {}
+    parts = 1
+    left = list(files)
+    while left:
+        by_name: dict[str, list[Path]] = {}
+        for path in left:
+            by_name.setdefault("/".join(path.parts[-parts:]), []).append(path)
+        names |= {same[0]: name for name, same in by_name.items() if len(same) == 1}
+        left = [path for path in left if path not in names]
+        parts += 1
+    return [names[path] for path in files]
+
+
+def _look_at(path: Path) -> tuple[int, bool]:
+    try:
+        with path.open("rb") as file:
+            compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            return file.seek(0, os.SEEK_END), compressed
+    except OSError as error:
+        raise PipelineError(f"cannot read the recording {path}: {error}") from error
+
+
+def _parallelism(session: SparkSession) -> int:
+    return session.sparkContext.defaultParallelism
+
+
+def _in_tasks(session: SparkSession, ranges: Sequence[_Range], tasks: int) -> DataFrame:
+    return session.createDataFrame(
+        [attrs.astuple(each) for each in ranges],
+        "path string, recording string, start long, end long, number long",
+    ).repartition(max(tasks, 1))
+
+
+def _numbered(session: SparkSession, ranges: Sequence[_Range]) -> list[_Range]:
+    """Count the lines that begin before each range."""
+    if not ranges:
+        return []
+    counted = (
+        _in_tasks(session, ranges, len(ranges))
+        .mapInArrow(_count_lines, "path string, start long, lines long")
+        .collect()
+    )
+    lines = {(path, start): count for path, start, count in counted}
+    numbered = []
+    number = 1
+    for each in ranges:
+        if each.start == 0:
+            number = 1
+        numbered.append(attrs.evolve(each, number=number))
+        number += lines[each.path, each.start]
+    return numbered
+
+
+# -- in tasks ----------------------------------------------------------------------
+
+
+def _count_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for each in _ranges_of(batches):
+        assert each.end is not None
+        with open(each.path, "rb") as file:
+            # A line begins behind each end of a line, and at the beginning.
+            file.seek(max(each.start - 1, 0))
+            left = each.end - 1 - file.tell()
+            lines = int(each.start == 0)
+            while left > 0 and (read := file.read(min(left, _COUNTED_AT_ONCE))):
+                lines += read.count(b"\n")
+                left -= len(read)
+        yield pa.RecordBatch.from_pydict(
+            {"path": [each.path], "start": [each.start], "lines": [lines]}
+        )
+
+
+def _read_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for each in _ranges_of(batches):
+        rows: list[tuple[Any, ...]] = []
+        for record in _records_of(each):
+            rows.append((each.recording, *_to_row(record)))
+            if len(rows) == _BATCH_LINES:
+                yield _to_batch(rows)
+                rows.clear()
+        if rows:
+            yield _to_batch(rows)
+
+
+def _ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Range]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield _Range(**row)
+
+
+def _to_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(values, field.type)
+            for values, field in zip(columns, _ARROW_SCHEMA, strict=True)
+        ],
+        schema=_ARROW_SCHEMA,
+    )
+
+
+class _LinesOf:
+    """The lines that begin within a range of a file."""
+
+    def __init__(self, file: IO[bytes], start: int, end: int) -> None:
+        self._file = file
+        self._place = start
+        self._end = end
+        self._within_line = False
+        if start > 0:
+            # What began before belongs to the range before.
+            file.seek(start - 1)
+            self._within_line = True
+            self._place = start - 1
+            while self._within_line and self.readline(MAX_LINE_BYTES):
+                pass
+
+    def readline(self, size: int, /) -> bytes:
+        """Give a line, or ``size`` bytes of it; nothing behind the last one."""
+        if not self._within_line and self._place >= self._end:
+            return b""
+        text = self._file.readline(size)
+        self._place += len(text)
+        self._within_line = bool(text) and not text.endswith(b"\n")
+        return text
+
+
+def _records_of(part: _Range) -> Iterator[Record | RecordingError]:
+    with open(part.path, "rb") as file:
+        if part.end is None:
+            with gzip.open(file) as unpacked:
+                yield from read_records(unpacked)
+        else:
+            lines = _LinesOf(file, part.start, part.end)
+            yield from read_records(lines, part.number)
+
+
+def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
+    if isinstance(record, RecordingError):
+        return (record.number, 0.0, None, "", *(None,) * 6, "")
+    text = record.line.decode()
+    received_us = None if record.time_ms is None else record.time_ms * 1000
+    head = (record.number, record.seconds, received_us, record.channel)
+    command: Command | None
+    try:
+        command = parse_command_from_line(text)
+    except RemoteProtocolError:
+        command = None
+    if isinstance(command, RdataCommand):
+        return (
+            *head,
+            command.NAME,
+            command.stream_name,
+            command.instance_name,
+            command.token,
+            None,
+            text.split(" ", 4)[4],
+            text,
+        )
+    if isinstance(command, PositionCommand):
+        return (
+            *head,
+            command.NAME,
+            command.stream_name,
+            command.instance_name,
+            command.new_token,
+            command.prev_token,
+            None,
+            text,
+        )
+    if UserIpCommand.NAME in text or record.channel.endswith(f"/{UserIpCommand.NAME}"):
+        text = UserIpCommand.NAME
+    return (*head, None if command is None else command.NAME, *(None,) * 5, text)

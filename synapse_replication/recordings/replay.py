@@ -1,0 +1,358 @@
+"""Replay a recording of traffic through the real parser and the real handler.
+
+Theory of operation: the handler is given a host whose streams begin nowhere and
+have no source: a recording cannot be asked for more than is in it. Where one
+begins in the middle of a writer's rows, a POSITION is put before the first of
+them, as the deployment had sent one before. Nothing waits for anything here, so
+each chunk is handled to its end when ``received`` returns.
+
+What is on the wire (lines, commands, rows, batches) is counted there; what
+depends on positions is what the handler said and did.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+from twisted.internet.defer import Deferred, succeed
+
+from synapse_replication.clock import BackgroundProcesses
+from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import (
+    BackgroundRunner,
+    Clock,
+    CommandSink,
+    Identity,
+    Notifier,
+    RowSink,
+    StreamDirectory,
+    SyncingUser,
+)
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.recordings.reader import Record, RecordingError, read_recording
+from synapse_replication.recordings.report import Gap, Report, describe
+from synapse_replication.streams.rows import decode_json
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.stream import (
+    Stream,
+    StreamDescription,
+    StreamUpdateResult,
+)
+from synapse_replication.wire.commands.standard import Command, PositionCommand
+from synapse_replication.wire.rdata import (
+    InterleavedRun,
+    RdataRun,
+    ReceivedItem,
+    RefusedLine,
+    read_lines,
+)
+
+__all__ = ["replay", "replay_records"]
+
+_Key: TypeAlias = tuple[str, str]
+
+#: Lines that are handled together, as a link would read them together.
+_CHUNK = 256
+#: Below every token.
+_NOWHERE = -(2**63)
+
+
+class _RecordedStream:
+    """A stream of which nobody but the recording knows."""
+
+    def __init__(self, description: StreamDescription, report: Report) -> None:
+        self.description = description
+        self.positions: dict[str, int] = {}
+        self._report = report
+
+    def current_token(self, instance_name: str) -> int:
+        """Tell up to where the recording was read."""
+        return self.positions.get(instance_name, _NOWHERE)
+
+    def minimal_local_current_token(self) -> int:
+        """Tell that nothing was written here."""
+        return 0
+
+    def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        """Tell that nothing was written here."""
+        return False
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        """Take note of what is not in the recording."""
+        if from_token != _NOWHERE:
+            gap = Gap(self.description.name, instance_name, from_token, upto_token)
+            self._report.gaps.append(gap)
+        return StreamUpdateResult([], upto_token, False)
+
+
+class _Observer(ReplicationObserver):
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def discarded(
+        self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
+    ) -> None:
+        self._report.discarded[reason, stream_name] += count
+        if reason is DiscardReason.OLD_TOKEN:
+            self._report.rdata_at_or_below_position[stream_name] += count
+
+    def extra_fields(self, stream_name: str, count: int) -> None:
+        self._report.extra_fields[stream_name] += count
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        self._report.resets[stream_name] += 1
+
+    def failure(self, what: str, error: BaseException) -> None:
+        self._report.failures[f"{what}: {error}"] += 1
+
+    def catch_up_failed(
+        self, event: Any, error: BaseException, attempt: int, retry_in: float
+    ) -> None:
+        self.failure(f"catching up {event.stream_name} {event.instance_name}", error)
+
+
+class _Clock:
+    """Stands still: a recording is replayed at once, and nothing is tried again."""
+
+    def seconds(self) -> float:
+        return 0.0
+
+    def time_msec(self) -> int:
+        return 0
+
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> _NoCall:
+        return _NoCall()
+
+    def sleep(self, delay: float) -> Deferred[None]:
+        return succeed(None)
+
+
+class _NoCall:
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def active(self) -> bool:
+        return False
+
+
+class _Commands:
+    """A command sink that has no use for any command."""
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        return ()
+
+    def _pass_over(self, *arguments: Any, **named: Any) -> None:
+        """Do nothing: commands are counted as lines."""
+
+    on_user_sync = on_clear_user_sync = on_federation_ack = on_user_ip = _pass_over
+    on_remote_server_up = on_lock_released = on_new_active_task = _pass_over
+    on_cancel_task = on_remove_pusher = on_invalidate_cache = _pass_over
+
+
+class _Notifier:
+    def add_replication_callback(self, callback: Callable[[], None]) -> None:
+        """Do nothing: nothing is written here."""
+
+
+class _Connection:
+    """Where the recording comes from; nothing can be sent there."""
+
+    name = "recording"
+    relays = False
+    is_behind = False
+
+    def send_command(self, command: Command) -> None:
+        """Do nothing."""
+
+    def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
+        """Do nothing."""
+
+    def close_with_error(self, text: str) -> None:
+        """Do nothing: the line is reported, and the next one read."""
+
+
+class _Replay:
+    """A replication host for one recording; gathers a report."""
+
+    def __init__(self) -> None:
+        self.report = report = Report()
+        observer = _Observer(report)
+        self._processes = BackgroundProcesses(observer)
+        # No instance of a recording has a name with a space.
+        self.identity = Identity("recorded", "this replay", "")
+        self.clock: Clock = _Clock()
+        self.streams: StreamDirectory = self
+        self.rows: RowSink = self
+        self.commands: CommandSink = _Commands()
+        self.notifier: Notifier = _Notifier()
+        self.run_as_background_process: BackgroundRunner = self._processes
+        self.stores_user_ips = True
+        self._streams = {
+            name: _RecordedStream(stream.description, report)
+            for name, stream in STANDARD_STREAMS.items()
+        }
+        self._begun: set[_Key] = set()
+        self._unfinished: set[_Key] = set()
+        self._connection = _Connection()
+        self._handler = ReplicationCommandHandler(
+            self, observer, options=HandlerOptions(passive=True)
+        )
+        self._handler.new_connection(self._connection)
+
+    # -- the host's streams and its row sink ------------------------------------------
+
+    def get_streams(self) -> Mapping[str, Stream]:
+        return self._streams
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        return ()
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        positions = self._streams[stream_name].positions
+        if token <= positions.get(instance_name, _NOWHERE):
+            self.report.rdata_at_or_below_position[stream_name] += len(rows)
+        else:
+            positions[instance_name] = token
+        return None
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None] | None:
+        self._streams[stream_name].positions[instance_name] = token
+        return None
+
+    # -- the recording ----------------------------------------------------------------
+
+    def feed(self, records: Sequence[Record]) -> None:
+        """Take commands that arrived together."""
+        report = self.report
+        report.lines += len(records)
+        for record in records:
+            report.commands[excerpt(record.line.partition(b" ")[0])] += 1
+        items = read_lines([record.line for record in records])
+        if any(_why_unparsable(item) is not None for item in items):
+            self._find_unparsable(records)
+        for item in items:
+            if isinstance(item, RdataRun):
+                self._take_rows(item)
+            elif isinstance(item, InterleavedRun):
+                for run in item.runs():
+                    self._take_rows(run)
+            elif isinstance(item, PositionCommand):
+                key = item.stream_name, item.instance_name
+                self._begun.add(key)
+                self._unfinished.discard(key)
+            self._handler.received(self._connection, [item])
+
+    def _take_rows(self, run: RdataRun) -> None:
+        key = name, writer = run.stream_name, run.instance_name
+        self.report.rdata_rows[name] += len(run.rows)
+        for token in run.tokens:
+            if token is None:
+                self._unfinished.add(key)
+            elif key in self._unfinished:
+                self._unfinished.discard(key)
+                self.report.batches[name] += 1
+        if key not in self._begun:
+            self._begun.add(key)
+            # Sent before the recording began.
+            before = PositionCommand(name, writer, _NOWHERE, _NOWHERE)
+            self._handler.received(self._connection, [before])
+
+    def _find_unparsable(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for item in read_lines([record.line]):
+                if (error := _why_unparsable(item)) is not None:
+                    self.report.add_unparsable(record.number, str(error))
+
+    def finish(self) -> Report:
+        """Give the report."""
+        if self._processes.count:
+            self.report.failures["replication waits for something"] += 1
+        for name, stream in self._streams.items():
+            for writer, token in stream.positions.items():
+                if token != _NOWHERE:
+                    self.report.last_position[name, writer] = token
+        return self.report
+
+
+def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
+    """Say what is wrong with a line, or with one of a run's.
+
+    A reader notices what is no JSON only when it decodes a row, and knows no line
+    number then.
+    """
+    if isinstance(item, RefusedLine):
+        return item.error
+    if isinstance(item, RdataRun):
+        try:
+            for row in item.rows:
+                decode_json(row)
+        except ValueError as error:
+            return UnparsableLineError("RDATA", str(error))
+    return None
+
+
+def replay_records(records: Iterable[Record | RecordingError]) -> Report:
+    """Feed a recording through parser and handler, and tell what came of it."""
+    replay = _Replay()
+    for chunk in _chunks(records):
+        good = [each for each in chunk if isinstance(each, Record)]
+        for each in chunk:
+            if isinstance(each, RecordingError):
+                replay.report.add_unparsable(each.number, each.reason)
+        replay.feed(good)
+    replay.report.unparsable.sort(key=lambda each: each.line_number)
+    return replay.finish()
+
+
+def _chunks(
+    records: Iterable[Record | RecordingError],
+) -> Iterator[list[Record | RecordingError]]:
+    iterator = iter(records)
+    while chunk := list(islice(iterator, _CHUNK)):
+        yield chunk
+
+
+# -- the command ---------------------------------------------------------------------
+
+
+@click.command("replay")
+@click.argument(
+    "recording",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+def replay(recording: Path, as_json: bool) -> None:
+    """Feed a recording of traffic through the parser and the handler.
+
+    FILE has a JSON object a line, {"t": ..., "channel": ..., "line": ...}, and may be
+    compressed with gzip. Prints what the recording adds up to.
+
+    Exit status: 0 if every line was understood and each discard is explained, else 1.
+    """
+    report = replay_records(read_recording(recording))
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        click.echo("\n".join(describe(report)))
+    sys.exit(0 if report.is_clean else 1)

@@ -1,0 +1,360 @@
+"""Streams whose rows are in Postgres: catch-up by writer and range, and writing.
+
+Theory of operation: every query of a stream walks an index upwards from the
+lower bound and stops after a page of rows, but only where a token ends. Of a
+stream with several tables each is read so, and the page ends where the query
+that was cut first was cut: beyond that nothing is reported, even if another
+query has read it. So a token is never split, and the end that is reported is
+never beyond what was read (C5, C6).
+
+Ids below zero (backfill) are tokens above zero here: what leaves this module is
+as on the wire.
+
+Spec, sections 1, 4 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from operator import itemgetter
+from typing import Any, Protocol
+
+import attrs
+import psycopg2
+
+from synapse_replication.errors import (
+    CatchUpError,
+    LocalProtocolError,
+    StreamConfigurationError,
+)
+from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.row_queries import RowQuery, declared_query, quote
+from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.standard.registry import StandardStream
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    StreamDescription,
+    StreamUpdateResult,
+)
+from synapse_replication.streams.table import TableStream
+
+__all__ = [
+    "PAGE_ROWS",
+    "InsertStatement",
+    "PostgresStream",
+    "WriterIds",
+    "declared_insert",
+    "read_page",
+    "standard_stream",
+    "table_stream",
+]
+
+#: Rows in a page of catch-up, unless told otherwise.
+PAGE_ROWS = 2000
+
+
+class WriterIds(Protocol):
+    """What a stream wants of its id generator. Ids are negative if its are."""
+
+    def get_next(self) -> AbstractAsyncContextManager[int]:
+        """Give an id; it is finished when the context is left."""
+        ...
+
+    def get_current_token_for_writer(self, instance_name: str) -> int:
+        """Tell up to where a writer has finished; of ours, what may be announced."""
+        ...
+
+    def get_minimal_local_current_token(self) -> int:
+        """Give the greatest finished id of ours that may be announced.
+
+        Nothing of ours lies between it and what may be announced.
+        """
+        ...
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        """Take note of how far another writer has got."""
+        ...
+
+
+@attrs.frozen
+class InsertStatement:
+    """How rows are written.
+
+    :ivar sql: with the named parameters ``id``, ``instance_name`` and ``rows``:
+        JSON text, an array of objects from column to value.
+    :ivar columns: of a row, in the order of the wire.
+    """
+
+    sql: str
+    columns: tuple[str, ...]
+
+
+class PostgresStream:
+    """A stream that is kept in the database; see
+    :class:`~synapse_replication.streams.stream.Stream`.
+
+    :param description: the facts about it.
+    :param queries: how its rows are found.
+    :param database: where.
+    :param ids: its id generator, of this process.
+    :param negative: its ids are below zero.
+    :param insert: the statement of :meth:`write`; ``None`` if rows are written by
+        other means.
+    :param instance_name: this process.
+    :param page_rows: rows in a page of catch-up.
+    :param on_write: called after each :meth:`write`, for instance to wake the
+        streamer.
+    """
+
+    def __init__(
+        self,
+        description: StreamDescription,
+        queries: Sequence[RowQuery],
+        database: TransactionRunner,
+        ids: WriterIds,
+        *,
+        instance_name: str,
+        negative: bool = False,
+        insert: InsertStatement | None = None,
+        page_rows: int = PAGE_ROWS,
+        on_write: Callable[[], object] | None = None,
+    ) -> None:
+        if page_rows < 1:
+            raise StreamConfigurationError(
+                f"stream {description.name}: page_rows is {page_rows}; write 1 or more"
+            )
+        self._description = description
+        self._queries = tuple(queries)
+        self._database = database
+        self._ids = ids
+        self._instance_name = instance_name
+        self._sign = -1 if negative else 1
+        self._insert = insert
+        self._page_rows = page_rows
+        self._on_write = on_write
+
+    @property
+    def description(self) -> StreamDescription:
+        """The facts about the stream."""
+        return self._description
+
+    def current_token(self, instance_name: str) -> int:
+        """Tell how far this process has got with a writer's rows."""
+        return self._sign * self._ids.get_current_token_for_writer(instance_name)
+
+    def minimal_local_current_token(self) -> int:
+        """Tell what this process, as a writer, may announce.
+
+        It moves with the positions of others while we write nothing (C29).
+        """
+        return self.current_token(self._instance_name)
+
+    def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        """Tell whether we may have written rows in the range (C11)."""
+        newest = self._sign * self._ids.get_minimal_local_current_token()
+        return from_token < min(upto_token, newest)
+
+    def advance(self, instance_name: str, token: int) -> None:
+        """Take note that a writer's rows up to ``token`` were handled here."""
+        self._ids.advance(instance_name, self._sign * token)
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+
+        :raises CatchUpError: the database did not answer, or has no such table.
+        """
+        if from_token >= upto_token:
+            return StreamUpdateResult([], upto_token, False)
+
+        def read(txn: Transaction) -> StreamUpdateResult:
+            return read_page(
+                txn,
+                self._queries,
+                instance_name,
+                from_token,
+                upto_token,
+                self._page_rows,
+            )
+
+        name = self._description.name
+        try:
+            return await self._database.transact(f"catch_up_{name}", read)
+        except psycopg2.Error as error:
+            raise CatchUpError(
+                f"rows of {name} written by {instance_name} in ({from_token}, "
+                f"{upto_token}] could not be read: {str(error).strip()}"
+            ) from error
+
+    async def write(self, rows: Sequence[Any]) -> int:
+        """Write rows, in one transaction and under one token.
+
+        :param rows: of the stream's row type; at least one.
+        :return: their token.
+        :raises LocalProtocolError: there are none, or one holds what JSON cannot
+            say.
+        :raises StreamConfigurationError: the rows of this stream are written by
+            other means.
+        :raises psycopg2.Error: the database refused them; nothing was written, and
+            the token is not used again.
+        """
+        name, insert = self._description.name, self._insert
+        if insert is None:
+            raise StreamConfigurationError(
+                f"stream {name} is read here but not written; write to the tables "
+                "with ids of its id generator, or declare it as a TableStream"
+            )
+        if not rows:
+            raise LocalProtocolError(f"no rows of {name} were given to write")
+        codec = self._description.codec
+        try:
+            text = encode_json(
+                [
+                    dict(zip(insert.columns, codec.to_json(row), strict=True))
+                    for row in rows
+                ]
+            ).decode()
+        except ValueError as error:
+            raise LocalProtocolError(
+                f"a row of {name} cannot be written: {error}"
+            ) from None
+
+        def write(txn: Transaction) -> None:
+            txn.execute(
+                insert.sql,
+                {"id": id_, "instance_name": self._instance_name, "rows": text},
+            )
+
+        async with self._ids.get_next() as id_:
+            await self._database.transact(f"write_{name}", write)
+        if self._on_write is not None:
+            self._on_write()
+        return self._sign * id_
+
+
+def read_page(
+    txn: Transaction,
+    queries: Iterable[RowQuery],
+    instance_name: str,
+    from_token: int,
+    upto_token: int,
+    limit: int,
+) -> StreamUpdateResult:
+    """Read one page of a writer's rows; for a database thread.
+
+    :param limit: rows of each query. A page is longer where a token would be
+        split otherwise.
+    """
+    upto = upto_token
+    found: list[tuple[int, Any]] = []
+    seen: set[tuple[Any, ...]] = set()
+    queries = tuple(queries)
+    # Then the rows stay the text that they are.
+    all_json = all(query.as_json for query in queries)
+    for query in queries:
+        txn.execute(
+            query.sql,
+            {
+                "instance_name": instance_name,
+                "after": from_token,
+                # What is beyond the end of the page would be read again.
+                "up_to": upto,
+                "limit": limit,
+            },
+        )
+        records = txn.fetchall()
+        if len(records) >= limit:
+            upto = records[-1][0]
+        if query.distinct:
+            records = sorted(set(records) - seen)
+            seen.update(records)
+        if not query.as_json:
+            found += [(record[0], list(record[1:])) for record in records]
+        elif all_json:
+            found += records
+        else:
+            found += [
+                (token, None if text is None else decode_json(text))
+                for token, text in records
+            ]
+    # Of one token, those of an earlier query stay first.
+    found.sort(key=itemgetter(0))
+    updates = [
+        update for update in found if update[0] <= upto and update[1] is not None
+    ]
+    return StreamUpdateResult(
+        EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
+    )
+
+
+def standard_stream(
+    stream: StandardStream,
+    database: TransactionRunner,
+    ids: WriterIds,
+    *,
+    instance_name: str,
+    page_rows: int = PAGE_ROWS,
+) -> PostgresStream:
+    """Make one of Synapse's streams, to be read from Synapse's tables.
+
+    :raises StreamConfigurationError: it is held in memory.
+    """
+    queries = STANDARD_QUERIES.get(stream.name)
+    if queries is None:
+        raise StreamConfigurationError(
+            f"stream {stream.name} has no tables; make a MemoryStream of it"
+        )
+    return PostgresStream(
+        stream.description,
+        queries,
+        database,
+        ids,
+        instance_name=instance_name,
+        negative=stream.negative,
+        page_rows=page_rows,
+    )
+
+
+def table_stream(
+    declaration: TableStream,
+    database: TransactionRunner,
+    ids: WriterIds,
+    *,
+    instance_name: str,
+    page_rows: int = PAGE_ROWS,
+    on_write: Callable[[], object] | None = None,
+) -> PostgresStream:
+    """Make a stream of its declaration, to be read and written."""
+    return PostgresStream(
+        declaration.description,
+        [declared_query(declaration)],
+        database,
+        ids,
+        instance_name=instance_name,
+        negative=declaration.negative,
+        insert=declared_insert(declaration),
+        page_rows=page_rows,
+        on_write=on_write,
+    )
+
+
+def declared_insert(declaration: TableStream) -> InsertStatement:
+    """Write the statement that inserts rows of a declared stream."""
+    table = quote(declaration.table)
+    columns = ", ".join(map(quote, declaration.column_names))
+    names, values = [quote(declaration.id_column)], ["%(id)s"]
+    if declaration.writer_column is not None:
+        names.append(quote(declaration.writer_column))
+        values.append("%(instance_name)s")
+    # The database makes the columns' types of JSON's, arrays and times included.
+    return InsertStatement(
+        f"""
+        INSERT INTO {table} ({", ".join(names)}, {columns})
+        SELECT {", ".join(values)}, {columns}
+        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
+        """,
+        declaration.column_names,
+    )

@@ -1,0 +1,1 @@
+"""The streams of a Synapse deployment, as declarations."""

@@ -1,0 +1,287 @@
+"""The streams of a Synapse deployment: what is the same in every process.
+
+Which process writes each is configured in ``stream_writers``, by the keys noted
+here; whatever is not named there is written by ``master``. Spec, section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from synapse_replication.errors import StreamConfigurationError, excerpt
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.standard import rows
+from synapse_replication.streams.stream import StreamDescription
+from synapse_replication.streams.table import IdColumn
+
+__all__ = ["MAIN_INSTANCE", "STANDARD_STREAMS", "StandardStream", "default_writers"]
+
+#: The instance name of the main process.
+MAIN_INSTANCE = "master"
+
+
+@attrs.frozen(kw_only=True)
+class StandardStream:
+    """One of the streams that every Synapse deployment has.
+
+    :ivar description: its name, rows and rules.
+    :ivar writers_key: the key of ``stream_writers`` that names its writers;
+        ``None`` if it cannot be configured.
+    :ivar anybody_writes: every instance writes it, without being declared, so
+        that it is not in ``stream_positions``.
+    :ivar sequence: where its ids come from; ``None`` if it is held in memory.
+    :ivar id_columns: where its ids are kept.
+    :ivar positions_name: its name in ``stream_positions``, ``None`` if it is not
+        in there.
+    :ivar negative: ids are stored below zero, tokens on the wire are positive.
+    :ivar key: what a row is about, if a row replaces the older ones about the same;
+        of a stream held in memory.
+    """
+
+    description: StreamDescription
+    writers_key: str | None = None
+    anybody_writes: bool = False
+    sequence: str | None = None
+    id_columns: tuple[IdColumn, ...] = ()
+    positions_name: str | None = None
+    negative: bool = False
+    key: Callable[[Any], Hashable] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name on the wire."""
+        return self.description.name
+
+
+def _in_memory(
+    name: str,
+    row_type: type[Any],
+    writers_key: str | None = None,
+    key: Callable[[Any], Hashable] | None = None,
+) -> StandardStream:
+    return StandardStream(
+        description=StreamDescription(
+            name, RowCodec(name, row_type), resettable=True, held_in_memory=True
+        ),
+        writers_key=writers_key,
+        key=key,
+    )
+
+
+def _in_tables(
+    name: str,
+    codec: type[Any] | RowCodec[Any],
+    sequence: str,
+    id_columns: Sequence[tuple[str, str, str | None]],
+    *,
+    writers_key: str | None = None,
+    positions_name: str | None = None,
+    negative: bool = False,
+) -> StandardStream:
+    if not isinstance(codec, RowCodec):
+        codec = RowCodec(name, codec)
+    return StandardStream(
+        description=StreamDescription(name, codec),
+        writers_key=writers_key,
+        sequence=sequence,
+        id_columns=tuple(IdColumn(*columns) for columns in id_columns),
+        positions_name=positions_name or name,
+        negative=negative,
+    )
+
+
+def _simple(table: str) -> tuple[tuple[str, str, str | None], ...]:
+    return ((table, "stream_id", "instance_name"),)
+
+
+_EVENT_IDS = (
+    ("events", "stream_ordering", "instance_name"),
+    ("ex_outlier_stream", "event_stream_ordering", "instance_name"),
+)
+
+_STREAMS = (
+    _in_tables(
+        "events",
+        rows.EventsRowCodec("events"),
+        "events_stream_seq",
+        (*_EVENT_IDS, *_simple("current_state_delta_stream")),
+        writers_key="events",
+    ),
+    _in_tables(
+        "backfill",
+        rows.BackfillStreamRow,
+        "events_backfill_stream_seq",
+        _EVENT_IDS,
+        writers_key="events",
+        negative=True,
+    ),
+    _in_tables(
+        "presence",
+        rows.PresenceStreamRow,
+        "presence_stream_sequence",
+        _simple("presence_stream"),
+        writers_key="presence",
+        positions_name="presence_stream",
+    ),
+    _in_memory(
+        "presence_federation",
+        rows.PresenceFederationStreamRow,
+        "presence",
+        attrgetter("destination", "user_id"),
+    ),
+    _in_memory("typing", rows.TypingStreamRow, "typing", attrgetter("room_id")),
+    _in_tables(
+        "receipts",
+        rows.ReceiptsStreamRow,
+        "receipts_sequence",
+        _simple("receipts_linearized"),
+        writers_key="receipts",
+    ),
+    _in_tables(
+        "push_rules",
+        rows.PushRulesStreamRow,
+        "push_rules_stream_sequence",
+        _simple("push_rules_stream"),
+        writers_key="push_rules",
+        positions_name="push_rules_stream",
+    ),
+    _in_tables(
+        "pushers",
+        rows.PushersStreamRow,
+        "pushers_sequence",
+        (("pushers", "id", "instance_name"), *_simple("deleted_pushers")),
+    ),
+    StandardStream(
+        description=StreamDescription(
+            "caches",
+            RowCodec("caches", rows.CachesStreamRow),
+            idempotent=True,
+            resettable=True,
+            announce_own_moves_only=True,
+        ),
+        anybody_writes=True,
+        sequence="cache_invalidation_stream_seq",
+        id_columns=(
+            IdColumn(
+                "cache_invalidation_stream_by_instance", "stream_id", "instance_name"
+            ),
+        ),
+    ),
+    _in_tables(
+        "device_lists",
+        rows.DeviceListsStreamRow,
+        "device_lists_sequence",
+        (
+            *_simple("device_lists_stream"),
+            *_simple("user_signature_stream"),
+            *_simple("device_lists_outbound_pokes"),
+            *_simple("device_lists_changes_in_room"),
+            *_simple("device_lists_remote_pending"),
+        ),
+        writers_key="device_lists",
+        positions_name="device_lists_stream",
+    ),
+    _in_tables(
+        "to_device",
+        rows.ToDeviceStreamRow,
+        "device_inbox_sequence",
+        (*_simple("device_inbox"), *_simple("device_federation_outbox")),
+        writers_key="to_device",
+    ),
+    _in_memory("federation", rows.FederationStreamRow),
+    _in_tables(
+        "account_data",
+        rows.AccountDataStreamRow,
+        "account_data_sequence",
+        # The tables have an instance_name, but nothing fills it in.
+        (
+            ("account_data", "stream_id", None),
+            ("room_account_data", "stream_id", None),
+            ("room_tags_revisions", "stream_id", None),
+        ),
+        writers_key="account_data",
+    ),
+    _in_tables(
+        "profile_updates",
+        rows.ProfileUpdatesStreamRow,
+        "profile_updates_sequence",
+        _simple("profile_updates"),
+        writers_key="events",
+    ),
+    _in_tables(
+        "sticky_events",
+        rows.StickyEventsStreamRow,
+        "sticky_events_sequence",
+        _simple("sticky_events"),
+        writers_key="events",
+    ),
+    _in_tables(
+        "thread_subscriptions",
+        rows.ThreadSubscriptionsStreamRow,
+        "thread_subscriptions_sequence",
+        _simple("thread_subscriptions"),
+        writers_key="thread_subscriptions",
+    ),
+    _in_tables(
+        "un_partial_stated_room",
+        rows.UnPartialStatedRoomStreamRow,
+        "un_partial_stated_room_stream_sequence",
+        _simple("un_partial_stated_room_stream"),
+        positions_name="un_partial_stated_room_stream",
+    ),
+    _in_tables(
+        "un_partial_stated_event",
+        rows.UnPartialStatedEventStreamRow,
+        "un_partial_stated_event_stream_sequence",
+        _simple("un_partial_stated_event_stream"),
+        positions_name="un_partial_stated_event_stream",
+    ),
+    _in_tables(
+        "quarantined_media",
+        rows.QuarantinedMediaStreamRow,
+        "quarantined_media_id_seq",
+        _simple("quarantined_media_changes"),
+        writers_key="quarantined_media_changes",
+    ),
+)
+
+#: Every standard stream, by its name on the wire, in the order of the spec.
+STANDARD_STREAMS: Mapping[str, StandardStream] = MappingProxyType(
+    {stream.name: stream for stream in _STREAMS}
+)
+
+
+def default_writers(
+    stream_writers: Mapping[str, Sequence[str]],
+) -> dict[str, tuple[str, ...]]:
+    """Tell who writes each standard stream.
+
+    :param stream_writers: as configured: from key to instance names.
+    :return: from the name on the wire to instance names; empty for a stream that
+        everybody writes.
+    :raises StreamConfigurationError: a key is no key of ``stream_writers``, or
+        has no writers.
+    """
+    keys = {stream.writers_key for stream in _STREAMS} - {None}
+    for key, writers in stream_writers.items():
+        if key not in keys:
+            raise StreamConfigurationError(
+                f"stream_writers has the unknown key {excerpt(key)}; write one of "
+                + ", ".join(sorted(key for key in keys if key))
+            )
+        if not writers:
+            raise StreamConfigurationError(
+                f"stream_writers.{key} is empty; name at least one instance, or leave "
+                f"it out for {MAIN_INSTANCE}"
+            )
+    return {
+        stream.name: ()
+        if stream.anybody_writes
+        else tuple(stream_writers.get(stream.writers_key or "", (MAIN_INSTANCE,)))
+        for stream in _STREAMS
+    }

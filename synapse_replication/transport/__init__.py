@@ -1,0 +1,1 @@
+"""What connections share: TLS and bounded buffers."""

@@ -1,0 +1,63 @@
+"""Commands that older peers send, and we do not.
+
+Spec, section 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import msgspec
+
+from synapse_replication.wire.commands.base import Command, decode_fields
+
+__all__ = ["InvalidateCacheCommand", "RemovePusherCommand"]
+
+_CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
+
+
+@attrs.frozen
+class RemovePusherCommand(Command):
+    """A pusher is to be removed. Sent by older peers only.
+
+    :ivar app_id: has no spaces.
+    :ivar push_key: may have spaces.
+    :ivar user_id: has no spaces.
+    """
+
+    NAME: ClassVar[str] = "REMOVE_PUSHER"
+    app_id: str
+    push_key: str
+    user_id: str
+
+    @classmethod
+    def from_line(cls, line: str) -> RemovePusherCommand:
+        app_id, rest = cls._words(line, 2)
+        push_key, space, user_id = rest.rpartition(" ")
+        if not space:
+            cls._refuse("it has 2 fields, not 3")
+        return cls(app_id, push_key, user_id)
+
+    def to_line(self) -> str:
+        return f"{self.app_id} {self.push_key} {self.user_id}"
+
+
+@attrs.frozen
+class InvalidateCacheCommand(Command):
+    """An entry of a cache is stale. Sent by older peers only.
+
+    :ivar keys: JSON values; ``None`` for the whole cache.
+    """
+
+    NAME: ClassVar[str] = "INVALIDATE_CACHE"
+    cache_func: str
+    keys: list[Any] | None
+
+    @classmethod
+    def from_line(cls, line: str) -> InvalidateCacheCommand:
+        cache_func, text = cls._words(line, 2)
+        return cls(cache_func, decode_fields(cls, _CACHE_KEYS, text))
+
+    def to_line(self) -> str:
+        return f"{self.cache_func} {self._json(self.keys)}"

@@ -1,0 +1,259 @@
+"""RDATA lines, many at a time: from lines to runs of rows, and back.
+
+Theory of operation: nearly every line of a busy link is RDATA, so those are not
+made into commands one by one. :func:`read_lines` takes the lines that arrived
+together and gathers them by stream into runs, parallel lists of tokens and of rows:
+an :class:`RdataRun` while they are of one writer, an :class:`InterleavedRun`, with a
+list of the writers, as soon as they are not. The rows stay JSON text: whoever takes them out of
+a queue decodes them, with the types of their stream, and text is the smallest
+form in which they can wait. Every other line becomes a command.
+
+What keeps its order: the rows of one stream, of all its writers; and every other
+command against all rows before and after it. Rows of different streams between
+two other commands may be regrouped.
+
+Spec, sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, groupby
+from typing import TypeAlias
+
+import attrs
+
+from synapse_replication.errors import (
+    RemoteProtocolError,
+    UnparsableLineError,
+)
+from synapse_replication.wire.commands.standard import (
+    BATCH,
+    Command,
+    parse_command_from_line,
+    parse_token,
+)
+
+__all__ = [
+    "InterleavedRun",
+    "RdataRun",
+    "ReceivedItem",
+    "RefusedLine",
+    "rdata_lines",
+    "read_lines",
+]
+
+_BATCH = BATCH.encode()
+#: Fewer digits than the greatest 64-bit integer has: no need to compare.
+_SAFE_DIGITS = 18
+
+
+@attrs.define
+class RdataRun:
+    """Rows of one writer of one stream that arrived together.
+
+    :ivar tokens: the token of each row, ``None`` in all but the last row of a
+        batch. A batch may go on in a later run of the same writer.
+    :ivar rows: the JSON text of each row, not looked at yet; as long as
+        ``tokens``.
+    """
+
+    stream_name: str
+    instance_name: str
+    tokens: list[int | None] = attrs.Factory(list)
+    rows: list[bytes] = attrs.Factory(list)
+
+
+@attrs.define
+class InterleavedRun:
+    """Rows of one stream that arrived together, of more than one writer.
+
+    :ivar instance_names: the writer of each row; as long as ``tokens``.
+    :ivar tokens: as in :class:`RdataRun`.
+    :ivar rows: as in :class:`RdataRun`.
+    """
+
+    stream_name: str
+    instance_names: list[str]
+    tokens: list[int | None]
+    rows: list[bytes]
+
+    def part(self, start: int, end: int) -> InterleavedRun:
+        """Take out the rows from ``start`` to before ``end``."""
+        return InterleavedRun(
+            self.stream_name,
+            self.instance_names[start:end],
+            self.tokens[start:end],
+            self.rows[start:end],
+        )
+
+    def without(self, instance_name: str) -> InterleavedRun:
+        """Leave out the rows of one writer; at most one other is left, perhaps."""
+        kept = [name != instance_name for name in self.instance_names]
+        return InterleavedRun(
+            self.stream_name,
+            list(compress(self.instance_names, kept)),
+            list(compress(self.tokens, kept)),
+            list(compress(self.rows, kept)),
+        )
+
+    def runs(self) -> Iterator[RdataRun]:
+        """Take it apart: a run at each row of another writer, in order."""
+        start = 0
+        for instance_name, of_writer in groupby(self.instance_names):
+            end = start + sum(1 for _ in of_writer)
+            yield RdataRun(
+                self.stream_name,
+                instance_name,
+                self.tokens[start:end],
+                self.rows[start:end],
+            )
+            start = end
+
+
+@attrs.frozen
+class RefusedLine:
+    """A line that is no command.
+
+    :ivar error: what is wrong with it.
+    :ivar stream_name: the stream, if a row of it was lost with the line.
+    :ivar instance_name: the writer, if a row of it was lost with the line.
+    """
+
+    error: RemoteProtocolError
+    stream_name: str | None = None
+    instance_name: str | None = None
+
+
+ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
+
+
+def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
+    """Read lines that arrived together.
+
+    A run of a stream ends at every line that is not RDATA. Blank lines are passed
+    over. Never raises: what does not parse is in the answer, in its place.
+
+    :param lines: in the order of arrival, without their ends.
+    """
+    items: list[ReceivedItem] = []
+    # Of each stream, the run that may still grow.
+    open_runs: dict[bytes, _OpenRun] = {}
+    names: dict[bytes, str] = {}
+    # What is open of the last row's stream, see _OpenRun.
+    last_stream: bytes | None = None
+    first_writer = b""
+    writers: list[str] | None = None
+    tokens: list[int | None] = []
+    rows: list[bytes] = []
+    for line in lines:
+        words = line.split(b" ", 4)
+        if len(words) == 5 and words[0] == b"RDATA":
+            _, stream, writer, text, row = words
+            try:
+                token = (
+                    int(text)
+                    if text.isdigit() and len(text) <= _SAFE_DIGITS
+                    else _read_token(text)
+                )
+                if stream != last_stream:
+                    known = open_runs.get(stream)
+                    if known is None:
+                        known = _begin_run(stream, writer, items)
+                        open_runs[stream] = known
+                    first_writer, writers, tokens, rows, _ = known
+                    last_stream = stream
+                if writers is not None:
+                    name = names.get(writer)
+                    if name is None:
+                        name = names[writer] = _read_name(writer)
+                    writers.append(name)
+                elif writer != first_writer:
+                    names[writer] = _read_name(writer)
+                    open_runs[stream] = _interleave(open_runs[stream], items)
+                    writers = open_runs[stream][1]
+                    assert writers is not None
+                    writers.append(names[writer])
+            except ValueError as error:
+                items.append(_refuse(words, UnparsableLineError("RDATA", str(error))))
+            else:
+                tokens.append(token)
+                rows.append(row)
+                continue
+        elif line:
+            items.append(_read_other_line(line, words))
+        else:
+            continue
+        open_runs.clear()
+        last_stream = None
+    return items
+
+
+#: The first writer's name as bytes; the writer of each row, if there are several; the
+#: tokens; the rows; and where the run stands among the items.
+_OpenRun: TypeAlias = tuple[bytes, list[str] | None, list[int | None], list[bytes], int]
+
+
+def _begin_run(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _OpenRun:
+    run = RdataRun(_read_name(stream), _read_name(writer))
+    items.append(run)
+    return writer, None, run.tokens, run.rows, len(items) - 1
+
+
+def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
+    """Go on with a run of one writer as one of several."""
+    first_writer, _, tokens, rows, index = known
+    run = items[index]
+    assert isinstance(run, RdataRun)
+    writers = [run.instance_name] * len(tokens)
+    items[index] = InterleavedRun(run.stream_name, writers, tokens, rows)
+    return first_writer, writers, tokens, rows, index
+
+
+def _read_name(name: bytes) -> str:
+    if not name:
+        raise ValueError("a field is empty")
+    return name.decode()
+
+
+def _read_token(text: bytes) -> int | None:
+    return None if text == _BATCH else parse_token(text.decode())
+
+
+def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
+    try:
+        return parse_command_from_line(line.decode())
+    except UnicodeDecodeError:
+        name = words[0].decode("utf-8", "replace")
+        error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")
+    except RemoteProtocolError as raised:
+        error = raised
+    return _refuse(words, error)
+
+
+def _refuse(words: list[bytes], error: RemoteProtocolError) -> RefusedLine:
+    if words[0] != b"RDATA" or len(words) < 3:
+        return RefusedLine(error)
+    stream_name, instance_name = (
+        word.decode("utf-8", "replace") for word in words[1:3]
+    )
+    return RefusedLine(error, stream_name, instance_name)
+
+
+def rdata_lines(
+    stream_name: str,
+    instance_name: str,
+    batches: Iterable[tuple[int, Sequence[bytes]]],
+) -> list[bytes]:
+    """Write RDATA lines, without their ends.
+
+    :param batches: a token, and the JSON texts of its rows: at least one.
+    """
+    head = f"RDATA {stream_name} {instance_name} ".encode()
+    batch_head = head + _BATCH + b" "
+    lines: list[bytes] = []
+    for token, rows in batches:
+        if len(rows) > 1:
+            lines += [batch_head + row for row in rows[:-1]]
+        lines.append(b"%b%d %b" % (head, token, rows[-1]))
+    return lines

@@ -1,0 +1,171 @@
+"""Tests for synapse_replication.app.passive."""
+
+from __future__ import annotations
+
+import errno
+import io
+from typing import Any
+
+from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from synapse_replication.app.passive import (
+    DirectTcpOnlooker,
+    Output,
+    RedisOnlooker,
+)
+from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.testing.servers import shared_redis
+
+
+class DirectTcpOnlookerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.seen: list[tuple[str, bytes]] = []
+        factory = DirectTcpOnlooker(
+            "follow",
+            "x.test",
+            ReactorClock(self.clock, lambda: 7.0),
+            lambda channel, line: self.seen.append((channel, line)),
+            ReplicationObserver(),
+        )
+        self.protocol = factory.buildProtocol(None)
+        self.transport = StringTransport()
+        self.protocol.makeConnection(self.transport)
+
+    def sent(self) -> list[bytes]:
+        value = self.transport.value()
+        self.transport.clear()
+        return [line.split()[0] for line in value.splitlines()]
+
+    def test_says_only_who_it_is_and_that_it_lives(self) -> None:
+        """Nothing but NAME and PING is ever sent, whatever comes."""
+        self.protocol.dataReceived(
+            b"SERVER x.test\nPING 1\nPOSITION events w 1 9\nREMOTE_SERVER_UP h\n"
+            b"REPLICATE\nRDATA events w x y\n"
+        )
+        for _ in range(20):
+            self.clock.advance(1)
+            self.protocol.dataReceived(b"PING 1\n")
+        self.assertEqual(set(self.sent()) - {b"ERROR"}, {b"NAME", b"PING"})
+
+    def test_sees_lines_in_order(self) -> None:
+        """Each line is seen once, as it came, wherever the network split it."""
+        data = (
+            b'SERVER x.test\nPOSITION a w 1 2\n\r\nRDATA b w 3 ["\xc3\xa9"]\r\nPING 1\n'
+        )
+        for split in range(len(data)):
+            self.setUp()
+            self.protocol.dataReceived(data[:split])
+            self.protocol.dataReceived(data[split:])
+            self.assertEqual(
+                self.seen,
+                [
+                    ("x.test", b"SERVER x.test"),
+                    ("x.test", b"POSITION a w 1 2"),
+                    ("x.test", b'RDATA b w 3 ["\xc3\xa9"]'),
+                    ("x.test", b"PING 1"),
+                ],
+            )
+
+
+class RedisOnlookerTests(TestCase):
+    timeout = 30
+
+    async def test_publishes_nothing(self) -> None:
+        """It sees both channels, exactly as published, and publishes nothing."""
+        redis = shared_redis()
+        seen: list[tuple[str, bytes]] = []
+        all_seen: Deferred[None] = Deferred()
+
+        def see(channel: str, line: bytes) -> None:
+            seen.append((channel, line))
+            if len(seen) == 3:
+                all_seen.callback(None)
+
+        class Subscribed(ReplicationObserver):
+            def __init__(self) -> None:
+                self.up: Deferred[None] = Deferred()
+
+            def connection_made(self, connection: str) -> None:
+                self.up.callback(None)
+
+        observer = Subscribed()
+        onlooker = RedisOnlooker(
+            reactor,
+            RedisOptions(redis.host, redis.port),
+            "follow.test",
+            see,
+            observer,
+        )
+        redis.command("CONFIG", "RESETSTAT")
+        onlooker.start()
+        await observer.up
+        redis.command("PUBLISH", "follow.test", "POSITION events w 1 2 ")
+        redis.command("PUBLISH", "follow.test/USER_IP", "not even a command")
+        redis.command("PUBLISH", "other.test", "PING 1")
+        redis.command("PUBLISH", "follow.test", "REPLICATE ")
+        await all_seen
+        await onlooker.stop()
+        self.assertEqual(
+            seen,
+            [
+                ("follow.test", b"POSITION events w 1 2 "),
+                ("follow.test/USER_IP", b"not even a command"),
+                ("follow.test", b"REPLICATE "),
+            ],
+        )
+        self.assertIn("cmdstat_publish:calls=4,", redis.command("INFO", "commandstats"))
+
+
+class OutputTests(SynchronousTestCase):
+    def test_flushed_once_a_turn(self) -> None:
+        """What is written in one turn of the reactor is flushed together."""
+        flushes: list[str] = []
+
+        class Out(io.StringIO):
+            def flush(self) -> None:
+                flushes.append(self.getvalue())
+
+        clock = Clock()
+        output = Output(Out(), clock, lambda error: None)
+        output.write("a")
+        output.write("b")
+        self.assertEqual(flushes, [])
+        clock.advance(0)
+        self.assertEqual(flushes, ["ab"])
+
+    def test_reader_goes_away(self) -> None:
+        """When the reader of a pipe goes away, it ends, once, without an error."""
+
+        class Closed(io.StringIO):
+            def flush(self) -> None:
+                raise BrokenPipeError
+
+        ends: list[Any] = []
+        clock = Clock()
+        output = Output(Closed(), clock, ends.append)
+        output.write("a")
+        clock.advance(0)
+        output.write("b")
+        clock.advance(0)
+        self.assertEqual(ends, [None])
+
+    def test_disk_is_full(self) -> None:
+        """When nothing more can be written, it ends, once, with the reason."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+
+        class Full(io.StringIO):
+            def write(self, text: str) -> int:
+                raise full
+
+        ends: list[Any] = []
+        output = Output(Full(), Clock(), ends.append)
+        output.write("a")
+        output.write("b")
+        self.assertEqual(ends, [full])

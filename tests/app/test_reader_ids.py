@@ -1,0 +1,77 @@
+"""Tests for synapse_replication.app.reader_ids."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.storage.postgres_stream import WriterIds
+
+if TYPE_CHECKING:
+    _ids: type[WriterIds] = HandledIds
+
+
+class Generator:
+    """An id generator that is far ahead of what was handled."""
+
+    def __init__(self) -> None:
+        self.advanced: list[tuple[str, int]] = []
+
+    def get_next(self) -> AbstractAsyncContextManager[int]:
+        raise NotImplementedError
+
+    def get_current_token_for_writer(self, instance_name: str) -> int:
+        return 100
+
+    def get_minimal_local_current_token(self) -> int:
+        return 99
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        self.advanced.append((instance_name, new_id))
+
+
+class HandledIdsTests(SynchronousTestCase):
+    def make(self, own: Generator | None = None, negative: bool = False) -> HandledIds:
+        return HandledIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
+
+    def test_reader(self) -> None:
+        """A reader starts where it was told, for writers known and unknown."""
+        ids = self.make()
+        self.assertEqual(ids.get_current_token_for_writer("a"), 5)
+        self.assertEqual(ids.get_current_token_for_writer("b"), 2)
+        ids.advance("a", 9)
+        self.assertEqual(ids.get_current_token_for_writer("a"), 9)
+
+    def test_reset(self) -> None:
+        """A stream that was reset goes back."""
+        ids = self.make()
+        ids.advance("a", 0)
+        self.assertEqual(ids.get_current_token_for_writer("a"), 0)
+
+    def test_writer(self) -> None:
+        """What this process writes is its generator's; of others, what it handled."""
+        generator = Generator()
+        ids = self.make(generator)
+        self.assertEqual(ids.get_current_token_for_writer("me"), 100)
+        self.assertEqual(ids.get_minimal_local_current_token(), 99)
+        self.assertEqual(ids.get_current_token_for_writer("a"), 5)
+        ids.advance("a", 7)
+        self.assertEqual(generator.advanced, [("a", 7)])
+
+    def test_negative(self) -> None:
+        """Ids of a stream that counts down are below zero."""
+        ids = self.make(negative=True)
+        self.assertEqual(ids.get_current_token_for_writer("a"), -5)
+        self.assertEqual(ids.get_current_token_for_writer("b"), -2)
+
+    def test_reader_does_not_write(self) -> None:
+        """Whoever writes a stream that is not its own is told what to configure."""
+        ids = self.make()
+        with self.assertRaises(StreamConfigurationError) as caught:
+            ids.get_next()
+        self.assertIn("me does not write s; name it in", str(caught.exception))
+        self.assertRaises(StreamConfigurationError, ids.get_minimal_local_current_token)

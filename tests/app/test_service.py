@@ -1,0 +1,140 @@
+"""Tests for synapse_replication.app.service."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+
+from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
+from synapse_replication.config.process import load_config
+from synapse_replication.errors import ConfigError
+from synapse_replication.handlers.interfaces import RowSink
+from tests.config.test_files import FilesMixin
+
+
+class Recorder(Service):
+    """A user's code and sink: notes down what is asked of it."""
+
+    calls: list[str]
+    stopping: Deferred[None] | None
+
+    def startService(self) -> None:
+        self.calls.append("start")
+
+    def stopService(self) -> Deferred[None] | None:
+        self.calls.append("stop")
+        return self.stopping
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        """Take nothing."""
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Take nothing."""
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+if TYPE_CHECKING:
+    _sink: type[RowSink] = Recorder
+
+_recorder: Recorder
+
+
+def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
+    """Give the recorder of the test that runs."""
+    return _recorder
+
+
+class ProcessServiceTests(FilesMixin):
+    def setUp(self) -> None:
+        super().setUp()
+        global _recorder
+        _recorder = self.recorder = Recorder()
+        self.recorder.calls = []
+        self.recorder.stopping = None
+        self.reactor = MemoryReactorClock()
+
+    def make(self, **more: Any) -> ProcessService:
+        name = f"{__name__}.make_recorder"
+        own = {
+            "streams": ["typing"],
+            "modules": [{"module": name}],
+            "row_sink": {"module": name},
+        }
+        config = {
+            "server_name": "x.test",
+            "redis": {"enabled": True, "host": "redis.test"},
+            "listeners": [
+                {"type": "http", "port": 80, "resources": [{"names": ["health"]}]},
+                {"type": "replication", "port": 9092, "bind_address": "127.0.0.1"},
+            ],
+            "synapse_replication": own,
+            **more,
+        }
+        path = self.write("h.yaml", json.dumps(config))
+        return make_process(load_config([path]), self.reactor)
+
+    def test_start(self) -> None:
+        """A process listens, links up and runs the user's code."""
+        process = self.make()
+        process.startService()
+        self.successResultOf(process.started)
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [80, 9092])
+        self.assertEqual(
+            [client[:2] for client in self.reactor.tcpClients],
+            [("redis.test", 6379)] * 2,
+        )
+        self.assertEqual(self.recorder.calls, ["start"])
+
+    def test_a_step_of_the_clock(self) -> None:
+        """When the machine's clock is set, which a reactor's time follows, nobody is
+        taken to be stalled for that long."""
+        process = self.make()
+        process.startService()
+        self.reactor.advance(86_400)
+        status = process.snapshot()
+        self.assertLess(status.up_for, 3600)
+        self.assertEqual(status.stalled, ())
+
+    def test_stop(self) -> None:
+        """The user's code ends first, the sink is closed when nothing uses it."""
+        process = self.make()
+        process.startService()
+        process.stopService()
+        self.reactor.pump([DRAIN_TIMEOUT] * 10)
+        self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
+
+    def test_stop_is_bounded(self) -> None:
+        """What does not end is given up after a while, and the rest still ends."""
+        self.recorder.stopping = Deferred()
+        process = self.make(redis={"enabled": False})
+        process.startService()
+        stopped = process.stopService()
+        self.reactor.advance(DRAIN_TIMEOUT - 1)
+        self.assertNoResult(stopped)
+        self.assertEqual(self.recorder.calls, ["start", "stop"])
+        self.reactor.advance(1)
+        self.successResultOf(stopped)
+        self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
+
+    def test_does_not_start(self) -> None:
+        """What prevents the start is told, and what was begun is ended."""
+        process = self.make(
+            synapse_replication={
+                "streams": ["typing"],
+                "row_sink": {"module": f"{__name__}.make_recorder"},
+                "direct_tcp": {"listen": "tpc:1"},
+            }
+        )
+        process.startService()
+        self.failureResultOf(process.started, ConfigError)
+        process.stopService()
+        self.reactor.pump([DRAIN_TIMEOUT] * 10)
+        self.assertEqual(self.recorder.calls, ["close"])

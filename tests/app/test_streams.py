@@ -1,0 +1,233 @@
+"""Tests for synapse_replication.app.streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import psycopg2
+from twisted.internet import reactor  # noqa: TID251 -- a database's threads
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.streams import LOOK_BACK, StreamSetup
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.storage.database import Database
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+_NOTES = TableStream(
+    name="notes",
+    table="notes",
+    id_column="stream_id",
+    writer_column="instance_name",
+    columns={"note": str},
+    sequence="notes_seq",
+    writers=["a", "b"],
+)
+
+_SCHEMA = """
+    CREATE SEQUENCE notes_seq START 2;
+    CREATE TABLE notes (
+        stream_id bigint NOT NULL, instance_name text NOT NULL, note text NOT NULL
+    );
+    CREATE INDEX notes_index ON notes (instance_name, stream_id)
+"""
+
+_POSITIONS = """
+    CREATE TABLE stream_positions (
+        stream_name text NOT NULL, instance_name text NOT NULL,
+        stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name)
+    )
+"""
+
+
+class SavingSink(PositionsOnlySink):
+    """A sink that knows how far it got."""
+
+    def __init__(self, saved: Mapping[tuple[str, str], int]) -> None:
+        self.saved = saved
+        self.told: list[tuple[str, str, int]] = []
+
+    def saved_positions(self) -> Mapping[tuple[str, str], int]:
+        return self.saved
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        self.told.append((stream_name, instance_name, token))
+
+
+async def _wait(awaitable: Awaitable[object]) -> None:
+    await awaitable
+
+
+class StreamSetupTests(TestCase):
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.dsn = shared_postgres().new_database()
+        self.database = Database(self.dsn, reactor)  # type: ignore[arg-type]
+        self.addCleanup(self.database.close)
+        self.execute(_SCHEMA)
+
+    def execute(self, sql: str) -> list[Any]:
+        with (
+            contextlib.closing(psycopg2.connect(self.dsn)) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(sql)
+            connection.commit()
+            return cursor.fetchall() if cursor.description else []
+
+    def store(self, **positions: int) -> None:
+        self.execute(_POSITIONS)
+        for writer, token in positions.items():
+            self.execute(
+                f"INSERT INTO stream_positions VALUES ('notes', '{writer}', {token})"
+            )
+
+    async def set_up(
+        self, sink: PositionsOnlySink, instance_name: str = "reader"
+    ) -> StandaloneHost:
+        config = ProcessConfig(
+            files=[],
+            server_name="x.test",
+            instance_name=instance_name,
+            database=None,
+            redis=None,
+            tcp_connect=(),
+            tcp_listen=(),
+            listeners=(),
+            streams=("typing", _NOTES),
+            writers={"typing": ("master",), "notes": ("a", "b")},
+            instance_map={},
+            replication_secret=None,
+            stores_user_ips=False,
+            row_sink=None,
+            modules=(),
+        )
+        host = StandaloneHost.from_config(
+            config, ReactorClock(self.clock), ReplicationObserver()
+        )
+        agent, _ = make_agent(reactor, {})
+        client = HttpCatchUpClient(agent, {}, None, self.clock)
+        setup = StreamSetup(config, host, self.database, client, reactor)  # type: ignore[arg-type]
+        await setup.run(sink)
+        self.nothing_before = setup.nothing_before
+        return host
+
+    def positions(self, host: StandaloneHost, *writers: str) -> list[int]:
+        stream = host.streams.get_streams()["notes"]
+        return [stream.current_token(writer) for writer in writers]
+
+    async def test_begins_where_the_writers_are(self) -> None:
+        """A new sink gets what is written from now on, and is told from where."""
+        self.store(a=7, b=9)
+        sink = SavingSink({})
+        host = await self.set_up(sink)
+        self.assertEqual(self.positions(host, "a", "b"), [7, 9])
+        self.assertEqual(
+            sink.told,
+            [("typing", "master", 0), ("notes", "a", 7), ("notes", "b", 9)],
+        )
+
+    async def test_begins_where_the_sink_left_off(self) -> None:
+        """What was written while the sink was away is still to be fetched."""
+        self.store(a=7, b=9)
+        sink = SavingSink(
+            {("notes", "a"): 3, ("notes", "b"): 4, ("typing", "master"): 2}
+        )
+        host = await self.set_up(sink)
+        self.assertEqual(self.positions(host, "a", "b"), [3, 4])
+        self.assertEqual(
+            host.streams.get_streams()["typing"].current_token("master"), 2
+        )
+        self.assertEqual(sink.told, [])
+
+    async def test_writer_that_is_new(self) -> None:
+        """C27: a writer nobody heard of is where the slowest is, not at 0."""
+        self.store(a=7, b=9)
+        self.assertEqual(
+            self.positions(await self.set_up(PositionsOnlySink()), "c"), [7]
+        )
+        sink = SavingSink({("notes", "a"): 3, ("notes", "b"): 4})
+        self.assertEqual(self.positions(await self.set_up(sink), "c"), [3])
+
+    async def test_others_may_be_asked(self) -> None:
+        """Plugged-in code is given what asks the writers of a stream of its own."""
+        self.store()
+        host = await self.set_up(PositionsOnlySink())
+        asked = Deferred.fromCoroutine(
+            _wait(host.fetch_from_writer("cursors")("nowhere", 0, 1, 10))
+        )
+        # It is tried again, a few times.
+        self.clock.pump([10.0] * 5)
+        with self.assertRaisesRegex(CatchUpError, "nowhere"):
+            await asked
+
+    async def test_nobody_wrote(self) -> None:
+        """A stream nobody ever wrote begins before its first id."""
+        self.store()
+        host = await self.set_up(PositionsOnlySink())
+        self.assertEqual(self.positions(host, "a"), [1])
+
+    async def test_writer_gets_ids(self) -> None:
+        """A process that is among the writers can write, and announces that."""
+        self.store(a=7, b=9)
+        self.execute("SELECT setval('notes_seq', 9)")
+        host = await self.set_up(PositionsOnlySink(), "a")
+        (stream,) = host.streams.get_streams_to_replicate()
+        notes: Any = host.streams.get_streams()["notes"]
+        token = await notes.write([notes.description.codec.from_json(["hello"])])
+        self.assertEqual(token, 10)
+        self.assertEqual(stream.minimal_local_current_token(), 10)
+        self.assertEqual(
+            self.execute("SELECT stream_id, note FROM notes"), [(10, "hello")]
+        )
+
+    async def test_takes_over(self) -> None:
+        """Who begins to write knows that it has no rows before; others claim nothing."""
+        self.store(a=7)
+        self.execute("SELECT setval('notes_seq', 7)")
+        self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {"notes": (0, 7)})
+        # Now it is stored that it writes: from here on it may have rows.
+        for name in ("b", "a", "reader"):
+            await self.set_up(SavingSink({}), name)
+            self.assertEqual(self.nothing_before, {}, name)
+
+    async def test_comes_back(self) -> None:
+        """Who wrote long ago, was removed and forgotten, has rows before."""
+        self.store(a=7)
+        self.execute("SELECT setval('notes_seq', 7)")
+        self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {})
+
+    async def test_looks_at_no_big_table(self) -> None:
+        """C58: of a big table only the newest ids are looked at, and claimed."""
+        last = LOOK_BACK + 10
+        self.store(a=last)
+        self.execute(f"SELECT setval('notes_seq', {last})")
+        self.execute(f"INSERT INTO notes VALUES ({last}, 'a', 'x'), (10, 'b', 'x')")
+        await self.set_up(SavingSink({}), "b")
+        self.assertEqual(self.nothing_before, {"notes": (10, last)})
+
+    async def test_main_makes_the_table_and_others_wait(self) -> None:
+        """Processes may start in any order: main makes the table of positions."""
+        waiting = Deferred.fromCoroutine(self.set_up(PositionsOnlySink()))
+        while not self.clock.getDelayedCalls():
+            # The database answers in a thread.
+            await self.database.transact("wait", lambda txn: txn.execute("SELECT 1"))
+        self.assertFalse(waiting.called)
+        await self.set_up(PositionsOnlySink(), "master")
+        self.clock.advance(1)
+        self.assertEqual(self.positions(await waiting, "a"), [1])

@@ -1,0 +1,262 @@
+"""Tests for :mod:`synapse_replication.app.systemd`."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.systemd import (
+    EXTEND_EVERY,
+    NotifySocket,
+    SystemdNotifier,
+    open_notify_socket,
+    watchdog_interval,
+)
+from synapse_replication.clock import ReactorClock
+from synapse_replication.errors import SupervisorError
+from synapse_replication.handlers.observer import CatchUp, CloseReason
+from synapse_replication.instrumentation.status.observer import StatusObserver
+
+
+class NotifySocketTests(SynchronousTestCase):
+    def listen(self, address: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(listener.close)
+        listener.bind(address)
+        listener.settimeout(10)
+        return listener
+
+    def open(self, address: str) -> NotifySocket:
+        opened = open_notify_socket({"NOTIFY_SOCKET": address})
+        assert opened is not None
+        self.addCleanup(opened.close)
+        return opened
+
+    def path(self) -> str:
+        # The path of a socket has to be short.
+        folder = tempfile.TemporaryDirectory(prefix="notify-")
+        self.addCleanup(folder.cleanup)
+        return str(Path(folder.name) / "socket")
+
+    def test_path(self) -> None:
+        """One message is one datagram, a line for each assignment."""
+        path = self.path()
+        listener = self.listen(path)
+        self.assertTrue(self.open(path).send("READY=1", "STATUS=a\nb"))
+        self.assertEqual(listener.recv(1000), b"READY=1\nSTATUS=a b")
+
+    def test_abstract(self) -> None:
+        """An address with ``@`` is that of an abstract socket."""
+        name = Path(self.path()).parent.name
+        listener = self.listen(f"\0{name}")
+        self.assertTrue(self.open(f"@{name}").send("READY=1"))
+        self.assertEqual(listener.recv(1000), b"READY=1")
+
+    def test_nobody_listens(self) -> None:
+        """A socket that is gone is logged once, and nothing fails."""
+        notify = self.open(self.path())
+        with capturedLogs() as logs:
+            self.assertFalse(notify.send("READY=1"))
+            self.assertFalse(notify.send("READY=1"))
+        (event,) = logs
+        self.assertIn("NOTIFY_SOCKET", event["log_format"])
+
+    def test_full(self) -> None:
+        """A manager that does not read holds nobody up."""
+        path = self.path()
+        self.listen(path)
+        notify = self.open(path)
+        with capturedLogs():
+            sent = [notify.send("STATUS=x") for _ in range(10_000)]
+        self.assertFalse(all(sent))
+
+    def test_not_set(self) -> None:
+        """Without ``NOTIFY_SOCKET`` there is nobody to tell."""
+        self.assertIsNone(open_notify_socket({}))
+        self.assertIsNone(open_notify_socket({"NOTIFY_SOCKET": ""}))
+
+    def test_unknown_kind(self) -> None:
+        """A socket of another kind is a clear error."""
+        with self.assertRaisesRegex(SupervisorError, "NOTIFY_SOCKET is 'vsock:2:1'"):
+            open_notify_socket({"NOTIFY_SOCKET": "vsock:2:1"})
+
+
+class WatchdogIntervalTests(SynchronousTestCase):
+    def test_half(self) -> None:
+        """The watchdog is fed twice as often as it bites."""
+        environ = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}
+        self.assertEqual(watchdog_interval(environ, 7), 15.0)
+
+    def test_none(self) -> None:
+        """There may be none, or one for another process."""
+        self.assertIsNone(watchdog_interval({}, 7))
+        environ = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}
+        self.assertIsNone(watchdog_interval(environ, 7))
+
+    def test_no_time(self) -> None:
+        """What is no time is a clear error."""
+        for text in ("0", "-1", "1s", "½"):
+            with self.assertRaisesRegex(SupervisorError, "WATCHDOG_USEC"):
+                watchdog_interval({"WATCHDOG_USEC": text}, 7)
+
+
+class SystemdNotifierTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.observer = StatusObserver(
+            "x.test",
+            "reader1",
+            [("events", "persister1")],
+            monotonic=self.clock.seconds,
+        )
+        self.sent: list[tuple[str, ...]] = []
+        self.arrives = True
+        self.notifier = SystemdNotifier(
+            self.send,
+            ReactorClock(self.clock),
+            self.observer.snapshot,
+            3.0,
+            lambda: 123,
+        )
+
+    def send(self, *assignments: str) -> bool:
+        if self.arrives:
+            self.sent.append(assignments)
+        return self.arrives
+
+    def news(self, seconds: int = 1) -> list[str]:
+        """Give what is told in some time, but the watchdog and the extensions."""
+        before = len(self.sent)
+        for _ in range(seconds):
+            self.clock.advance(1)
+        return [
+            assignment
+            for message in self.sent[before:]
+            for assignment in message
+            if not assignment.startswith(("WATCHDOG", "EXTEND"))
+        ]
+
+    def catch_up(self) -> None:
+        self.observer.position_changed("events", "persister1", 1000)
+        event = CatchUp("events", "persister1", 1000, 99_211)
+        self.observer.connection_made("redis")
+        self.observer.catch_up(event)
+        self.observer.catch_up_page(event, 12_034, 13_034)
+
+    def be_live(self) -> None:
+        self.observer.position_changed("events", "persister1", 99_211)
+        self.observer.stream_connected("redis", "events", "persister1")
+
+    def test_ready(self) -> None:
+        """It is ready when all was caught up with, and tells how far it is till then."""
+        self.notifier.start()
+        self.assertIn("STATUS=starting", self.sent[0])
+        self.notifier.up()
+        self.assertIn("STATUS=waiting for events/persister1", self.sent[-1])
+        self.catch_up()
+        self.assertEqual(
+            self.news(), ["STATUS=catching up events/persister1 12,034 of 98,211"]
+        )
+        self.be_live()
+        self.assertEqual(self.news(), ["STATUS=live: 1 stream of 1 writer", "READY=1"])
+        self.assertEqual(self.news(20), [])
+
+    def test_not_up(self) -> None:
+        """What is caught up with, but has not started, is not ready."""
+        self.catch_up()
+        self.be_live()
+        self.notifier.start()
+        self.assertEqual(self.news(5), [])
+        self.notifier.up()
+        self.assertIn("READY=1", self.sent[-1])
+
+    def test_stalled(self) -> None:
+        """A writer that stalls later is told, and told once."""
+        self.catch_up()
+        self.be_live()
+        self.notifier.start()
+        self.notifier.up()
+        self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "it was cut")
+        news = self.news(15)
+        self.assertEqual(
+            news,
+            [
+                "STATUS=waiting for events/persister1",
+                "STATUS=stalled: events/persister1: redis: it was cut",
+            ],
+        )
+
+    def test_watchdog(self) -> None:
+        """The watchdog is fed by the clock of the reactor, from the start."""
+        self.notifier.start()
+        for _ in range(60):
+            self.clock.advance(0.5)
+        self.assertEqual(self.sent.count(("WATCHDOG=1",)), 11)
+
+    def test_more_time(self) -> None:
+        """As long as it starts, it asks for more time; once it is ready, no more."""
+
+        def extensions() -> int:
+            return sum("EXTEND_TIMEOUT_USEC=60000000" in each for each in self.sent)
+
+        self.notifier.start()
+        self.notifier.up()
+        self.news(int(4 * EXTEND_EVERY))
+        self.assertEqual(extensions(), 5)
+        self.catch_up()
+        self.be_live()
+        self.news(int(4 * EXTEND_EVERY))
+        self.assertEqual(extensions(), 5)
+
+    def test_told_again(self) -> None:
+        """What could not be sent is told a second later."""
+        self.arrives = False
+        self.notifier.start()
+        self.catch_up()
+        self.be_live()
+        self.notifier.up()
+        self.arrives = True
+        self.assertEqual(self.news(), ["STATUS=live: 1 stream of 1 writer", "READY=1"])
+
+    def test_reload(self) -> None:
+        """Reading the configuration again begins with the time and ends with READY."""
+        self.catch_up()
+        self.be_live()
+        self.notifier.start()
+        self.notifier.up()
+        self.notifier.reloading()
+        self.assertEqual(self.sent[-1], ("RELOADING=1", "MONOTONIC_USEC=123"))
+        self.notifier.reloaded("see the log")
+        self.assertEqual(
+            self.sent[-1],
+            ("STATUS=live: 1 stream of 1 writer; see the log", "READY=1"),
+        )
+        self.notifier.reloading()
+        self.notifier.reloaded()
+        self.assertEqual(
+            self.sent[-1], ("STATUS=live: 1 stream of 1 writer", "READY=1")
+        )
+        self.assertEqual(self.news(5), [])
+
+    def test_reload_before_ready(self) -> None:
+        """A reload does not make ready what is not."""
+        self.notifier.start()
+        self.notifier.up()
+        self.notifier.reloading()
+        self.notifier.reloaded()
+        self.news(5)
+        words = {word for message in self.sent for word in message}
+        self.assertFalse(words & {"RELOADING=1", "READY=1"})
+
+    def test_stopping(self) -> None:
+        """Who stops says so, and then nothing more."""
+        self.notifier.start()
+        self.notifier.up()
+        self.notifier.stopping()
+        self.assertEqual(self.sent[-1], ("STOPPING=1", "STATUS=stopping"))
+        self.assertEqual(self.clock.getDelayedCalls(), [])

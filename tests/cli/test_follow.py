@@ -1,0 +1,216 @@
+"""Tests for synapse_replication.cli.follow."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.cli.follow import (
+    Filters,
+    Follow,
+    make_follower,
+    make_printer,
+    read_seen_line,
+)
+from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.errors import ReplicationError
+from tests.config.test_files import FilesMixin
+
+USER_IP = b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",1700000000000]'
+
+
+class FollowTests(SynchronousTestCase):
+    def follow(self, *lines: bytes, as_json: bool, filters: Filters) -> str:
+        out = io.StringIO()
+        self.now = 10.0
+        self.subject = Follow(make_printer(out, as_json), filters, lambda: self.now)
+        for line in lines:
+            self.subject.see("s", line)
+            self.now += 0.25
+        return out.getvalue()
+
+    def as_json(
+        self, *lines: bytes, filters: Filters | None = None
+    ) -> list[dict[str, Any]]:
+        text = self.follow(*lines, as_json=True, filters=filters or Filters())
+        return [json.loads(line) for line in text.splitlines()]
+
+    def as_text(self, *lines: bytes) -> str:
+        return self.follow(*lines, as_json=False, filters=Filters())
+
+    def test_json_is_a_recording_with_fields(self) -> None:
+        """A JSON line has what a recording has, and the command's fields."""
+        row, position = self.as_json(
+            b'RDATA events w1 7 ["ev",["a"]]', b"POSITION events w2 3 9"
+        )
+        self.assertEqual(
+            row,
+            {
+                "t": 10.0,
+                "channel": "s",
+                "line": 'RDATA events w1 7 ["ev",["a"]]',
+                "command": "RDATA",
+                "stream_name": "events",
+                "instance_name": "w1",
+                "token": 7,
+                "row": ["ev", ["a"]],
+            },
+        )
+        self.assertEqual(position["t"], 10.25)
+        self.assertEqual((position["prev_token"], position["new_token"]), (3, 9))
+
+    def test_line_is_exact(self) -> None:
+        """The line of a recording is what came, to the last space."""
+        lines = [b"REPLICATE ", b'RDATA caches m batch ["f", ["x"],  1]']
+        seen = self.as_json(*lines)
+        self.assertEqual([entry["line"].encode() for entry in seen], lines)
+
+    def test_access_token_is_masked(self) -> None:
+        """An access token is shown neither to people nor to machines."""
+        (entry,) = self.as_json(USER_IP)
+        self.assertNotIn("syt_secret", json.dumps(entry))
+        self.assertEqual(entry["access_token"], "***")
+        self.assertIn('["***","1.2.3.4"', entry["line"])
+        self.assertNotIn("syt_secret", self.as_text(USER_IP))
+
+    def test_access_token_of_a_bad_line_is_masked(self) -> None:
+        """A USER_IP line that cannot be read is not shown at all."""
+        line = b'USER_IP @u:s ["syt_secret"]'
+        (entry,) = self.as_json(line)
+        self.assertEqual(entry["line"], "USER_IP ***")
+        self.assertNotIn("syt_secret", json.dumps(entry) + self.as_text(line))
+
+    def test_unreadable_line(self) -> None:
+        """A line that is no command is shown with what is wrong with it."""
+        (entry,) = self.as_json(b"POSITION events w1 x 7")
+        self.assertEqual(entry["command"], "POSITION")
+        self.assertIn("cannot parse POSITION", entry["error"])
+        self.assertIn("unknown command NEWER", self.as_text(b"NEWER thing"))
+
+    def test_text(self) -> None:
+        """A line for people has the time since the first, and the parts in order."""
+        text = self.as_text(
+            b'RDATA events w1 batch ["x"]', b"POSITION typing w2 0 4", b"PING 17"
+        )
+        self.assertEqual(
+            [" ".join(line.split()) for line in text.splitlines()],
+            [
+                '0.000 RDATA events of w1 batch ["x"]',
+                "0.250 POSITION typing of w2 0 -> 4",
+                "0.500 PING 17",
+            ],
+        )
+
+    def test_colours(self) -> None:
+        """On a terminal only the time is dimmed, not what is to be read."""
+
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        old = {name: os.environ.pop(name, None) for name in ("NO_COLOR", "TERM")}
+        self.addCleanup(
+            lambda: os.environ.update({k: v for k, v in old.items() if v is not None})
+        )
+        os.environ["TERM"] = "xterm"
+        out = Terminal()
+        make_printer(out, as_json=False)(read_seen_line(1.0, "x", b"PING 17"))
+        self.assertIn("\x1b[1;36mPING", out.getvalue())
+
+    def test_long_line_is_one_line(self) -> None:
+        """A long row is not wrapped: it stays one line for grep."""
+        text = self.as_text(b'RDATA events w1 7 ["' + b"x" * 500 + b'"]')
+        self.assertEqual(len(text.splitlines()), 1)
+
+    def test_terminal_is_not_commanded(self) -> None:
+        """Control characters in what others sent are shown, not obeyed."""
+        text = self.as_text("REMOTE_SERVER_UP \x1b[31mred\x9b2J".encode())
+        self.assertIn("\\x1b[31mred\\x9b2J", text)
+
+    def test_markup_is_not_obeyed(self) -> None:
+        """What looks like markup of the printing library is printed as it is."""
+        self.assertIn("[bold]x[/bold]", self.as_text(b"PING [bold]x[/bold]"))
+
+    def test_filters(self) -> None:
+        """Each filter lets through what it names, and all of them must agree."""
+        lines = [
+            b"POSITION events w1 1 2",
+            b"POSITION events w2 1 2",
+            b"POSITION typing w1 1 2",
+            b"PING 1",
+            b'LOCK_RELEASED ["w1","a","b"]',
+        ]
+
+        def admitted(**filters: frozenset[str]) -> list[str]:
+            seen = self.as_json(*lines, filters=Filters(**filters))
+            return [" ".join(entry["line"].split()[:3]) for entry in seen]
+
+        self.assertEqual(
+            admitted(streams=frozenset({"events"})),
+            ["POSITION events w1", "POSITION events w2"],
+        )
+        self.assertEqual(
+            admitted(writers=frozenset({"w1"})),
+            [
+                "POSITION events w1",
+                "POSITION typing w1",
+                'LOCK_RELEASED ["w1","a","b"]',
+            ],
+        )
+        self.assertEqual(admitted(commands=frozenset({"PING"})), ["PING 1"])
+        self.assertEqual(
+            admitted(streams=frozenset({"events"}), writers=frozenset({"w2"})),
+            ["POSITION events w2"],
+        )
+
+    def test_positions(self) -> None:
+        """It knows where each writer was seen last, also of what it did not print."""
+        self.as_json(
+            b"POSITION typing w 3 9",
+            b"POSITION typing w 0 0",
+            b'RDATA caches w batch ["f",null,1]',
+            b'RDATA caches w 9 ["f",null,1]',
+            b'RDATA caches w 7 ["f",null,1]',
+            filters=Filters(commands=frozenset({"PING"})),
+        )
+        self.assertEqual(
+            self.subject.positions(), [("caches", "w", 9), ("typing", "w", 0)]
+        )
+
+
+class MakeFollowerTests(FilesMixin):
+    def test_reason_is_told(self) -> None:
+        """If what is seen cannot be written, the follower fails, and says why."""
+        config = load_config(
+            [
+                self.write(
+                    "hs.yaml",
+                    "server_name: x.test\nworker_replication_port: 9092\n",
+                )
+            ],
+            Purpose.FOLLOW,
+        )
+        reactor = MemoryReactorClock()
+        with Path("/dev/full").open("w", buffering=1) as out:
+            follower = make_follower(
+                config,
+                reactor,
+                filters=Filters(),
+                as_json=True,
+                with_positions=False,
+                out=out,
+            )
+            follower.startService()
+            protocol = reactor.tcpClients[0][2].buildProtocol(None)
+            assert protocol is not None
+            protocol.makeConnection(StringTransport())
+            protocol.dataReceived(b"SERVER x.test\n")
+            reactor.advance(0)
+        error = self.failureResultOf(follower.started, ReplicationError)
+        self.assertIn("cannot write: No space left", str(error.value))

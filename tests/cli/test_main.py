@@ -1,0 +1,150 @@
+"""Tests for synapse_replication.cli.main."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from synapse_replication import __version__
+from synapse_replication.cli.main import cli
+from tests.config.test_files import FilesMixin
+from tests.config.test_process import HOMESERVER, WORKER
+
+ROOT = Path(__file__).parents[2]
+
+
+class CheckConfigTests(FilesMixin):
+    def run_cli(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, list(arguments))
+
+    def check(self, *texts: str) -> Result:
+        arguments = ["check-config"]
+        for index, text in enumerate(texts):
+            arguments += ["-c", self.write(f"{index}.yaml", text)]
+        return self.run_cli(*arguments)
+
+    def test_good(self) -> None:
+        """A good configuration is told with what the process would do."""
+        result = self.check(HOMESERVER, WORKER)
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertIn(
+            "x.test, worker writer1: the configuration is good.", result.output
+        )
+        self.assertIn("link:     Redis at redis.test:6379", result.output)
+        self.assertIn("writes:   typing\n", result.output)
+        self.assertIn(
+            "listens:  HTTP on 0.0.0.0:9096 health, replication", result.output
+        )
+        for secret in ("hunter2", "hush", "knock"):
+            self.assertNotIn(secret, result.output)
+
+    def test_good_direct_tcp(self) -> None:
+        """A worker on direct TCP tells whom it connects to."""
+        result = self.check(
+            HOMESERVER,
+            WORKER,
+            "redis:\nsynapse_replication: {direct_tcp: {connect: 'tcp:h:1'}}\n",
+        )
+        self.assertIn("link:     direct TCP to tcp:h:1", result.output)
+
+    def test_mistakes(self) -> None:
+        """All mistakes are in one block, each with place, key, problem and mend."""
+        result = self.check(
+            HOMESERVER, "redis:\n  port: x\nstream_writers: {recepits: writer1}\n"
+        )
+        self.assertEqual(result.exit_code, 2)
+        file = f"{self.folder}/1.yaml"
+        self.assertEqual(
+            result.output,
+            f"""\
+2 mistakes in the configuration:
+
+  {file}:2: redis.port
+    input should be a valid integer, unable to parse string as an integer
+    -> write a port number from 1 to 65535
+
+  {file}:3: stream_writers.recepits
+    there is no such stream
+    -> did you mean 'receipts'?
+""",
+        )
+
+    def test_what_the_configuration_names(self) -> None:
+        """Code that cannot be imported and endpoints that are none are mistakes."""
+        path = self.write(
+            "h.yaml",
+            "server_name: x\nredis: {enabled: false}\nsynapse_replication:\n"
+            "  streams: [typing]\n  row_sink: {module: no.such.thing}\n"
+            "  direct_tcp: {connect: ['tpc:1'], listen: ['tpc:2']}\n",
+        )
+        result = self.run_cli("check-config", "-c", path)
+        self.assertEqual(result.exit_code, 2, result.output)
+        self.assertIn("3 mistakes", result.output)
+        for key in ("row_sink.module", "direct_tcp.connect", "direct_tcp.listen"):
+            self.assertIn(f"synapse_replication.{key}\n", result.output)
+
+    def test_starting_with_mistakes(self) -> None:
+        """Nothing is started with a configuration that has mistakes."""
+        path = self.write("h.yaml", "redis: 7\n")
+        for command in ("main", "worker", "follow"):
+            result = self.run_cli(command, "-c", path)
+            self.assertEqual(result.exit_code, 2, command)
+            self.assertIn("server_name\n    is missing", result.output)
+
+    def test_no_configuration(self) -> None:
+        """A command without a configuration says which option is missing."""
+        result = self.run_cli("main")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("-c", result.output)
+
+    def test_following_no_such_command(self) -> None:
+        """A filter by a command that does not exist is refused, not waited for."""
+        path = self.write("h.yaml", "server_name: x\nredis: {enabled: true}\n")
+        result = self.run_cli("follow", "-c", path, "--command", "RDATE")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("'RDATE' is not one of", result.output)
+
+    def test_version(self) -> None:
+        """The version can be asked for."""
+        self.assertIn(__version__, self.run_cli("--version").output)
+
+    def test_commands_that_live_elsewhere(self) -> None:
+        """Every command that is listed can be imported and has a help text."""
+        result = self.run_cli("--help")
+        self.assertEqual(result.exit_code, 0, result.output)
+        for name in ("check-config", "follow", "main", "positions", "replay", "worker"):
+            self.assertIn(f"  {name} ", result.output)
+            self.assertEqual(self.run_cli(name, "--help").exit_code, 0, name)
+
+
+class LogJsonTests(FilesMixin):
+    def test_log_lines(self) -> None:
+        """A process that is asked to logs in JSON, all of it."""
+        path = self.write(
+            "h.yaml",
+            "server_name: x.test\nredis: {enabled: false}\n"
+            "synapse_replication: {streams: [typing]}\n",
+        )
+        arguments = [sys.executable, "-m", "synapse_replication", "main"]
+        process = subprocess.Popen(
+            [*arguments, "--log-json", "-c", path],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.addCleanup(process.kill)
+        assert process.stderr is not None
+        seen = []
+        for line in process.stderr:
+            seen.append(json.loads(line))
+            if seen[-1]["message"] == "master of x.test is up":
+                process.terminate()
+        self.assertEqual(process.wait(), 0)
+        process.stderr.close()
+        (up,) = [event for event in seen if "server_name" in event]
+        self.assertEqual((up["instance_name"], up["level"]), ("master", "info"))

@@ -1,0 +1,80 @@
+"""Tests for synapse_replication.cli.positions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg2.extensions
+from click.testing import CliRunner, Result
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.cli.main import cli
+from tests.storage.doubles import PostgresMixin
+
+
+class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
+    """The commands, on a real database."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+        self.write_rows("master", 5)
+        self.set_sequence(5)
+        self.store(master=5)
+        self.config = self.write_config(psycopg2.extensions.parse_dsn(self.dsn))
+
+    def write_config(self, arguments: dict[str, str]) -> str:
+        path = Path(self.mktemp())
+        stream = {
+            "name": "foobar", "table": "foobar", "id_column": "stream_id",
+            "writer_column": "instance_name", "sequence": "foobar_seq",
+            "columns": {"data": "text?"}, "writers": ["master"],
+        }  # fmt: skip
+        config = {
+            "server_name": "example.org",
+            "database": {"name": "psycopg2", "args": arguments},
+            "redis": {"enabled": True},
+            "synapse_replication": {"streams": [stream]},
+        }
+        path.write_text(json.dumps(config), "utf-8")
+        return str(path)
+
+    def run_command(self, *arguments: str) -> Result:
+        return CliRunner().invoke(
+            cli, ["positions", *arguments, "-c", self.config], catch_exceptions=False
+        )
+
+    def test_show(self) -> None:
+        """A table per stream and writer; streams that are absent are said to be."""
+        result = self.run_command("show")
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertRegex(result.output, r"foobar .* 5 .* 5 .* master .* 5 .* 0")
+
+    def test_check(self) -> None:
+        """0 if all agrees, 1 and the SQL that mends it if not."""
+        self.assertEqual(self.run_command("check").exit_code, 0)
+        self.write_rows("master", 9)
+        result = self.run_command("check")
+        self.assertEqual(result.exit_code, 1)
+        self.assertIn("table foobar holds 9", result.output)
+        self.assertIn("SELECT setval('\"foobar_seq\"', GREATEST(", result.output)
+
+    def test_repair(self) -> None:
+        """A dry run changes nothing; a repair does what the dry run said."""
+        self.store(gone=2)
+        dry = self.run_command("repair", "--dry-run")
+        self.assertIn("nothing was changed", dry.output)
+        self.assertIn("gone", self.stored())
+        result = self.run_command("repair")
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertIn("mended: 1", result.output)
+        self.assertEqual(self.stored(), {"master": 5})
+        self.assertIn("nothing to mend", self.run_command("repair").output)
+
+    def test_no_database(self) -> None:
+        """A database that does not answer is said, not thrown."""
+        self.config = self.write_config({"host": "/nonexistent", "dbname": "x"})
+        result = self.run_command("check")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("cannot connect to the database", result.output)

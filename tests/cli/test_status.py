@@ -1,0 +1,267 @@
+"""Tests for :mod:`synapse_replication.cli.status`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from rich.console import Console
+from twisted.internet.task import Clock
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.server import Site
+
+from synapse_replication.cli.main import cli
+from synapse_replication.cli.status import (
+    WATCH_EVERY,
+    DeploymentStatus,
+    StatusService,
+    render,
+)
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.observer import CatchUp, PeerNews
+from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.instrumentation.status.model import encode_status
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from tests.config.test_files import FilesMixin
+from tests.http.doubles import Directory, FailureObserver
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_status(clock: Clock) -> StatusObserver:
+    observer = StatusObserver(
+        "x.test", "me", [("events", "w1")], monotonic=clock.seconds
+    )
+    observer.connection_made("redis")
+    observer.position_changed("events", "w1", 1000)
+    observer.stream_connected("redis", "events", "w1")
+    return observer
+
+
+def draw(deployment: DeploymentStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(deployment))
+    return out.getvalue()
+
+
+class RenderTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.status = make_status(self.clock)
+
+    def draw(self) -> str:
+        return draw(DeploymentStatus({"me": self.status.snapshot()}, {}))
+
+    def test_well(self) -> None:
+        """A process that is well has one line, and one for each writer."""
+        text = self.draw()
+        self.assertIn("me: All rows arrive\n", text)
+        self.assertRegex(text, r"me +events +w1 +live +1,000 +0")
+
+    def test_stalled(self) -> None:
+        """What is stalled is told with since when, why and what to do."""
+        self.status.position_announced("events", "w1", 2000)
+        self.clock.advance(150)
+        text = self.draw()
+        self.assertIn("me: 1 of 1 stream stalled", text)
+        self.assertIn("events/w1: stalled for 2 min. rows are known of", text)
+        self.assertIn("-> The sink of this process waits", text)
+        self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")
+
+    def test_catching_up(self) -> None:
+        """A catch-up shows how much is done."""
+        self.status.catch_up(CatchUp("events", "w1", 1000, 2000))
+        self.assertIn("catching up, 0 of 1,000", self.draw())
+
+    def test_others(self) -> None:
+        """Names that are used twice, and who does not answer or is not asked."""
+        self.status.duplicate_instance("w1", "")
+        self.status.connection_failed("w2", "refused", 1.0)
+        deployment = DeploymentStatus(
+            {"me": self.status.snapshot()}, {"w9": "refused"}, ("w3", "w4")
+        )
+        text = draw(deployment)
+        self.assertIn("two processes are called w1 (it is not known where)", text)
+        self.assertIn("(down: w2)", text)
+        self.assertIn("w9: does not answer: refused", text)
+        self.assertIn("not in instance_map: w3, w4", text)
+
+    def test_terminals_are_not_steered(self) -> None:
+        """What peers call themselves is text in a terminal, whatever it is."""
+        for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
+            self.status.position_changed("events\x1b]0;", name, 1)
+            self.status.peer_heard(PeerNews(name, "e", "", "", True, {}))
+            self.status.duplicate_instance(name, "")
+        self.status.position_changed("events", "w\u00e9", 1)
+        self.clock.advance(20)
+        text = draw(
+            DeploymentStatus(
+                {"me": self.status.snapshot()}, {"w9": "\x1b[1m"}, ("w\x1b[1m",)
+            )
+        )
+        self.assertEqual([c for c in text if not c.isprintable() and c != "\n"], [])
+        for shown in (r"w2\x1b[2J", r"w3\n\x07", r"w4\u202e", "w\u00e9"):
+            self.assertIn(shown, text)
+
+
+class DeploymentStatusTests(SynchronousTestCase):
+    def test_is_well(self) -> None:
+        """All is well if nothing is stalled or twice there, and all answer."""
+        clock = Clock()
+        observer = make_status(clock)
+        well = observer.snapshot()
+        self.assertTrue(DeploymentStatus({"me": well}, {}).is_well)
+        self.assertFalse(DeploymentStatus({"me": well}, {"w": "no"}).is_well)
+        writer = StatusObserver("x.test", "w", monotonic=clock.seconds)
+        writer.connection_failed("redis", "refused", 1.0)
+        self.assertTrue(DeploymentStatus({"w": writer.snapshot()}, {}).is_well)
+        clock.advance(10)
+        self.assertFalse(DeploymentStatus({"w": writer.snapshot()}, {}).is_well)
+        observer.duplicate_instance("w1", "")
+        self.assertFalse(DeploymentStatus({"me": observer.snapshot()}, {}).is_well)
+        clock.advance(100)
+        observer.position_announced("events", "w1", 2000)
+        clock.advance(100)
+        self.assertFalse(DeploymentStatus({"me": observer.snapshot()}, {}).is_well)
+
+
+class StatusServiceTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.shown: list[DeploymentStatus] = []
+        self.ends: list[str] = []
+        self.status = make_status(self.clock)
+
+    async def ask(self, name: str) -> bytes:
+        if name == "w9":
+            raise HttpCatchUpError("GET", "http://w9/", None, "refused")
+        return encode_status(self.status.snapshot())
+
+    def make(self, *names: str, watch: bool = False) -> StatusService:
+        return StatusService(
+            self.clock,
+            self.ask,
+            names,
+            self.shown.append,
+            lambda: self.ends.append("end"),
+            close=lambda: self.ends.append("close"),
+            watch=watch,
+        )
+
+    def test_once(self) -> None:
+        """Each process is asked once; then it is over."""
+        service = self.make("me")
+        service.startService()
+        self.successResultOf(service.started)
+        self.assertEqual(self.ends, ["end"])
+        self.clock.advance(100)
+        self.assertEqual(len(self.shown), 1)
+        self.assertTrue(service.is_well)
+        service.stopService()
+        self.assertEqual(self.ends, ["end", "close"])
+
+    def test_who_does_not_answer(self) -> None:
+        """One that does not answer is told with why, and the rest is shown."""
+        self.status.peer_heard(PeerNews("w2", "e", "", "", False, {}))
+        self.status.peer_heard(PeerNews("w9", "e", "", "", False, {}))
+        service = self.make("me", "w9")
+        service.startService()
+        (shown,) = self.shown
+        self.assertEqual(list(shown.processes), ["me"])
+        self.assertIn("refused", shown.unreachable["w9"])
+        self.assertEqual(shown.not_asked, ("w2",))
+        self.assertFalse(service.is_well)
+
+    def test_watch(self) -> None:
+        """Watching goes on until it is stopped; what was last seen counts."""
+        service = self.make("me", watch=True)
+        service.startService()
+        self.clock.advance(WATCH_EVERY)
+        self.assertEqual(len(self.shown), 2)
+        self.assertEqual(self.ends, [])
+        service.stopService()
+        self.clock.advance(WATCH_EVERY)
+        self.assertEqual(len(self.shown), 2)
+        self.assertEqual(self.ends, ["close"])
+
+    def test_cannot_be_shown(self) -> None:
+        """A failure to show it is logged and ends it; all is not well then."""
+        service = self.make("me")
+        service._show = lambda deployment: 1 / 0
+        service.startService()
+        self.assertEqual(self.ends, ["end"])
+        self.assertFalse(service.is_well)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+
+class NobodyToAskTests(FilesMixin):
+    def test_exit_status(self) -> None:
+        """Without an instance_map, it is the configuration that is wrong."""
+        path = self.write(
+            "h.yaml", "server_name: x.test\nredis: {enabled: true, host: h}\n"
+        )
+        result = CliRunner().invoke(cli, ["status", "-c", path])
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("instance_map", result.output)
+
+
+class CommandTests(TestCase):
+    """The command, as people run it, against a process of the test."""
+
+    def setUp(self) -> None:
+        # The reactor of trial: the command has a process of its own.
+        from twisted.internet import reactor as running  # noqa: TID251
+
+        reactor: Any = running
+
+        self.clock = Clock()
+        self.status = make_status(self.clock)
+        replication = ReplicationResource(
+            Directory(),
+            "me",
+            "hush",
+            FailureObserver(),
+            status=lambda: encode_status(self.status.snapshot()),
+        )
+        self.port = reactor.listenTCP(
+            0, Site(replication.under_root()), interface="127.0.0.1"
+        )
+        self.addCleanup(self.port.stopListening)
+
+    async def run_status(
+        self, *more: str, secret: str = "hush"
+    ) -> tuple[str, str, int]:
+        path = Path(self.mktemp())
+        path.write_text(
+            f"server_name: x.test\nredis: {{enabled: true, host: h}}\n"
+            f"worker_replication_secret: {secret}\ninstance_map:\n"
+            f"  main: {{host: 127.0.0.1, port: {self.port.getHost().port}}}\n"
+        )
+        arguments = ["-m", "synapse_replication", "status", "-c", str(path), *more]
+        out, err, code = await getProcessOutputAndValue(
+            sys.executable, arguments, {**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        return out.decode(), err.decode(), code
+
+    async def test_well_and_stalled(self) -> None:
+        """The exit status is 0, and 1 as soon as something is stalled."""
+        out, err, code = await self.run_status()
+        self.assertEqual((code, err), (0, ""), out)
+        self.assertIn("All rows arrive", out)
+        self.status.position_announced("events", "w1", 2000)
+        self.clock.advance(60)
+        out, err, code = await self.run_status("--json")
+        self.assertEqual((code, err), (1, ""))
+        self.assertIn('"reason":"no_progress"', out)
+
+    async def test_wrong_secret(self) -> None:
+        """With a wrong secret nothing is told, and the mend is named."""
+        out, _, code = await self.run_status(secret="wrong")
+        self.assertEqual(code, 1)
+        self.assertIn("does not answer", out)
+        self.assertIn("worker_replication_secret", " ".join(out.split()))

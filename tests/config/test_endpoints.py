@@ -1,0 +1,162 @@
+"""Tests for synapse_replication.config.endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.internet.protocol import Factory
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.config.endpoints import (
+    client_endpoint,
+    listener_descriptions,
+    redis_options,
+    server_endpoint,
+)
+from synapse_replication.config.process import Listener, RedisConfig, TlsConfig
+from synapse_replication.config.redis import SentinelConfig
+from synapse_replication.errors import ConfigError
+from synapse_replication.redis.options import (
+    RedisOptions,
+    RedisTlsOptions,
+    SentinelOptions,
+)
+from synapse_replication.testing.certificates import PrivateAuthority
+
+
+def listener(
+    port: int | None = None, path: str | None = None, addresses: tuple[str, ...] = ()
+) -> Listener:
+    return Listener(port, path, addresses, frozenset(), False)
+
+
+class EndpointTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.reactor = MemoryReactorClock()
+
+    def test_redis(self) -> None:
+        """Every key of redis reaches the connections (C23)."""
+        config = RedisConfig(
+            host="h",
+            port=1,
+            path="/s",
+            username="u",
+            password="p",
+            dbid=3,
+            use_tls=True,
+            certificate_file="c",
+            private_key_file="k",
+            ca_file="a",
+        )
+        self.assertEqual(
+            redis_options(config),
+            RedisOptions(
+                "h",
+                1,
+                "/s",
+                "p",
+                "u",
+                3,
+                RedisTlsOptions(Path("a"), Path("c"), Path("k")),
+            ),
+        )
+
+    def test_redis_authorities(self) -> None:
+        """Authorities may be in a folder; without TLS there are none."""
+        folder = redis_options(RedisConfig(use_tls=True, ca_path="/certs"))
+        self.assertEqual(folder.tls, RedisTlsOptions(Path("/certs")))
+        self.assertIsNone(redis_options(RedisConfig(ca_path="/certs")).tls)
+
+    def test_sentinel(self) -> None:
+        """So does every key of redis.sentinel (C23)."""
+        config = RedisConfig(sentinel=SentinelConfig("m", (("h", 1),), "u", "p"))
+        self.assertEqual(
+            redis_options(config).sentinel, SentinelOptions("m", (("h", 1),), "u", "p")
+        )
+
+    def test_listener_addresses(self) -> None:
+        """A listener listens at each of its addresses, IPv6 ones included."""
+        descriptions = listener_descriptions(
+            listener(80, addresses=("127.0.0.1", "::1"))
+        )
+        for description in descriptions:
+            self.successResultOf(
+                server_endpoint(self.reactor, description, []).listen(Factory())
+            )
+        self.assertEqual(
+            [(port, address) for port, _, _, address in self.reactor.tcpServers],
+            [(80, "127.0.0.1"), (80, "::1")],
+        )
+
+    def test_listener_socket(self) -> None:
+        """A listener may be a Unix socket, whatever its path looks like."""
+        (description,) = listener_descriptions(listener(path="/run/a:b=c"))
+        self.successResultOf(
+            server_endpoint(self.reactor, description, []).listen(Factory())
+        )
+        self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
+
+    def test_bad_descriptions(self) -> None:
+        """A description that Twisted does not read is a mistake with its mend."""
+        with self.assertRaises(ConfigError) as caught:
+            client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"], TlsConfig())
+        (problem,) = caught.exception.problems
+        self.assertEqual(problem.file, "a.yaml, b.yaml")
+        self.assertEqual(problem.key, "synapse_replication.direct_tcp.connect")
+        self.assertIn("tcp:HOST:PORT", problem.mend)
+        with self.assertRaises(ConfigError) as caught:
+            server_endpoint(self.reactor, "tcp:x:y:z:1", [])
+        self.assertIn("ssl:PORT", caught.exception.problems[0].mend)
+        with self.assertRaises(ConfigError) as caught:
+            server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", [])
+        self.assertIn("/nowhere", caught.exception.problems[0].problem)
+
+    def test_server_is_verified(self) -> None:
+        """C21: a TLS endpoint that would not check who answers is refused."""
+        for description in ("ssl:h:1", "ssl:h:1:caCertsDir=/etc/ssl/certs"):
+            with self.assertRaises(ConfigError) as caught:
+                client_endpoint(self.reactor, description, [], TlsConfig())
+            (problem,) = caught.exception.problems
+            self.assertIn("does not check who answers", problem.problem)
+            self.assertIn("tls:HOST:PORT", problem.mend)
+        client_endpoint(self.reactor, "ssl:h:1:hostname=h", [], TlsConfig())
+        client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())
+
+    def test_files_of_tls(self) -> None:
+        """A file of synapse_replication.tls, or of a description, is named if bad."""
+        tls = TlsConfig(ca_file=Path("/nowhere"))
+        for description, config in (
+            ("tls:h:1", tls),
+            ("tls:h:1:trustRoots=/nowhere", TlsConfig()),
+        ):
+            with self.assertRaises(ConfigError) as caught:
+                client_endpoint(self.reactor, description, [], config)
+            self.assertIn("/nowhere", caught.exception.problems[0].problem)
+        # What says for itself whom it trusts needs no such file.
+        folder = self.mktemp()
+        Path(folder).mkdir()
+        client_endpoint(self.reactor, f"tls:h:1:trustRoots={folder}", [], tls)
+
+    def test_asking_for_certificates(self) -> None:
+        """A server endpoint with caCertsDir asks its clients for certificates."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        authority = PrivateAuthority(folder)
+        pair = authority.issue("own")
+        description = (
+            f"ssl:9092:privateKey={pair.private_key}:certKey={pair.certificate}"
+            f":caCertsDir={authority.certificate}:interface=127.0.0.1"
+        )
+        self.successResultOf(
+            server_endpoint(self.reactor, description, []).listen(Factory())
+        )
+        ((port, _, context, _, interface),) = self.reactor.sslServers
+        self.assertEqual((port, interface), (9092, "127.0.0.1"))
+        self.assertTrue(context.verify and context.requireCertificate)
+        for more, named in ((":sslmethod=x", "sslmethod"), ("x", "No such file")):
+            with self.assertRaises(ConfigError) as caught:
+                server_endpoint(
+                    self.reactor, description[: -len(":interface=127.0.0.1")] + more, []
+                )
+            self.assertIn(named, caught.exception.problems[0].problem)

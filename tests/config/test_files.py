@@ -1,0 +1,169 @@
+"""Tests for synapse_replication.config.files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.config.files import (
+    MergedFiles,
+    did_you_mean,
+    dotted,
+    read_files,
+    read_secret,
+)
+from synapse_replication.errors import ConfigProblem
+
+
+class FilesMixin(SynchronousTestCase):
+    """Files in a folder of the test's own."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp())
+        self.folder.mkdir()
+        self.problems: list[ConfigProblem] = []
+
+    def write(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    def read(self, *paths: str) -> MergedFiles:
+        return read_files(paths, self.problems)
+
+
+class ReadFilesTests(FilesMixin):
+    def test_later_file_wins_per_top_level_key(self) -> None:
+        """A section of a later file replaces the whole section of an earlier one."""
+        one = self.write("1.yaml", "redis: {host: a, port: 1}\nserver_name: s\n")
+        two = self.write("2.yaml", "redis: {host: b}\n")
+        merged = self.read(one, two)
+        self.assertEqual(merged.values, {"redis": {"host": "b"}, "server_name": "s"})
+        self.assertEqual(self.problems, [])
+
+    def test_own_section_is_merged_key_by_key(self) -> None:
+        """A worker's file adds to our own section and keeps the shared streams."""
+        one = self.write("1.yaml", "synapse_replication: {streams: [typing], a: 1}\n")
+        two = self.write("2.yaml", "synapse_replication:\n  a: 2\n  row_sink: x\n")
+        merged = self.read(one, two)
+        self.assertEqual(
+            merged.values["synapse_replication"],
+            {"streams": ["typing"], "a": 2, "row_sink": "x"},
+        )
+        problem = merged.problem(("synapse_replication", "a"), "p", "m")
+        self.assertEqual((problem.file, problem.line), (two, 2))
+        problem = merged.problem(("synapse_replication", "streams", 0), "p", "m")
+        self.assertEqual((problem.file, problem.line), (one, 1))
+
+    def test_place_of_a_replaced_key_is_forgotten(self) -> None:
+        """A mistake is reported in the file whose value won."""
+        one = self.write("1.yaml", "redis:\n  host: a\n  port: x\n")
+        two = self.write("2.yaml", "\n\nredis: {}\n")
+        merged = self.read(one, two)
+        problem = merged.problem(("redis", "port"), "p", "m")
+        self.assertEqual((problem.file, problem.line), (two, 3))
+        self.assertEqual(str(problem), f"{two}:3: redis.port: p; m")
+
+    def test_missing_key_is_in_all_files(self) -> None:
+        """What stands nowhere is reported for all the files."""
+        one = self.write("1.yaml", "a: 1\n")
+        two = self.write("2.yaml", "")
+        problem = self.read(one, two).problem(("server_name",), "is missing", "add it")
+        self.assertEqual((problem.file, problem.line), (f"{one}, {two}", None))
+
+    def test_folder(self) -> None:
+        """A folder stands for its YAML files, in the order of their names."""
+        two = self.write("2.yaml", "a: 2\n")
+        one = self.write("1.yaml", "a: 1\nb: 1\n")
+        self.write("3.yaml~", "a: 3\n")
+        merged = self.read(str(self.folder))
+        self.assertEqual(merged.files, (one, two))
+        self.assertEqual(merged.values, {"a": 2, "b": 1})
+
+    def test_empty_folder(self) -> None:
+        """A folder without YAML files is a mistake."""
+        self.read(str(self.folder))
+        self.assertIn("no .yaml file is in it", str(self.problems[0]))
+
+    def test_syntax_error_names_the_line_and_no_content(self) -> None:
+        """A syntax error is reported with its line, without what stands there."""
+        file = self.write("1.yaml", "server_name: s\nredis: {password: hunter2\n")
+        self.read(file)
+        (problem,) = self.problems
+        self.assertEqual((problem.file, problem.line), (file, 3))
+        self.assertIn("YAML syntax", problem.problem)
+        self.assertNotIn("hunter2", str(problem))
+
+    def test_whatever_is_no_yaml_is_a_mistake(self) -> None:
+        """What YAML's own parser trips over is reported, too, and without content."""
+        for text, what, line in (
+            ("a: 1\nb: secret\0", "a control character", 2),
+            ("a: 2024-13-45", "a date or a number that there is none of", None),
+            ("a: &a [*a]", "without end", None),
+            ("[" * 5000, "without end", None),
+        ):
+            self.problems.clear()
+            self.read(self.write("1.yaml", text))
+            (problem,) = self.problems
+            self.assertIn(what, problem.problem)
+            self.assertEqual(problem.line, line)
+            self.assertNotIn("secret", str(problem))
+
+    def test_every_unreadable_file_is_reported(self) -> None:
+        """All the files that cannot be read are reported at once."""
+        missing = str(self.folder / "missing.yaml")
+        binary = self.folder / "binary.yaml"
+        binary.write_bytes(b"\xff\xfe\x00")
+        sequence = self.write("list.yaml", "- 1\n")
+        merged = self.read(missing, str(binary), sequence)
+        self.assertEqual(
+            [problem.file for problem in self.problems],
+            [missing, str(binary), sequence],
+        )
+        self.assertIn("No such file", str(self.problems[0]))
+        self.assertEqual(merged.values, {})
+
+
+class ReadSecretTests(FilesMixin):
+    def secret(self, inline: str | None, path: str | None) -> str | None:
+        merged = MergedFiles(("f.yaml",), {}, {})
+        return read_secret(inline, path, ("redis", "password"), merged, self.problems)
+
+    def test_from_file(self) -> None:
+        """A secret may come from a file; the line end is no part of it."""
+        self.assertEqual(self.secret(None, self.write("s", "hush\n")), "hush")
+        self.assertEqual(self.problems, [])
+
+    def test_inline(self) -> None:
+        """A secret may stand in the configuration itself."""
+        self.assertEqual(self.secret("hush", None), "hush")
+        self.assertIsNone(self.secret(None, None))
+
+    def test_both(self) -> None:
+        """A secret that is given in both ways is a mistake that names both keys."""
+        self.assertIsNone(self.secret("hush", self.write("s", "x")))
+        text = str(self.problems[0])
+        self.assertIn("keep one of redis.password and redis.password_path", text)
+        self.assertNotIn("hush", text)
+
+    def test_missing_and_empty(self) -> None:
+        """A secret's file that is missing or empty is a mistake that names it."""
+        self.assertIsNone(self.secret(None, str(self.folder / "no")))
+        self.assertIsNone(self.secret(None, self.write("empty", " \n")))
+        self.assertEqual(
+            [problem.key for problem in self.problems], ["redis.password_path"] * 2
+        )
+
+
+class TextTests(SynchronousTestCase):
+    def test_dotted(self) -> None:
+        """A key is written as people read it."""
+        self.assertEqual(
+            dotted(("listeners", 0, "resources", 1)), "listeners[0].resources[1]"
+        )
+
+    def test_did_you_mean(self) -> None:
+        """A mistyped word finds its neighbour, another word finds nothing."""
+        self.assertEqual(did_you_mean("row_snik", ["row_sink", "modules"]), "row_sink")
+        self.assertIsNone(did_you_mean("zzz", ["row_sink", "modules"]))

@@ -1,0 +1,116 @@
+"""Tests of who could connect to what a process listens on."""
+
+from __future__ import annotations
+
+import json
+
+from synapse_replication.config.listener_safety import is_for_this_machine, is_guarded
+from synapse_replication.config.process import load_config
+from synapse_replication.errors import ConfigError
+from synapse_replication.testing.certificates import PrivateAuthority
+from tests.config.test_files import FilesMixin
+
+_BASE = "server_name: x.test\nredis: {enabled: true}\n"
+_OWN = "synapse_replication: {streams: [typing], "
+
+
+class ExposureTests(FilesMixin):
+    """A listener without a secret is for this machine alone, unless told otherwise."""
+
+    def mistakes(self, text: str) -> list[str]:
+        path = self.write("h.yaml", _BASE + text)
+        try:
+            load_config([path])
+        except ConfigError as error:
+            return [f"{problem.key}: {problem.problem}" for problem in error.problems]
+        return []
+
+    def http(self, more: str, resource: str = "replication") -> str:
+        listener = f"{{type: http, {more}, resources: [{{names: [{resource}]}}]}}"
+        return f"listeners: [{listener}]\n"
+
+    def test_http(self) -> None:
+        """HTTP without a secret is refused where others could reach it."""
+        problem = "listeners[0].bind_addresses: everybody who asks"
+        streams = _OWN + "}\n"
+        for more in (
+            "port: 1",
+            "port: 1, bind_addresses: ['127.0.0.1', '::']",
+            "port: 1, bind_address: db.test",
+        ):
+            (mistake,) = self.mistakes(streams + self.http(more))
+            self.assertIn(problem, mistake)
+            secret = "worker_replication_secret: hush\n"
+            self.assertEqual(self.mistakes(streams + secret + self.http(more)), [])
+        for more in (
+            "port: 1, bind_addresses: ['127.0.0.1', '::1', localhost]",
+            "path: /run/x.sock",
+        ):
+            self.assertEqual(self.mistakes(streams + self.http(more)), [])
+        self.assertEqual(self.mistakes(streams + self.http("port: 1", "health")), [])
+
+    def test_direct_tcp(self) -> None:
+        """Direct TCP, which knows no secret, is refused even if there is one."""
+        text = (
+            "worker_replication_secret: hush\n"
+            "listeners: [{type: replication, port: 1}]\n"
+            f"{_OWN}direct_tcp: {{listen: ['tcp:2', 'unix:/x']}}}}\n"
+        )
+        first, second = self.mistakes(text)
+        self.assertIn("listeners[0].bind_addresses: direct TCP on 0.0.0.0", first)
+        self.assertIn("direct_tcp.listen[0]: tcp:2 gives every row", second)
+
+    def test_client_certificates(self) -> None:
+        """A listener that asks for certificates is open to nobody else."""
+        authority = PrivateAuthority(self.folder)
+        pair = authority.issue("own")
+        tls = {
+            "certificate_file": str(pair.certificate),
+            "private_key_file": str(pair.private_key),
+        }
+        listeners = (
+            "listeners:\n- {type: replication, port: 1, tls: true}\n- {type: http, "
+            "port: 2, tls: true, resources: [{names: [replication]}]}\n"
+        )
+        for asked, count in (({}, 2), ({"client_ca_file": authority.certificate}, 0)):
+            section = json.dumps(tls | {key: str(file) for key, file in asked.items()})
+            text = f"{listeners}{_OWN}tls: {section}}}\n"
+            self.assertEqual(len(self.mistakes(text)), count, text)
+
+    def test_told_otherwise(self) -> None:
+        """The operator may say that strangers are kept out elsewhere."""
+        text = (
+            self.http("port: 1")
+            + f"{_OWN}allow_unprotected_listeners: true, "
+            + "direct_tcp: {listen: ['tcp:2']}}\n"
+        )
+        self.assertEqual(self.mistakes(text), [])
+
+    def test_addresses(self) -> None:
+        """Loopback is for this machine; names are not taken at their word."""
+        for address in ("127.0.0.1", "127.8.9.1", "::1", "localhost"):
+            self.assertTrue(is_for_this_machine(address), address)
+        for address in ("0.0.0.0", "::", "10.0.0.1", "db.test", "", "127.0.0.1.x"):
+            self.assertFalse(is_for_this_machine(address), address)
+
+    def test_endpoints(self) -> None:
+        """Endpoints are guarded by their address, or by client certificates."""
+        for description in (
+            "tcp:1:interface=127.0.0.1",
+            "tcp:1:127.0.0.1",
+            "tcp6:1:interface=\\:\\:1",
+            "ssl:1:privateKey=k:certKey=c:caCertsDir=/ca",
+            "ssl:1:privateKey=k:interface=127.0.0.1",
+            "unix:/run/x",
+            "systemd:domain=INET:index=0",
+        ):
+            self.assertTrue(is_guarded(description), description)
+        for description in (
+            "tcp:1",
+            "tcp:1:interface=0.0.0.0",
+            "tcp:port=1",
+            "tcp6:1:interface=\\:\\:",
+            "ssl:1:privateKey=k:certKey=c",
+            "ssl:1:127.0.0.1:c",
+        ):
+            self.assertFalse(is_guarded(description), description)

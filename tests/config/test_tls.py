@@ -1,0 +1,99 @@
+"""Tests for :mod:`synapse_replication.config.tls`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from synapse_replication.config.process import ProcessConfig, load_config
+from synapse_replication.config.tls import TlsConfig
+from synapse_replication.errors import ConfigError
+from synapse_replication.testing.certificates import PrivateAuthority
+from tests.config.test_files import FilesMixin
+
+
+class TlsTests(FilesMixin):
+    def setUp(self) -> None:
+        super().setUp()
+        authority = PrivateAuthority(self.folder)
+        self.authority = str(authority.certificate)
+        self.pair = authority.issue("own")
+        self.certificate = str(self.pair.certificate)
+        self.key = str(self.pair.private_key)
+
+    def load(self, tls: object = None, **more: Any) -> ProcessConfig:
+        listener = {"type": "metrics", "port": 1, "tls": True}
+        config = {
+            "server_name": "x.test",
+            "redis": {"enabled": True},
+            "listeners": [listener],
+            "synapse_replication": {"streams": ["typing"], "tls": tls},
+        }
+        return load_config([self.write("h.yaml", json.dumps(config | more))])
+
+    def mistakes(self, tls: object = None, **more: Any) -> list[str]:
+        with self.assertRaises(ConfigError) as caught:
+            self.load(tls, **more)
+        return [str(problem) for problem in caught.exception.problems]
+
+    def test_keys_of_synapse(self) -> None:
+        """Listeners show the certificate that those of Synapse show, and no other."""
+        config = self.load(
+            tls_certificate_path=self.certificate, tls_private_key_path=self.key
+        )
+        self.assertEqual(
+            config.tls,
+            TlsConfig(
+                listener_certificate_file=self.pair.certificate,
+                listener_private_key_file=self.pair.private_key,
+            ),
+        )
+        self.assertTrue(config.listeners[0].tls)
+        config.tls.for_listening()
+
+    def test_own_keys(self) -> None:
+        """Our own certificate is for both ends, and wins over that of Synapse."""
+        config = self.load(
+            {
+                "ca_file": self.authority,
+                "client_ca_file": self.authority,
+                "certificate_file": self.certificate,
+                "private_key_file": self.key,
+            },
+            tls_certificate_path="/nowhere",
+        )
+        pair = (self.pair.certificate, self.pair.private_key)
+        authority = Path(self.authority)
+        self.assertEqual(config.tls, TlsConfig(authority, *pair, *pair, authority))
+
+    def test_none(self) -> None:
+        """A listener that is to speak TLS needs a certificate; others need none."""
+        (mistake,) = self.mistakes()
+        self.assertIn("listeners[0].tls: this listener cannot speak TLS", mistake)
+        self.assertIn("tls_certificate_path", mistake)
+        plain = {"type": "metrics", "port": 1}
+        client = {"type": "http", "port": 2, "tls": True, "resources": []}
+        config = self.load(tls_certificate_path="/x", listeners=[plain, client])
+        self.assertFalse(config.listeners[0].tls)
+
+    def test_files_that_will_not_do(self) -> None:
+        """A file that is missing, empty or another's key is named with its key."""
+        empty = self.write("empty.pem", "")
+        stranger = PrivateAuthority(self.folder, "other").issue("stranger")
+        own = {"certificate_file": self.certificate, "private_key_file": self.key}
+        for tls, key, named in (
+            ({"ca_file": "/nowhere"}, "synapse_replication.tls", "/nowhere"),
+            ({"ca_file": empty}, "synapse_replication.tls", "no PEM certificate"),
+            (
+                own | {"private_key_file": str(stranger.private_key)},
+                "synapse_replication.tls",
+                "stranger.key does not hold the private key",
+            ),
+            (own | {"client_ca_file": empty}, "listeners[0].tls", "empty.pem holds no"),
+            ({"certificate_file": self.certificate}, "synapse_replication.tls", "both"),
+            ({"cafile": "x"}, "synapse_replication.tls.cafile", ""),
+        ):
+            (mistake, *_) = self.mistakes(tls)
+            self.assertIn(f"{key}: ", mistake)
+            self.assertIn(named, mistake)

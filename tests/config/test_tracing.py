@@ -1,0 +1,82 @@
+"""Tests for synapse_replication.config.tracing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from synapse_replication.config import tracing as config_tracing
+from synapse_replication.config.process import ProcessConfig, load_config
+from synapse_replication.config.tracing import TracingConfig
+from synapse_replication.errors import ConfigError
+from tests.config.test_files import FilesMixin
+
+
+class TracingConfigTests(FilesMixin):
+    def load(self, **tracing: Any) -> ProcessConfig:
+        settings = {
+            "server_name": "x.test",
+            "redis": {"enabled": True},
+            "synapse_replication": {"streams": ["typing"], "tracing": tracing},
+        }
+        return load_config([self.write("h.yaml", json.dumps(settings))])
+
+    def problem(self, **tracing: Any) -> tuple[str, str, str]:
+        with self.assertRaises(ConfigError) as caught:
+            self.load(**tracing)
+        (problem,) = caught.exception.problems
+        return problem.key, problem.problem, problem.mend
+
+    def test_endpoint(self) -> None:
+        """An endpoint without a path gets the usual one; another path stays."""
+        self.assertEqual(
+            self.load(endpoint="http://c.test:4318").tracing,
+            TracingConfig("http://c.test:4318/v1/traces"),
+        )
+        for endpoint in ("https://c.test/otlp?x=1", "http://c.test/v1/traces"):
+            config = self.load(endpoint=endpoint)
+            self.assertEqual(config.tracing, TracingConfig(endpoint))
+        config = self.load(endpoint="http://c.test/")
+        self.assertEqual(config.tracing, TracingConfig("http://c.test/v1/traces"))
+
+    def test_all(self) -> None:
+        """Headers, share and name are read; headers are no text of the configuration."""
+        config = self.load(
+            endpoint="http://c.test:4318",
+            headers={"Authorization": "Bearer hush"},
+            sample_ratio=0.1,
+            service_name="matrix",
+        )
+        assert config.tracing is not None
+        self.assertEqual(config.tracing.headers, {"Authorization": "Bearer hush"})
+        self.assertEqual(config.tracing.sample_ratio, 0.1)
+        self.assertEqual(config.tracing.service_name, "matrix")
+        self.assertNotIn("hush", repr(config))
+
+    def test_none(self) -> None:
+        """Without the section nothing is sent."""
+        settings = {"server_name": "x.test", "redis": {"enabled": True}}
+        own = {"synapse_replication": {"streams": ["typing"]}}
+        path = self.write("h.yaml", json.dumps({**settings, **own}))
+        self.assertIsNone(load_config([path]).tracing)
+
+    def test_mistakes(self) -> None:
+        """Each mistake is named, with what to write."""
+        key, _, mend = self.problem(endpoint="localhost:4318")
+        self.assertEqual(key, "synapse_replication.tracing.endpoint")
+        self.assertIn("http://localhost:4318", mend)
+        key, _, mend = self.problem(endpoint="http://c.test", sample_ratio=2)
+        self.assertEqual(key, "synapse_replication.tracing.sample_ratio")
+        self.assertIn("from 0 to 1", mend)
+        key, _, mend = self.problem(endpoint="http://c.test", header={})
+        self.assertEqual(key, "synapse_replication.tracing.header")
+        self.assertIn("'headers'", mend)
+
+    def test_not_installed(self) -> None:
+        """Without the extra the error says what to install."""
+        for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
+            self.patch(config_tracing, "EXPORTER", name)
+            key, problem, mend = self.problem(endpoint="http://c.test")
+            self.assertEqual(key, "synapse_replication.tracing")
+            self.assertIn("is not installed", problem)
+            self.assertIn("synapse_replication[otlp]", mend)

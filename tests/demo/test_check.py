@@ -1,0 +1,92 @@
+"""Tests for :mod:`synapse_replication.demo.check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.demo.check import (
+    Entry,
+    Tally,
+    compare,
+    read_entries,
+)
+
+WRITTEN: list[tuple[int, Any]] = [(1, ["a"]), (3, ["b"]), (3, ["b"]), (4, {"k": 1})]
+
+
+def entries(*tokens_and_rows: tuple[int, list[Any]]) -> list[Entry]:
+    return [Entry("events", "w1", token, rows) for token, rows in tokens_and_rows]
+
+
+def tally(journal: list[Entry]) -> Tally:
+    return compare("events", "w1", "r1", WRITTEN, journal)
+
+
+def counts(found: Tally) -> tuple[int, int, int, int, int]:
+    return (
+        found.written,
+        found.received,
+        found.missing,
+        found.duplicated,
+        found.out_of_order,
+    )
+
+
+GOOD = entries((1, [["a"]]), (3, [["b"], ["b"]]), (4, [{"k": 1}]), (9, []))
+
+
+class CompareTests(SynchronousTestCase):
+    def test_all_is_well(self) -> None:
+        """Each row once and in order is good, whatever came of other writers."""
+        found = tally([*GOOD, Entry("events", "w2", 2, [["x"]])])
+        self.assertEqual(counts(found), (4, 4, 0, 0, 0))
+        self.assertEqual((found.final_position, found.last_token), (9, 4))
+        self.assertTrue(found.is_good)
+
+    def test_missing(self) -> None:
+        """A row that did not come is missing, one of two equal ones too."""
+        found = tally(entries((3, [["b"]]), (4, [{"k": 1}])))
+        self.assertEqual(counts(found), (4, 2, 2, 0, 0))
+        self.assertFalse(found.is_good)
+
+    def test_duplicated(self) -> None:
+        """A row that came twice is duplicated, even if it came out of order."""
+        found = tally([*GOOD[:3], *entries((3, [["b"]]))])
+        self.assertEqual(counts(found), (4, 5, 0, 1, 1))
+        self.assertFalse(found.is_good)
+
+    def test_altered(self) -> None:
+        """A row that came as another is missing, and one that nobody wrote."""
+        found = tally(entries((1, [["A"]]), *[(e.token, e.rows) for e in GOOD[1:]]))
+        self.assertEqual(counts(found), (4, 4, 1, 1, 0))
+
+    def test_under_another_token(self) -> None:
+        """A row under a token that is not its own is not what was written."""
+        found = tally(entries((2, [["a"]]), *[(e.token, e.rows) for e in GOOD[1:]]))
+        self.assertEqual(counts(found), (4, 4, 1, 1, 0))
+
+    def test_out_of_order(self) -> None:
+        """Rows behind those of a greater token are out of order."""
+        found = tally([GOOD[1], GOOD[0], GOOD[2]])
+        self.assertEqual(counts(found), (4, 4, 0, 0, 1))
+        self.assertFalse(found.is_good)
+
+    def test_not_level(self) -> None:
+        """A reader that never heard of a writer, or is behind it, is not good."""
+        found = compare("events", "w1", "r1", [], [])
+        self.assertIsNone(found.final_position)
+        self.assertFalse(found.is_good)
+        self.assertFalse(tally(GOOD[:2]).is_level)
+
+
+class ReadEntriesTests(SynchronousTestCase):
+    def test_a_torn_last_line_is_passed_over(self) -> None:
+        """What a kill left half written is not there."""
+        path = Path(self.mktemp())
+        path.write_text(
+            '{"stream":"s","writer":"w","token":1,"rows":[["a"]]}\n{"stream":"s"'
+        )
+        self.assertEqual(read_entries(path), [Entry("s", "w", 1, [["a"]])])

@@ -1,0 +1,95 @@
+"""Tests for :mod:`synapse_replication.demo.deployment`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.config.process import ProcessConfig, load_config
+from synapse_replication.demo.deployment import (
+    READERS,
+    WRITERS,
+    Deployment,
+    Plan,
+)
+from synapse_replication.demo.script import STREAMS
+
+
+class DeploymentTests(SynchronousTestCase):
+    def start(self, *, use_redis: bool) -> Deployment:
+        deployment = Deployment(Plan(Path("recording"), 10, 5.0, use_redis))
+        self.addCleanup(deployment.close)
+        deployment.start_servers()
+        return deployment
+
+    def configs(self, deployment: Deployment) -> dict[str, ProcessConfig]:
+        shared = str(deployment.directory / "homeserver.yaml")
+        return {
+            name: load_config([shared, str(deployment.directory / f"{name}.yaml")])
+            for name in (*WRITERS, *READERS)
+        }
+
+    def test_files_have_no_mistakes(self) -> None:
+        """Each process's configuration is good, and says who it is and writes."""
+        configs = self.configs(self.start(use_redis=True))
+        for name, config in configs.items():
+            self.assertEqual(config.instance_name, name)
+            self.assertIsNotNone(config.redis)
+            self.assertEqual(bool(config.modules), name in WRITERS)
+            self.assertEqual(config.row_sink is not None, name in READERS)
+        self.assertEqual(
+            configs["reader1"].writers["events"], ("event_writer1", "event_writer2")
+        )
+
+    def test_status_page(self) -> None:
+        """The last reader serves the page that is said to be there, here alone."""
+        deployment = self.start(use_redis=True)
+        listener = self.configs(deployment)[READERS[-1]].listeners[-1]
+        self.assertEqual(listener.addresses, ("127.0.0.1",))
+        self.assertEqual(
+            deployment.status_page, f"http://127.0.0.1:{listener.port}/status"
+        )
+
+    def test_direct_tcp(self) -> None:
+        """Without Redis, each process connects to each other that writes."""
+        deployment = self.start(use_redis=False)
+        self.assertIsNone(deployment.redis)
+        configs = self.configs(deployment)
+        ports = {name: configs[name].tcp_listen[0].split(":")[1] for name in WRITERS}
+        for name, config in configs.items():
+            connected = {place.split(":")[2] for place in config.tcp_connect}
+            others = {port for writer, port in ports.items() if writer != name}
+            self.assertEqual(connected, others)
+
+    def test_written_rows_come_from_their_source(self) -> None:
+        """Rows are read from the table; those in memory, from the writer's notes."""
+        deployment = self.start(use_redis=True)
+        dsn = deployment.postgres.dsn("demo")
+        with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO demo_events VALUES (2, 'event_writer1', 'ev', '[1, null]'), "
+                "(3, 'event_writer2', 'ev', '{}')"
+            )
+        connection.close()
+        self.assertEqual(
+            deployment.written_rows(STREAMS["events"], "event_writer1"),
+            [(2, ["ev", [1, None]])],
+        )
+        entry = {"stream": "typing", "writer": "typing_writer", "token": 1}
+        deployment.log_of("typing_writer").write_text(
+            json.dumps(entry | {"rows": [["!r:x", []]]}) + '\n{"finished": true}\n'
+        )
+        self.assertEqual(
+            deployment.written_rows(STREAMS["typing"], "typing_writer"),
+            [(1, ["!r:x", []])],
+        )
+
+    def test_nothing_is_left(self) -> None:
+        """What was started is stopped, and its folders are removed."""
+        deployment = self.start(use_redis=True)
+        folders = [deployment.directory, deployment.postgres.directory]
+        deployment.close()
+        self.assertEqual([folder.exists() for folder in folders], [False, False])

@@ -1,0 +1,87 @@
+"""Tests for :mod:`synapse_replication.demo.__main__`: the whole of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+COMMAND = [sys.executable, "-m", "synapse_replication.demo"]
+
+
+def processes_that_name(text: str) -> list[str]:
+    """List the command lines of running processes that hold a text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+class DemoTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        # Not trial's folder: the user of a private PostgreSQL must be able to enter.
+        self.folder = tempfile.mkdtemp(prefix="sr-demo-test-")
+        Path(self.folder).chmod(0o755)
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environ = os.environ | {"TMPDIR": self.folder}
+
+    def demo(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*COMMAND, "--rows", "2400", "--rate", "300", *arguments],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=110,
+        )
+        output = done.stdout.decode()
+        self.assertEqual(done.returncode, 0, output)
+        self.assert_nothing_left()
+        return output
+
+    def assert_nothing_left(self) -> None:
+        self.assertEqual(os.listdir(self.folder), [])
+        self.assertEqual(processes_that_name(self.folder), [])
+
+    def test_redis_with_faults(self) -> None:
+        """A reader is killed and Redis restarted, and every row comes once."""
+        output = self.demo()
+        self.assertIn("Killing reader1", output)
+        self.assertIn("Restarting Redis", output)
+        self.assertIn("Nothing missing, duplicated or out of order", output)
+
+    def test_direct_tcp(self) -> None:
+        """The same over direct TCP, where there is no Redis to restart."""
+        output = self.demo("--transport", "tcp")
+        self.assertIn("Killing reader1", output)
+        self.assertNotIn("Redis", output)
+
+    def test_interrupted(self) -> None:
+        """Ctrl-C in the middle stops every process and leaves no file behind."""
+        with subprocess.Popen(
+            [*COMMAND, "--rows", "4000"],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # Shells have what they run in the background ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("Writing"):
+                    process.send_signal(signal.SIGINT)
+            status = process.wait(60)
+        self.assertEqual(status, 130)
+        self.assert_nothing_left()

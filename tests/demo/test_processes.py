@@ -1,0 +1,48 @@
+"""Tests for :mod:`synapse_replication.demo.processes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.demo.processes import (
+    ReplicationProcess,
+    wait_until_ready,
+)
+from synapse_replication.errors import ServerStartError
+
+
+class ReplicationProcessTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.process = ReplicationProcess(
+            "reader9",
+            ["worker", "-c", "/nowhere/homeserver.yaml"],
+            Path("/nowhere/reader9.sock"),
+            Path(self.mktemp()),
+        )
+        self.addCleanup(self.process.kill)
+
+    def test_one_that_ends_is_told_with_its_log(self) -> None:
+        """A process that does not come up is named, with what it said last."""
+        self.process.start()
+        with self.assertRaises(ServerStartError) as caught:
+            wait_until_ready([self.process])
+        self.assertIn("reader9 ended with status 2", str(caught.exception))
+        self.assertIn("/nowhere/homeserver.yaml", str(caught.exception))
+
+    def test_one_that_was_not_started(self) -> None:
+        """A process that was not started is neither ready nor to be stopped."""
+        self.process.check()
+        self.process.ask_to_stop()
+        self.assertFalse(self.process.is_ready())
+        self.assertIsNone(self.process.wait())
+
+    def test_kill(self) -> None:
+        """A process that is killed is gone, and may be started again."""
+        self.process.start()
+        self.process.kill()
+        self.process.check()
+        self.process.start()
+        self.process.ask_to_stop()
+        self.assertIsNotNone(self.process.wait())

@@ -1,0 +1,125 @@
+"""Tests for :mod:`synapse_replication.demo.run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.demo import run
+from synapse_replication.demo.check import Entry, Tally, read_entries
+from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
+from synapse_replication.demo.run import DemoError, run_demo
+from synapse_replication.demo.script import DemoStream
+
+TYPING = {"stream": "typing", "writer": "typing_writer", "token": 1, "rows": [["a"]]}
+FINISHED = {"finished": True}
+
+
+class ListScreen:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def progress(self, rows: dict[str, int], total: int) -> None:
+        self.counts = rows
+
+
+class FileDeployment:
+    """A deployment whose processes have done all their work at once."""
+
+    redis = None
+    finishes = True
+    status_page = "http://page.test/status"
+
+    def __init__(self, directory: Path, written: Any, received: Any) -> None:
+        directory.mkdir()
+        self.processes: dict[str, Any] = {}
+        self._directory = directory
+        self._written = written
+        for reader in READERS:
+            self._put(self.journal_of(reader), received)
+
+    def _put(self, path: Path, values: Any) -> None:
+        path.write_text("".join(json.dumps(value) + "\n" for value in values))
+
+    def start_servers(self) -> None: ...
+
+    def start_processes(self) -> None: ...
+
+    def stop_processes(self) -> dict[str, int | None]:
+        return {"reader1": -9, "reader2": 0}
+
+    def let_writers_begin(self) -> None:
+        for writer in WRITERS:
+            mine = [FINISHED]
+            if writer == "typing_writer":
+                mine = [*self._written, *mine[: self.finishes]]
+            self._put(self.log_of(writer), mine)
+
+    def log_of(self, writer: str) -> Path:
+        return self._directory / f"{writer}.written"
+
+    def journal_of(self, reader: str) -> Path:
+        return self._directory / f"{reader}.journal"
+
+    def journal(self, reader: str) -> list[Entry]:
+        return read_entries(self.journal_of(reader))
+
+    def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
+        return [
+            (entry.token, row)
+            for entry in read_entries(self.log_of(writer))
+            if entry.stream_name == stream.name
+            for row in entry.rows
+        ]
+
+
+class RunDemoTests(SynchronousTestCase):
+    finishes = True
+
+    def run_with(self, written: Any, received: Any) -> list[Tally]:
+        self.screen = ListScreen()
+        deployment = FileDeployment(Path(self.mktemp()), written, received)
+        deployment.finishes = self.finishes
+        return run_demo(cast(Deployment, deployment), self.screen, 1, with_faults=False)
+
+    def test_it_ends_when_the_readers_are_level(self) -> None:
+        """Once each reader has what was written, all is compared."""
+        tallies = self.run_with([TYPING], [TYPING])
+        self.assertEqual(self.screen.counts, {"written": 1, "reader1": 1, "reader2": 1})
+        found = [tally for tally in tallies if tally.stream_name == "typing"]
+        self.assertEqual([tally.reader for tally in found], ["reader1", "reader2"])
+        self.assertTrue(all(tally.is_good for tally in found))
+
+    def test_every_writer_of_every_stream_is_compared(self) -> None:
+        """There is a tally for each stream, writer and reader."""
+        tallies = self.run_with([TYPING], [TYPING])
+        self.assertEqual(len(tallies), 2 * (2 + 2 + 1 + 1 + 1 + 1))
+
+    def test_an_exit_status_is_told(self) -> None:
+        """A process that did not end in order is named."""
+        self.run_with([TYPING], [TYPING])
+        self.assertIn("reader1 ended with status -9", self.screen.lines)
+
+    def test_a_writer_that_failed_ends_it(self) -> None:
+        """Nobody waits for rows that will not come."""
+        with self.assertRaises(DemoError) as caught:
+            self.run_with([{"failed": "the disk is full"}], [])
+        self.assertIn("the disk is full", str(caught.exception))
+
+    def test_a_writer_that_hangs_ends_it(self) -> None:
+        """A writer that writes no more and has not finished is not waited for."""
+        self.patch(run, "WRITE_TIMEOUT", 0.0)
+        self.patch(run, "POLL", 0.0)
+        self.finishes = False
+        with self.assertRaises(DemoError) as caught:
+            self.run_with([TYPING], [TYPING])
+        self.assertIn("only 1 of 1 rows", str(caught.exception))

@@ -1,0 +1,132 @@
+"""Tests for :mod:`synapse_replication.demo.writer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.demo.script import Write
+from synapse_replication.demo.writer import POLL, ScriptWriter
+from synapse_replication.streams.rows import RawRowCodec
+
+WRITES = [
+    Write("typing", "typing_writer", [["a"]], 0),
+    Write("typing", "typing_writer", [["b"], ["c"]], 10),
+]
+
+
+class MemoryHost:
+    """As much of a host as the writer asks for."""
+
+    def __init__(self, write: Callable[[list[Any]], Any]) -> None:
+        self.reactor = Clock()
+        self.failures: list[str] = []
+        self.clock = SimpleNamespace(
+            seconds=self.reactor.seconds,
+            sleep=lambda delay: deferLater(self.reactor, delay),
+        )
+        stream = SimpleNamespace(
+            description=SimpleNamespace(codec=RawRowCodec("typing")), write=write
+        )
+        self.streams = SimpleNamespace(get_streams=lambda: {"typing": stream})
+
+    def run_as_background_process(
+        self, description: str, func: Callable[[], Awaitable[Any]]
+    ) -> Deferred[Any]:
+        async def run() -> None:
+            await func()
+
+        def failed(failure: Any) -> None:
+            self.failures.append(failure.getErrorMessage())
+
+        return Deferred.fromCoroutine(run()).addErrback(failed)
+
+
+class ScriptWriterTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.begin_file = Path(self.mktemp())
+        self.log_file = Path(self.mktemp())
+        self.written: list[list[Any]] = []
+
+    def write(self, rows: list[Any]) -> int:
+        self.written.append(rows)
+        return len(self.written)
+
+    def start(self, write: Callable[[list[Any]], Any]) -> MemoryHost:
+        host = MemoryHost(write)
+        self.writer = ScriptWriter(
+            host, iter(WRITES), 10.0, self.begin_file, self.log_file
+        )
+        self.writer.startService()
+        return host
+
+    def log(self) -> list[Any]:
+        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
+    def test_it_waits_to_be_told(self) -> None:
+        """Nothing is written before the file that says to begin is there."""
+        host = self.start(self.write)
+        host.reactor.pump([POLL] * 100)
+        self.assertEqual(self.written, [])
+        self.begin_file.touch()
+        host.reactor.advance(POLL)
+        self.assertEqual(self.written, [[["a"]]])
+
+    def test_it_keeps_to_the_rate(self) -> None:
+        """Each write is made when the rows before it are due, and noted down."""
+        self.begin_file.touch()
+        host = self.start(self.write)
+        host.reactor.advance(0.9)
+        self.assertEqual(len(self.written), 1)
+        host.reactor.advance(0.2)
+        self.assertEqual(self.written, [[["a"]], [["b"], ["c"]]])
+        self.assertEqual(
+            self.log(),
+            [
+                {
+                    "stream": "typing",
+                    "writer": "typing_writer",
+                    "token": 1,
+                    "rows": [["a"]],
+                },
+                {
+                    "stream": "typing",
+                    "writer": "typing_writer",
+                    "token": 2,
+                    "rows": [["b"], ["c"]],
+                },
+                {"finished": True},
+            ],
+        )
+
+    def test_a_failure_is_noted(self) -> None:
+        """A write that fails is in the log, so that nobody waits for the rest."""
+
+        async def fail(rows: list[Any]) -> int:
+            raise ValueError("no")
+
+        self.begin_file.touch()
+        host = self.start(fail)
+        self.assertEqual(self.log(), [{"failed": "no"}])
+        self.assertEqual(host.failures, ["no"])
+
+    def test_it_stops_between_two_writes(self) -> None:
+        """A process that is stopped ends the write that is under way, and no more."""
+        under_way: Deferred[int] = Deferred()
+        self.begin_file.touch()
+        host = self.start(lambda rows: under_way)
+        ended = self.writer.stopService()
+        assert isinstance(ended, Deferred)
+        self.assertNoResult(ended)
+        under_way.callback(1)
+        host.reactor.advance(1)
+        self.successResultOf(ended)
+        self.assertEqual(self.log()[-1], {"finished": False})
+        self.assertEqual(len(self.log()), 2)

@@ -1,0 +1,78 @@
+"""The page of ``pipeline report`` in a real browser that has no network.
+
+Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to keep what was seen.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.report.job import write_report
+from tests.external.browser.test_status_page import make_browser
+from tests.pipeline.reports import make_report_data
+
+#: What may be wider than the page: it is scrolled by itself.
+_WIDER = """
+return [...document.querySelectorAll('main *')]
+    .filter(e => !e.closest('.scroll') && !e.closest('svg')
+        && e.getBoundingClientRect().right > window.innerWidth + 1)
+    .map(e => e.outerHTML.slice(0, 80));
+"""
+
+_DRAWN = """
+return [...document.querySelectorAll('svg.plot')].map(svg => {
+    const label = document.getElementById(svg.getAttribute('aria-labelledby'));
+    const text = svg.querySelector('text');
+    return [label.textContent, svg.getBoundingClientRect().height > 80,
+        getComputedStyle(text).fill];
+});
+"""
+
+
+class ReportPageTests(SynchronousTestCase):
+    def open(self, mode: str, width: int) -> Any:
+        folder = Path(self.mktemp()).absolute()
+        write_report(make_report_data(), folder)
+        browser = make_browser(mode, width)
+        self.addCleanup(browser.quit)
+        browser.execute_cdp_cmd("Network.enable", {})
+        browser.execute_cdp_cmd(
+            "Network.emulateNetworkConditions",
+            {
+                "offline": True,
+                "latency": 0,
+                "downloadThroughput": -1,
+                "uploadThroughput": -1,
+            },
+        )
+        browser.get((folder / "report.html").as_uri())
+        shots = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
+        if shots:
+            browser.save_screenshot(str(Path(shots) / f"report-{mode}-{width}.png"))
+        return browser
+
+    def check(self, browser: Any, ink: str) -> None:
+        """Six plots are drawn, named and inked; nothing is cut off or complained of."""
+        drawn = browser.execute_script(_DRAWN)
+        self.assertEqual(len(drawn), 6)
+        for name, is_high, fill in drawn:
+            self.assertTrue(name)
+            self.assertTrue(is_high, name)
+            self.assertEqual(fill, ink, name)
+        self.assertEqual(browser.execute_script(_WIDER), [])
+        self.assertIn(
+            "The audit found 1 error", browser.find_element("tag name", "body").text
+        )
+        self.assertEqual(browser.get_log("browser"), [])
+
+    def test_light(self) -> None:
+        """On a wide screen, in light colours, all is there."""
+        self.check(self.open("light", 1200), "rgb(92, 98, 109)")
+
+    def test_dark_on_a_phone(self) -> None:
+        """On a phone, in dark colours, all is there, and nothing scrolls sideways."""
+        self.check(self.open("dark", 390), "rgb(154, 162, 174)")

@@ -1,0 +1,284 @@
+"""The status page in a real browser: Debian's ``chromium`` and ``chromium-driver``.
+
+Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to keep what was seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+from twisted.internet import reactor as _reactor  # noqa: TID251
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.internet.threads import blockingCallFromThread, deferToThread
+from twisted.trial.unittest import TestCase
+from twisted.web.resource import Resource
+
+from synapse_replication.app.http_site import make_site
+from synapse_replication.handlers.observer import CatchUp, PeerNews
+from synapse_replication.instrumentation.status.observer import StatusObserver
+
+reactor: Any = _reactor
+
+#: How long the page may take to show what is new, in s.
+PATIENCE = 30
+
+
+def make_browser(mode: str, width: int) -> webdriver.Chrome:
+    """Start a browser.
+
+    :param mode: ``light`` or ``dark``.
+    :param width: of the window, in pixels.
+    """
+    options = webdriver.ChromeOptions()
+    for argument in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+    ):
+        options.add_argument(f"--{argument}")
+    options.binary_location = "/usr/bin/chromium"
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": mode}]},
+    )
+    return browser
+
+
+class StatusPageTests(TestCase):
+    timeout = 120
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.observer = StatusObserver(
+            "example.com",
+            "generic_worker1",
+            [("events", "event_persister1"), ("typing", "stream_writer1")],
+            monotonic=self.clock.seconds,
+        )
+        self.observer.connection_made("redis")
+        for key in (("events", "event_persister1"), ("typing", "stream_writer1")):
+            self.observer.position_changed(*key, 1000)
+            self.observer.stream_connected("redis", *key)
+        self.heartbeat()
+        site = make_site(
+            frozenset({"metrics"}),
+            Resource(),
+            CollectorRegistry(),
+            self.observer.snapshot,
+        )
+        self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
+
+    def tearDown(self) -> Any:
+        return self.port.stopListening()
+
+    def heartbeat(self) -> None:
+        for name in ("event_persister1", "stream_writer1"):
+            self.observer.peer_heard(
+                PeerNews(name, "Vn3xk2", "0.1.0", "host7:4711", False, {})
+            )
+
+    def in_browser(
+        self, mode: str, width: int, steps: Callable[[Any], None]
+    ) -> Deferred[None]:
+        """Run steps in a thread, with the page open; the console must stay empty."""
+
+        def run() -> None:
+            browser: Any = make_browser(mode, width)
+            try:
+                browser.get(f"http://127.0.0.1:{self.port.getHost().port}/status")
+                steps(browser)
+                self.assertEqual(browser.get_log("browser"), [])
+            finally:
+                browser.quit()
+
+        return deferToThread(run)
+
+    def tell(self, func: Callable[[], object]) -> None:
+        """Do something in the reactor's thread, from the browser's."""
+        blockingCallFromThread(reactor, func)
+
+    def see(self, browser: Any, text: str) -> None:
+        """Wait until the page shows a text, without being loaded again."""
+        WebDriverWait(browser, PATIENCE).until(
+            lambda seen: text in seen.find_element("tag name", "body").text
+        )
+
+    def see_title(self, browser: Any, text: str) -> None:
+        """Wait until the tab has a title."""
+        WebDriverWait(browser, PATIENCE).until(lambda seen: seen.title == text)
+
+    def check_width(self, browser: Any) -> None:
+        """See that nobody has to scroll sideways."""
+        # A phone shows more, and smaller, where something is too wide: innerWidth grows.
+        page = "const page = document.documentElement; "
+        wide = browser.execute_script(
+            page + "return [page.scrollWidth, page.clientWidth]"
+        )
+        self.assertEqual(wide[0], wide[1], "it must be scrolled sideways")
+
+    def keep(self, browser: Any, name: str) -> None:
+        """Keep a picture, if somebody wants to look at it."""
+        folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
+        if folder:
+            browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+    def flow(self) -> None:
+        """Have rows arrive for some minutes, with a catch-up in between."""
+        for step in range(30):
+            self.clock.advance(5)
+            self.heartbeat()
+            position = 1000 + step * 1000
+            self.observer.position_announced(
+                "events", "event_persister1", position + 400 * (step % 7)
+            )
+            self.observer.sample()
+            self.observer.position_changed("events", "event_persister1", position)
+        event = CatchUp("events", "event_persister1", 30_000, 128_211)
+        self.observer.catch_up(event)
+        self.observer.catch_up_page(event, 12_034, 42_034)
+
+    def stop_writer(self) -> None:
+        self.observer.position_changed("events", "event_persister1", 128_211)
+        news = PeerNews("stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {})
+        self.observer.peer_heard(news)
+        self.clock.advance(12)
+
+    def watch(self, name: str) -> Callable[[Any], None]:
+        def steps(browser: Any) -> None:
+            browser.execute_script("window.notLoadedAgain = true")
+            self.see(browser, "All rows arrive")
+            self.see(browser, "1,000")
+            self.tell(self.flow)
+            self.see(browser, "42,034")
+            self.see(browser, "12,034 of 98,211")
+            self.keep(browser, f"{name}-catching-up")
+            self.tell(self.stop_writer)
+            self.see(browser, "1 of 2 streams stalled")
+            self.see(browser, "stream_writer1 said goodbye")
+            self.keep(browser, f"{name}-stalled")
+            self.assertTrue(browser.execute_script("return window.notLoadedAgain"))
+            self.check_width(browser)
+
+        return steps
+
+    def background(self, browser: Any) -> str:
+        script = "return getComputedStyle(document.body).backgroundColor"
+        colour: str = browser.execute_script(script)
+        return colour
+
+    def test_light(self) -> Deferred[None]:
+        """Values change while rows flow; a stopped writer turns stalled."""
+        return self.in_browser("light", 1200, self.watch("light"))
+
+    def test_dark_on_a_phone(self) -> Deferred[None]:
+        """It is dark where people want that, and fits a phone's width."""
+
+        def steps(browser: Any) -> None:
+            self.assertEqual(self.background(browser), "rgb(21, 23, 27)")
+            self.watch("dark-phone")(browser)
+
+        return self.in_browser("dark", 390, steps)
+
+    def test_many_streams_on_a_phone(self) -> Deferred[None]:
+        """With hundreds of streams of long names, the first of them is in sight."""
+
+        def many() -> None:
+            for number in range(300):
+                stream = f"a_stream_with_a_rather_long_name_{number % 30}"
+                writer = f"a_process_with_a_rather_long_name_{number // 30}"
+                self.observer.position_changed(stream, writer, 10**12)
+
+        def steps(browser: Any) -> None:
+            self.tell(many)
+            self.see(browser, "Waiting for 300 of 302 streams")
+            self.keep(browser, "many-streams")
+            self.check_width(browser)
+            place = "document.querySelector('tbody tr').getBoundingClientRect()"
+            row = browser.execute_script(f"return {place}.bottom")
+            self.assertLess(row, 900)
+
+        return self.in_browser("light", 390, steps)
+
+    def test_process_gone(self) -> Deferred[None]:
+        """A page whose process is gone says that what it shows is old."""
+
+        def steps(browser: Any) -> None:
+            self.see(browser, "All rows arrive")
+            self.tell(self.port.stopListening)
+            # Connections that are open go on being served.
+            browser.execute_cdp_cmd("Network.enable", {})
+            browser.execute_cdp_cmd(
+                "Network.emulateNetworkConditions",
+                {
+                    "offline": True,
+                    "latency": 0,
+                    "downloadThroughput": -1,
+                    "uploadThroughput": -1,
+                },
+            )
+            self.see(browser, "what is shown is old")
+            self.see_title(browser, "\u2716 No answer: generic_worker1")
+            browser.get_log("browser")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_process_hangs(self) -> Deferred[None]:
+        """A page whose process hangs says that what it shows is old, until it answers
+        again."""
+
+        def steps(browser: Any) -> None:
+            self.see(browser, "All rows arrive")
+            is_enough = Event()
+            reactor.callFromThread(is_enough.wait, 2 * PATIENCE)
+            try:
+                self.see(browser, "what is shown is old")
+                self.assertFalse(is_enough.is_set())
+            finally:
+                is_enough.set()
+            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_in_the_background(self) -> Deferred[None]:
+        """The title of a tab that nobody looks at follows what happens."""
+
+        def steps(browser: Any) -> None:
+            self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
+            hide = "Object.defineProperty(document, 'hidden', {get: () => true})"
+            browser.execute_script(hide)
+            self.tell(self.stop_writer)
+            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+
+        return self.in_browser("light", 1200, steps)
+
+    def test_what_is_selected_stays(self) -> Deferred[None]:
+        """What somebody is about to copy is not taken away; the title goes on."""
+
+        def steps(browser: Any) -> None:
+            self.see(browser, "All rows arrive")
+            select = "getSelection().selectAllChildren(document.querySelector('h1'))"
+            browser.execute_script(select)
+            self.tell(self.stop_writer)
+            self.see_title(browser, "\u2716 1 of 2 streams stalled: generic_worker1")
+            chosen = browser.execute_script("return getSelection().toString()")
+            self.assertEqual(chosen, "generic_worker1 of example.com")
+            browser.execute_script("getSelection().removeAllRanges()")
+            self.see(browser, "1 of 2 streams stalled")
+
+        return self.in_browser("light", 1200, steps)

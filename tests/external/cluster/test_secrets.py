@@ -1,0 +1,105 @@
+"""No password comes to light: in plans, logs, pages, event logs or checkpoints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.servers import PrivatePostgres
+from tests.support.big_database import fill_database
+
+# Run by itself: what a Java process logs goes where it was started.
+_SCRIPT = """
+import sys, urllib.request
+from synapse_replication.pipeline.source.jdbc import has_driver, read_backfill
+from synapse_replication.pipeline.spark.session import make_session
+from synapse_replication.pipeline.settings import settings_of_dsn
+
+dsn, folder = sys.argv[1:]
+session = make_session("secrets", master="local[2]", settings={
+    "spark.ui.enabled": "true", "spark.ui.port": "0",
+    "spark.eventLog.enabled": "true", "spark.eventLog.dir": folder + "/events",
+    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions":
+        f"-Xss8m -Dlog4j2.configurationFile={folder}/log4j2.properties",
+})
+context = session.sparkContext
+context.setLogLevel("DEBUG")
+read = session.read.format("synapse_replication").option("dsn", dsn).load()
+read.explain(True)
+print("rows", read.count())
+backfill = read_backfill(session, settings_of_dsn(dsn), streams="receipts")
+backfill.explain(True)
+print("jdbc", has_driver(session), backfill.count())
+query = (
+    session.readStream.format("synapse_replication").option("dsn", dsn).load()
+    .writeStream.option("checkpointLocation", folder + "/checkpoint")
+    .trigger(availableNow=True).format("noop").start()
+)
+query.awaitTermination()
+query.explain(True)
+print(query.lastProgress)
+try:
+    wrong = session.read.format("synapse_replication").option("dsn", dsn + "x").load()
+    wrong.count()
+except Exception as error:
+    print(error)
+api = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
+for url in (
+    f"{context.uiWebUrl}/environment/", f"{context.uiWebUrl}/SQL/",
+    f"{api}/sql?details=true", f"{api}/environment", f"{api}/jobs",
+):
+    with urllib.request.urlopen(url) as answer:
+        print(url, answer.read().decode())
+session.stop()
+"""
+
+
+class SecretsTests(SynchronousTestCase):
+    """Tests for what others may see of a run."""
+
+    def test_password(self) -> None:
+        """A password is nowhere in what Spark prints, shows or keeps."""
+        postgres = PrivatePostgres(tcp=True)
+        postgres.start()
+        self.addCleanup(postgres.stop)
+        postgres.new_database("big")
+        dsn = postgres.dsn("big", tcp=True)
+        fill_database(dsn, 2000)
+        folder = Path(self.mktemp()).absolute()
+        (folder / "events").mkdir(parents=True)
+        # Ours leaves out all but the first line of a message.
+        ours = files("synapse_replication.pipeline.spark") / "log4j2.properties"
+        whole, changed = re.subn(
+            "(?m)(layout.pattern =).*", r"\1 %p %c: %m%n%ex", ours.read_text()
+        )
+        self.assertEqual(changed, 1)
+        (folder / "log4j2.properties").write_text(whole)
+        script = folder / "script.py"
+        script.write_text(_SCRIPT)
+        output = folder / "output"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                [sys.executable, str(script), dsn, str(folder)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=600,
+                check=False,
+            )
+        printed = output.read_text(errors="replace")
+        self.assertEqual(done.returncode, 0, printed[-3000:])
+        self.assertIn("/environment", printed)
+        self.assertIn("rows ", printed)
+        kept = [path for path in folder.rglob("*") if path.is_file()]
+        self.assertTrue(any("events" in path.parts for path in kept))
+        shown = [
+            str(path)
+            for path in kept
+            if postgres.password.encode() in path.read_bytes()
+        ]
+        self.assertEqual(shown, [])

@@ -1,0 +1,277 @@
+"""What the tests share: a deployment, our own processes beside it, and a drive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg2
+import psycopg2.extensions
+
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.private_process import die_with_parent
+from synapse_replication.testing.servers import PrivateRedis, shared_postgres
+from tests.support.client_api import (
+    ApiError,
+    ApiUser,
+    timeline_messages,
+)
+from tests.support.synapse_peer import (
+    Launcher,
+    SynapseDeployment,
+    WorkerSpec,
+)
+
+__all__ = [
+    "Chat",
+    "OurProcess",
+    "Talker",
+    "eventually",
+    "json_lines",
+    "new_deployment",
+    "ours",
+    "stored_positions",
+]
+
+#: How long anything may take that has to happen, in s.
+PATIENCE = 60.0
+
+
+def ours(*options: str) -> Launcher:
+    """Start modules of Synapse on our replication.
+
+    :param options: of ``synapse-replication exec``.
+    """
+    return lambda module, arguments: [
+        sys.executable,
+        *("-m", "synapse_replication", "exec", *options),
+        *("-m", module, *arguments),
+    ]
+
+
+def new_deployment(
+    redis: PrivateRedis,
+    workers: Sequence[WorkerSpec],
+    stream_writers: Mapping[str, Sequence[str]],
+    launchers: Mapping[str, Launcher] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> SynapseDeployment:
+    """Make a deployment on a database of its own."""
+    dsn = shared_postgres().new_database()
+    return SynapseDeployment(
+        database=psycopg2.extensions.parse_dsn(dsn),
+        redis={"host": redis.host, "port": redis.port},
+        workers=workers,
+        stream_writers=stream_writers,
+        launchers=launchers,
+        settings=settings,
+    )
+
+
+def query(deployment: SynapseDeployment, sql: str) -> list[tuple[Any, ...]]:
+    """Ask the deployment's database."""
+    connection = psycopg2.connect(**deployment.database)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+    finally:
+        connection.close()
+
+
+def stored_positions(deployment: SynapseDeployment) -> dict[tuple[str, str], int]:
+    """Read ``stream_positions``: by name on the wire and writer."""
+    names = {
+        stream.positions_name: name
+        for name, stream in STANDARD_STREAMS.items()
+        if stream.positions_name is not None
+    }
+    rows = query(
+        deployment, "SELECT stream_name, instance_name, stream_id FROM stream_positions"
+    )
+    return {(names[name], writer): abs(token) for name, writer, token in rows}
+
+
+def eventually(
+    what: str, check: Callable[[], object], patience: float = PATIENCE
+) -> None:
+    """Wait until something is so.
+
+    :param check: gives something false once all is well, else what is not.
+    """
+    deadline = time.monotonic() + patience
+    while wrong := check():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: {wrong}")
+        time.sleep(0.1)
+
+
+class OurProcess:
+    """A process of ``synapse-replication``.
+
+    :ivar output: the path of what it prints.
+    """
+
+    def __init__(self, output: Path, *arguments: str) -> None:
+        self.output = output
+        self._errors = output.with_suffix(".err")
+        with output.open("ab") as out, self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "synapse_replication", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGKILL),
+            )
+
+    def errors(self) -> str:
+        """Give what it wrote to standard error."""
+        return self._errors.read_text("utf-8", "replace")
+
+    def is_running(self) -> bool:
+        """Tell whether it has not ended."""
+        return self._process.poll() is None
+
+    def stop(self) -> int:
+        """Stop it with SIGTERM and give its exit status."""
+        if self.is_running():
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """Read the complete JSON lines that a file has by now."""
+    if path.exists():
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            if line.startswith(b"{"):
+                yield json.loads(line)
+
+
+@attrs.define
+class Chat:
+    """Two users in a room, who do a bit of everything.
+
+    :ivar alice: talks to the main process.
+    :ivar bob: talks to the main process.
+    :ivar sent: the texts of the messages, in order.
+    """
+
+    deployment: SynapseDeployment
+    alice: ApiUser
+    bob: ApiUser
+    room_id: str
+    sent: list[str] = attrs.Factory(list)
+    _rounds: int = 0
+    _asked: int = 0
+
+    @classmethod
+    def begin(cls, deployment: SynapseDeployment, number: int = 1) -> Chat:
+        """Register the users and make the room.
+
+        :param number: tells their names apart from those of other chats.
+        """
+        alice = deployment.register(f"alice{number}")
+        bob = deployment.register(f"bob{number}")
+        room_id = alice.create_room(bob)
+        bob.join(room_id)
+        return cls(deployment, alice, bob, room_id)
+
+    def say(self, count: int) -> str:
+        """Send messages; give the id of the last."""
+        event_id = ""
+        for _ in range(count):
+            text = f"message {len(self.sent)}"
+            event_id = self.alice.send_message(self.room_id, text)
+            self.sent.append(text)
+        return event_id
+
+    def do_everything(self, messages: int = 5) -> None:
+        """Write to every stream that clients can write to."""
+        self._rounds += 1
+        number = self._rounds
+        alice, bob, room_id = self.alice, self.bob, self.room_id
+        event_id = self.say(messages)
+        alice.redact(room_id, alice.create_note(room_id, f"note {number}"))
+        typist = self._at("typing", alice)
+        typist.type_in(room_id)
+        typist.type_in(room_id, typing=False)
+        self._at("receipts", bob).read_up_to(room_id, event_id)
+        alice.set_presence("online", f"round {number}")
+        alice.set_account_data("org.example.round", {"number": number})
+        alice.set_room_tag(room_id, f"u.round{number}")
+        alice.set_push_rule(f"word{number}")
+        alice.set_pusher(f"key{number}")
+        alice.set_display_name(f"Alice {number}")
+        self._at("to_device", alice).send_to_device(bob, f"hello {number}")
+        alice.upload_device_keys()
+
+    def _at(self, stream_name: str, user: ApiUser) -> ApiUser:
+        """Give a user who talks to a writer of a stream, as some requests must."""
+        writers = self.deployment.stream_writers.get(stream_name)
+        if not writers:
+            return user
+        return user.at(self.deployment.processes[writers[0]].api)
+
+    def shown_by(self, worker: str) -> list[str]:
+        """Give the texts that ``/sync`` on a worker shows to a newcomer."""
+        user = self.bob.at(self.deployment.processes[worker].api)
+        # One and the same question is answered from a cache for two minutes.
+        self._asked += 1
+        return timeline_messages(user.sync(limit=10_000 + self._asked), self.room_id)
+
+
+class Talker:
+    """Goes on saying things in a chat, in a thread, whatever is restarted.
+
+    A message that was not accepted is sent again, as the same request, until it is.
+    """
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._talk)
+
+    def __enter__(self) -> Talker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more messages were accepted."""
+        target = len(self._chat.sent) + more
+        eventually("talking", lambda: target - len(self._chat.sent) > 0)
+
+    def _talk(self) -> None:
+        chat = self._chat
+        while not self._enough.wait(0.02):
+            text = f"message {len(chat.sent)}"
+            while not self._is_said(text):
+                self._enough.wait(0.1)
+            chat.sent.append(text)
+
+    def _is_said(self, text: str) -> bool:
+        chat = self._chat
+        try:
+            chat.alice.send_message(chat.room_id, text, text.replace(" ", "."))
+        except (ApiError, OSError):
+            return False
+        return True

@@ -1,0 +1,318 @@
+"""What a homeserver's own tests exercise, by its own names, inside a real one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.adapter import SynapseHost
+from synapse_replication.errors import UnknownCommandError
+from tests.external.synapse.homeserver import (
+    HomeserverTestCase,
+    RecordingConnection,
+    host_module,
+)
+
+LINES = (
+    "SERVER test",
+    "NAME worker",
+    "REPLICATE",
+    "PING 5",
+    "ERROR went wrong",
+    "POSITION events w 3 9",
+    'RDATA events w 9 ["ev",["$e","!r","t",null]]',
+    'RDATA events w batch ["ev",[]]',
+    "USER_SYNC abc @u:test start 5",
+    "CLEAR_USER_SYNC abc",
+    "FEDERATION_ACK w 7",
+    "REMOTE_SERVER_UP a.example",
+    'LOCK_RELEASED ["w","name","key"]',
+    "NEW_ACTIVE_TASK id1",
+)
+
+
+class CommandsTests(SynchronousTestCase):
+    """``commands``."""
+
+    def test_lines(self) -> None:
+        """
+        Each line gives a command of the class of its name, and is given back.
+        """
+        commands = host_module("replication.tcp.commands")
+        for line in LINES:
+            name, _, rest = line.partition(" ")
+            command = commands.parse_command_from_line(line)
+            self.assertIsInstance(command, commands.Command)
+            self.assertEqual(command.NAME, name)
+            again = type(command).from_line(command.to_line())
+            self.assertEqual(again.to_line(), command.to_line(), line)
+            if name != "USER_SYNC":
+                # Its device is not in older lines.
+                self.assertEqual(command.to_line(), rest)
+
+    def test_made_by_the_host(self) -> None:
+        """
+        What the host makes of its arguments reads as it is written.
+        """
+        commands = host_module("replication.tcp.commands")
+        self.assertEqual(
+            commands.RdataCommand("typing", "w", None, ["!r", []]).to_line(),
+            'typing w batch ["!r",[]]',
+        )
+        self.assertEqual(
+            commands.PositionCommand("typing", "w", 1, 2).to_line(), "typing w 1 2"
+        )
+        self.assertRaises(
+            UnknownCommandError, commands.parse_command_from_line, "NOTHING 1"
+        )
+
+
+class ProtocolTests(HomeserverTestCase):
+    """``protocol``, ``resource.ReplicationStreamProtocolFactory``."""
+
+    def test_server(self) -> None:
+        """
+        A client that asks is told the positions; one of another server is cut off.
+        """
+        resource = host_module("replication.tcp.resource")
+        factory = resource.ReplicationStreamProtocolFactory(self.hs)
+        protocol, transport = factory.buildProtocol(None), StringTransport()
+        protocol.makeConnection(transport)
+        self.assertEqual(transport.value().splitlines()[0], b"SERVER test")
+        transport.clear()
+        protocol.dataReceived(b"NAME w\nREPLICATE\n")
+        lines = transport.value().decode().splitlines()
+        told = {line.split()[1] for line in lines if line.startswith("POSITION")}
+        handler = self.hs.get_replication_command_handler()
+        self.assertEqual(told, {s.NAME for s in handler.get_streams_to_replicate()})
+        protocol.close()
+
+    def test_client(self) -> None:
+        """
+        A client tells its name and asks for positions; another server's it leaves.
+        """
+        module = host_module("replication.tcp.protocol")
+        for server, is_left in ((b"test", False), (b"elsewhere", True)):
+            protocol = module.ClientReplicationStreamProtocol(
+                self.hs,
+                "w",
+                "test",
+                self.hs.get_clock(),
+                self.hs.get_replication_command_handler(),
+            )
+            transport = StringTransport()
+            protocol.makeConnection(transport)
+            protocol.dataReceived(b"SERVER " + server + b"\n")
+            lines = [line.strip() for line in transport.value().splitlines()]
+            self.assertEqual(lines[0], b"NAME w")
+            self.assertEqual(transport.disconnecting, is_left)
+            self.assertEqual(b"REPLICATE" in lines, not is_left)
+            protocol.close()
+
+
+def _log_context(context: Any) -> Any:
+    try:
+        return context.LoggingContext(name="test", server_name="test")
+    except TypeError:
+        # An older one.
+        return context.LoggingContext("test")
+
+
+class HandlerTests(HomeserverTestCase):
+    """``handler``, ``resource.ReplicationStreamer`` and ``redis``."""
+
+    async def test_rows_are_sent(self) -> None:
+        """
+        What the host writes is sent to any connection, with the writer's token.
+        """
+        handler = self.hs.get_replication_command_handler()
+        connection = RecordingConnection()
+        handler.new_connection(connection)
+        self.assertTrue(handler.connected())
+        self.hs.get_replication_streamer()
+        store = self.hs.get_datastores().main
+        token = await store.add_account_data_for_user("@u:test", "t", {"a": 1})
+        await self.until(lambda: connection.said("RDATA"))
+        (line,) = connection.said("RDATA")
+        self.assertTrue(line.startswith(f"RDATA account_data master {token} "), line)
+        handler.stream_update("typing", 3, ["!r", []])
+        self.assertEqual(connection.lines[-1], 'RDATA typing master 3 ["!r",[]]')
+        handler.lost_connection(connection)
+        self.assertFalse(handler.connected())
+
+    async def test_streams(self) -> None:
+        """
+        The host's own stream objects are given, by the names on the wire.
+        """
+        handler = self.hs.get_replication_command_handler()
+        streams = host_module("replication.tcp.streams").STREAMS_MAP
+        self.assertEqual(set(handler.get_streams()), set(streams))
+        for name, stream in handler.get_streams().items():
+            self.assertIsInstance(stream, streams[name])
+
+    async def test_waiting_for_background_work(self) -> None:
+        """
+        Who waits for a background process comes back in their own log context.
+        """
+        context = importlib.import_module("synapse.logging.context")
+        host = SynapseHost(self.hs)
+        released: Deferred[None] = Deferred()
+
+        async def work() -> None:
+            await context.make_deferred_yieldable(released)
+
+        with _log_context(context) as ours:
+            process = host.run_as_background_process("some work", work)
+            self.assertIs(context.current_context(), ours)
+            self.hs.get_reactor().callLater(0.01, released.callback, None)
+            await process
+            self.assertIs(context.current_context(), ours)
+
+    async def test_redis(self) -> None:
+        """
+        The outbound connection publishes, and keeps what all processes share.
+        """
+        self.hs.get_replication_command_handler().start_replication(self.hs)
+        handler = self.hs.get_replication_command_handler()
+        await self.until(handler.connected)
+        outbound = self.hs.get_outbound_redis_connection()
+        redis = host_module("replication.tcp.redis")
+        self.assertIsInstance(outbound._factory, redis.SynapseRedisFactory)
+        self.assertGreaterEqual(await outbound.publish("test", "PING 1"), 1)
+        cache = self.hs.get_external_cache()
+        self.assertTrue(cache.is_enabled())
+        await cache.set("some", "key", {"a": [1, None]}, 60_000)
+        self.assertEqual(await cache.get("some", "key"), {"a": [1, None]})
+        self.assertIs(await cache.get("some", "other"), None)
+        await cache.set("some", "short", 1, 1)
+        await self.wait(0.05)
+        self.assertIs(await cache.get("some", "short"), None)
+
+
+class IdTests(HomeserverTestCase):
+    """``synapse.storage.util.id_generators``, on PostgreSQL."""
+
+    async def _make(
+        self,
+        instance_name: str = "first",
+        writers: Sequence[str] = ("first", "second"),
+        **named: Any,
+    ) -> Any:
+        return await self.hs.get_datastores().main.db_pool.runWithConnection(
+            lambda connection: self.ids(
+                instance_name, writers, connection=connection, **named
+            )
+        )
+
+    async def _execute(self, sql: str, *args: Any) -> None:
+        pool = self.hs.get_datastores().main.db_pool
+        await pool.runInteraction("test", lambda txn: txn.execute(sql, args))
+
+    async def _make_table(self) -> None:
+        await self._execute("CREATE SEQUENCE foobar_seq")
+        await self._execute(
+            "CREATE TABLE foobar (stream_id bigint NOT NULL, instance_name text)"
+        )
+        await self._execute("CREATE INDEX foobar_id ON foobar (stream_id)")
+
+    async def _write(self, ids: int, instance_name: str = "first") -> None:
+        await self._execute(
+            "INSERT INTO foobar SELECT nextval('foobar_seq'), %s "
+            "FROM generate_series(1, %s)",
+            instance_name,
+            ids,
+        )
+
+    async def test_one_writer(self) -> None:
+        """
+        Ids finish out of order; what is announced waits for the smallest.
+        """
+        await self._make_table()
+        await self._write(7)
+        ids = await self._make(writers=["first"])
+        self.assertEqual(ids.get_current_token_for_writer("first"), 7)
+        one, two = ids.get_next(), ids.get_next_mult(2)
+        self.assertEqual((await one.__aenter__(), await two.__aenter__()), (8, [9, 10]))
+        await two.__aexit__(None, None, None)
+        self.assertEqual(ids.get_positions(), {"first": 7})
+        self.assertEqual(await ids.get_max_allocated_token(), 10)
+        await one.__aexit__(None, None, None)
+        self.assertEqual(ids.get_positions(), {"first": 10})
+        self.assertEqual(ids.get_persisted_upto_position(), 10)
+
+    async def test_failures(self) -> None:
+        """
+        An id of a block or a transaction that failed holds nothing up.
+        """
+        await self._make_table()
+        await self._write(7)
+        ids = await self._make(writers=["first"])
+
+        async def take_and_fail() -> None:
+            async with ids.get_next():
+                raise RuntimeError
+
+        await self.assertFailure(Deferred.fromCoroutine(take_and_fail()), RuntimeError)
+
+        def fail(txn: Any) -> None:
+            self.assertEqual(ids.get_next_txn(txn), 9)
+            raise RuntimeError
+
+        pool = self.hs.get_datastores().main.db_pool
+        with self.assertRaises(RuntimeError):
+            await pool.runInteraction("test", fail)
+        self.assertEqual(ids.get_current_token(), 9)
+        taken = await pool.runInteraction(
+            "test", lambda txn: ids.get_next_mult_txn(txn, 2)
+        )
+        self.assertEqual(taken, [10, 11])
+        self.assertEqual(ids.get_minimal_local_current_token(), 11)
+
+    async def test_two_writers(self) -> None:
+        """
+        Each knows of the other what it announced; what is persisted by all is the
+        smallest, or what follows it without a gap.
+        """
+        await self._make_table()
+        await self._write(3, "first")
+        first = await self._make("first")
+        await self._write(4, "second")
+        second = await self._make("second")
+        async with first.get_next() as id_:
+            self.assertEqual(id_, 8)
+        second.advance("first", 8)
+        self.assertEqual(second.get_positions(), {"first": 8, "second": 7})
+        async with second.get_next() as id_:
+            self.assertEqual(id_, 9)
+            second.advance("first", 8)
+            self.assertEqual(second.get_persisted_upto_position(), 8)
+        self.assertEqual(second.get_current_token(), 9)
+        # Who starts again reads what was kept.
+        again = await self._make("second")
+        self.assertEqual(again.get_positions(), {"first": 8, "second": 9})
+
+    async def test_counting_down(self) -> None:
+        """
+        Ids below zero; the first of a sequence that nobody used is -1.
+        """
+        await self._make_table()
+        ids = await self._make(writers=["first"], positive=False)
+        for expected in (-1, -2):
+            async with ids.get_next() as id_:
+                self.assertEqual(id_, expected)
+            self.assertEqual(ids.get_current_token(), expected)
+
+    async def test_sequence_behind_its_table(self) -> None:
+        """
+        C34: a sequence that is behind is brought forward: no id is given twice.
+        """
+        await self._make_table()
+        await self._execute("INSERT INTO foobar VALUES (26, 'first')")
+        ids = await self._make(writers=["first"])
+        async with ids.get_next() as id_:
+            self.assertEqual(id_, 27)

@@ -1,0 +1,238 @@
+"""A real deployment on our replication: whole, in part, and swapped while it runs.
+
+Five processes: the main one, two event persisters, a writer of typing, receipts and
+to-device messages, and a worker that serves ``/sync``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.servers import PrivateRedis
+from tests.external.synapse.real import (
+    Chat,
+    Talker,
+    eventually,
+    new_deployment,
+    ours,
+    query,
+    stored_positions,
+)
+from tests.support.synapse_peer import Launcher, WorkerSpec, stock
+
+WORKERS = ("persister1", "persister2", "writer1", "sync1")
+PROCESSES = ("master", *WORKERS)
+#: Rooms are shared out among the persisters by their ids.
+CHATS = 4
+MOST_CHATS = 20
+
+
+class _DeploymentOfFive(SynchronousTestCase):
+    """What the tests share; has no tests of its own."""
+
+    def start(self, launchers: Mapping[str, Launcher]) -> None:
+        """Start the deployment."""
+        self.redis = PrivateRedis().start()
+        self.addCleanup(self.redis.stop)
+        self.deployment = new_deployment(
+            self.redis,
+            [WorkerSpec(name, ("client",)) for name in WORKERS],
+            {
+                "events": ["persister1", "persister2"],
+                "typing": ["writer1"],
+                "receipts": ["writer1"],
+                "to_device": ["writer1"],
+            },
+            launchers,
+        )
+        self.addCleanup(self.deployment.stop)
+        self.deployment.start()
+
+    def check_messages(self, chat: Chat) -> None:
+        """See that ``/sync`` on the sync worker shows all that was said, in order."""
+
+        def difference() -> object:
+            shown = chat.shown_by("sync1")
+            return None if shown == chat.sent else (shown, chat.sent)
+
+        eventually(f"what sync1 shows of {chat.room_id}", difference)
+
+    def check_positions(self) -> None:
+        """See that no table holds a row beyond its writer's position."""
+        eventually("positions agree with the tables", self._rows_beyond_positions)
+
+    def _rows_beyond_positions(self) -> list[Any]:
+        stored = stored_positions(self.deployment)
+        tables = {
+            table
+            for (table,) in query(self.deployment, "SELECT tablename FROM pg_tables")
+        }
+        beyond = []
+        for name, stream in STANDARD_STREAMS.items():
+            if stream.positions_name is None:
+                continue
+            sign = "-" if stream.negative else ""
+            for column in stream.id_columns:
+                if column.table not in tables:
+                    # Of a newer version.
+                    continue
+                writer = column.writer_column or "NULL"
+                rows = query(
+                    self.deployment,
+                    f"SELECT {writer}, max({sign}{column.id_column}) "
+                    f"FROM {column.table} GROUP BY 1",
+                )
+                for instance_name, token in rows:
+                    # Rows that do not name their writer are the main process's.
+                    position = stored.get((name, instance_name or "master"))
+                    if token > 1 and (position is None or position < token):
+                        beyond.append((column.table, instance_name, token, position))
+        return beyond
+
+    def check_logs(self, names: Iterable[str] = PROCESSES) -> None:
+        """See that no process logged an error."""
+        problems = self.deployment.problems()
+        told = [problem for name in names for problem in problems.get(name, [])]
+        self.assertEqual(told, [], "\n\n".join(told))
+
+
+class DropInTests(_DeploymentOfFive):
+    """All of the processes on ours, or some."""
+
+    def _drive(self, on_ours: tuple[str, ...]) -> None:
+        self.start({name: ours() for name in on_ours})
+        chats = [Chat.begin(self.deployment, number) for number in range(CHATS)]
+        # Ids are random: now and then all of the first rooms are one persister's.
+        while len(chats) < MOST_CHATS and not self._both_persist():
+            chats.append(Chat.begin(self.deployment, len(chats)))
+        for _ in range(2):
+            for chat in chats:
+                chat.do_everything()
+        for chat in chats:
+            self.check_messages(chat)
+            self._check_the_rest(chat)
+        self.check_positions()
+        writers = {writer for stream, writer in stored_positions(self.deployment)}
+        self.assertLess(
+            {"persister1", "persister2", "writer1", "master"}, writers | {""}
+        )
+        self.check_logs()
+        self.deployment.halt()
+        # Stock ones tell of an error when they are stopped.
+        self.check_logs(on_ours)
+
+    def _both_persist(self) -> bool:
+        stored = stored_positions(self.deployment)
+        return {("events", "persister1"), ("events", "persister2")} <= set(stored)
+
+    def _check_the_rest(self, chat: Chat) -> None:
+        """See what is no message: each comes by another stream."""
+        api = self.deployment.processes["sync1"].api
+        alice, bob = chat.alice.at(api), chat.bob.at(api)
+
+        def missing() -> list[str]:
+            for_alice, for_bob = alice.sync(), bob.sync()
+            room = for_alice["rooms"]["join"][chat.room_id]
+            found = {
+                "receipts": [
+                    event
+                    for event in room["ephemeral"]["events"]
+                    if event["type"] == "m.receipt"
+                ],
+                "tags": [
+                    event
+                    for event in room["account_data"]["events"]
+                    if "u.round2" in event["content"].get("tags", {})
+                ],
+                "account data": [
+                    event
+                    for event in for_alice["account_data"]["events"]
+                    if event["content"] == {"number": 2}
+                ],
+                "push rules": [
+                    rule
+                    for event in for_alice["account_data"]["events"]
+                    if event["type"] == "m.push_rules"
+                    for rule in event["content"]["global"]["content"]
+                    if rule["rule_id"] == "word2"
+                ],
+                "presence": [
+                    event
+                    for event in for_bob["presence"]["events"]
+                    if event["content"].get("status_msg") == "round 2"
+                ],
+                "names": [
+                    event
+                    for event in room["timeline"]["events"]
+                    if event["content"].get("displayname") == "Alice 2"
+                ],
+                "to-device": [
+                    event
+                    for event in for_bob["to_device"]["events"]
+                    if event["content"] == {"body": "hello 2"}
+                ],
+            }
+            return [what for what, events in found.items() if not events]
+
+        eventually(f"what sync1 shows of {alice.user_id}", missing)
+
+    def test_all_on_ours(self) -> None:
+        """
+        With all five on ours, every stream reaches the sync worker.
+        """
+        self._drive(PROCESSES)
+
+    def test_main_and_a_persister_on_ours(self) -> None:
+        """
+        The main process and one persister on ours get on with three stock ones.
+        """
+        self._drive(("master", "persister1"))
+
+    def test_the_other_three_on_ours(self) -> None:
+        """
+        Three workers on ours get on with a stock main process and a stock persister.
+        """
+        self._drive(("persister2", "writer1", "sync1"))
+
+
+class SwapTests(_DeploymentOfFive):
+    """Processes are swapped, restarted and killed while people talk."""
+
+    def test_rolling_swap(self) -> None:
+        """
+        Each process is restarted from stock to ours, one at a time, and back: no
+        message is missing from ``/sync``.
+        """
+        self.start({})
+        chat = Chat.begin(self.deployment)
+        with Talker(chat) as talker:
+            for launcher in (ours(), stock):
+                for name in PROCESSES:
+                    self.deployment.processes[name].restart(launcher)
+                    talker.wait_for(5)
+        self.check_messages(chat)
+        self.check_positions()
+
+    def test_redis_restarted_and_a_worker_killed(self) -> None:
+        """
+        Redis is restarted, and a persister killed with -9: no message is missing.
+        """
+        self.start({name: ours() for name in PROCESSES})
+        chat = Chat.begin(self.deployment)
+        with Talker(chat) as talker:
+            talker.wait_for(10)
+            self.redis.restart()
+            talker.wait_for(10)
+            for name in ("persister1", "persister2"):
+                self.deployment.processes[name].kill()
+                self.deployment.processes[name].start()
+                talker.wait_for(10)
+            self.redis.kill()
+            self.redis.start()
+            talker.wait_for(10)
+        self.check_messages(chat)
+        self.check_positions()

@@ -1,0 +1,222 @@
+"""What a real Synapse's processes on ours tell one another, and what stock ones see."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import hiredis
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.servers import PrivateRedis
+from synapse_replication.wire.extension import (
+    CHANNEL,
+    ExtensionMessage,
+    MessageType,
+    parse_message,
+)
+from tests.external.synapse.real import Chat, eventually, new_deployment, ours
+from tests.support.synapse_peer import Launcher, WorkerSpec
+
+PROCESSES = ("master", "persister1", "writer1", "sync1")
+#: What is logged when a row of somebody did not come.
+GAP = "were sent and did not come"
+
+
+class Listener:
+    """Subscribes to the extension's channel, in a thread.
+
+    :ivar messages: what came, in order.
+    """
+
+    def __init__(self, redis: PrivateRedis, server_name: str) -> None:
+        self.messages: list[ExtensionMessage] = []
+        self._socket = socket.create_connection((redis.host, redis.port))
+        self._socket.sendall(f"SUBSCRIBE {server_name}/{CHANNEL}\r\n".encode())
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        reader = hiredis.Reader()
+        while data := self._socket.recv(65536):
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                if reply[0] == b"message":
+                    self.messages.append(parse_message(reply[2]))
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def epochs(self, name: str) -> list[str]:
+        """Give the epochs of a process, in the order in which they came."""
+        return list(
+            dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
+        )
+
+    def said(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
+        """Give a process's messages of one type."""
+        return [m for m in self.messages if m.instance_name == name and m.type is kind]
+
+
+class DirectTcpTests(SynchronousTestCase):
+    """Over direct TCP, where a client shows that it speaks the extension."""
+
+    def test_stock_server(self) -> None:
+        """
+        A stock server takes no notice of it.
+        """
+        command = [sys.executable, "-m", "twisted.trial"]
+        command += [
+            "--temp-directory",
+            str(Path(self.mktemp()).resolve()),
+            "tests.external.synapse.stock_server",
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            # Trial tests in a folder of its own.
+            cwd=Path(__file__).resolve().parents[3],
+            timeout=120,
+            check=False,
+        )
+        self.assertIn("answers alike", done.stdout, done.stdout + done.stderr)
+
+
+class ExtensionTests(SynchronousTestCase):
+    """Four processes: on ours, or some of them stock."""
+
+    def start(self, launchers: Mapping[str, Launcher]) -> None:
+        """Start the deployment, and listen to the channel from before on."""
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        self.deployment = new_deployment(
+            redis,
+            [WorkerSpec(name, ("client",)) for name in PROCESSES[1:]],
+            {
+                "events": ["persister1"],
+                "typing": ["writer1"],
+                "receipts": ["writer1"],
+                "to_device": ["writer1"],
+            },
+            launchers,
+        )
+        self.listener = Listener(redis, self.deployment.server_name)
+        self.addCleanup(self.listener.stop)
+        self.addCleanup(self.deployment.stop)
+        self.deployment.start()
+
+    def drive(self) -> Chat:
+        """Write to every stream, and see what was said on ``/sync``."""
+        chat = Chat.begin(self.deployment)
+        for _ in range(2):
+            chat.do_everything()
+        self.check_messages(chat)
+        return chat
+
+    def check_messages(self, chat: Chat) -> None:
+        """See that ``/sync`` shows all that was said, in order."""
+
+        def difference() -> object:
+            shown = chat.shown_by("sync1")
+            return None if shown == chat.sent else (shown, chat.sent)
+
+        eventually(f"what sync1 shows of {chat.room_id}", difference)
+
+    def gaps(self, names: Sequence[str] = PROCESSES) -> list[str]:
+        """Give the log lines of processes that missed rows."""
+        return [
+            f"{name}: {line}"
+            for name in names
+            for line in self.deployment.processes[name].log_tail(10**8).splitlines()
+            if GAP in line
+        ]
+
+    def test_epochs_and_heartbeats(self) -> None:
+        """
+        Each process says hello with an epoch of its own and where it stands; nobody
+        finds a gap where there is none; an orderly stop says goodbye.
+        """
+        self.start({name: ours() for name in PROCESSES})
+        self.drive()
+        for name in PROCESSES:
+            (epoch,) = self.listener.epochs(name)
+            self.assertTrue(epoch)
+            self.assertTrue(self.listener.said(name, MessageType.HELLO), name)
+        persister = self.listener.said("persister1", MessageType.ROWS)
+        self.assertIn("events", {s for m in persister for s in m.positions})
+        # Heartbeats of idle processes: each 5 s.
+        before = len(self.listener.said("sync1", MessageType.HEARTBEAT))
+        eventually(
+            "one more heartbeat of sync1",
+            lambda: len(self.listener.said("sync1", MessageType.HEARTBEAT)) <= before,
+        )
+        self.assertEqual(self.gaps(), [])
+        problems = self.deployment.problems()
+        self.assertEqual([p for name in PROCESSES for p in problems.get(name, [])], [])
+        self.deployment.processes["writer1"].stop()
+        eventually(
+            "goodbye of writer1",
+            lambda: not self.listener.said("writer1", MessageType.GOODBYE),
+        )
+
+    def test_writer_of_memory_starts_again(self) -> None:
+        """
+        C46: the writer of typing is killed and comes back with another epoch: what is
+        typed then reaches the reader, and so does all else.
+        """
+        self.start({name: ours() for name in PROCESSES})
+        chat = Chat.begin(self.deployment)
+        chat.do_everything()
+        self.deployment.processes["writer1"].kill()
+        self.deployment.processes["writer1"].start()
+        eventually("a new epoch", lambda: len(self.listener.epochs("writer1")) < 2)
+        chat.do_everything()
+        self.check_messages(chat)
+        alice = chat.alice.at(self.deployment.processes["writer1"].api)
+        bob = chat.bob.at(self.deployment.processes["sync1"].api)
+        # One and the same question is answered from a cache for two minutes.
+        since = bob.sync(limit=1)["next_batch"]
+        alice.type_in(chat.room_id)
+
+        def nobody_types() -> bool:
+            nonlocal since
+            answer = bob.sync(since, timeout_ms=1000)
+            since = answer["next_batch"]
+            room = answer.get("rooms", {}).get("join", {}).get(chat.room_id, {})
+            return not any(
+                event["content"]["user_ids"]
+                for event in room.get("ephemeral", {}).get("events", [])
+                if event["type"] == "m.typing"
+            )
+
+        eventually("typing", nobody_types)
+        self.assertEqual(self.gaps(), [])
+
+    def test_with_stock_processes(self) -> None:
+        """
+        With stock processes beside them, those on ours talk among themselves; nobody
+        logs an error, and all is shown.
+        """
+        self.start({name: ours() for name in ("master", "sync1")})
+        self.drive()
+        names = {message.instance_name for message in self.listener.messages}
+        self.assertEqual(names, {"master", "sync1"})
+        self.assertEqual(self.gaps(("master", "sync1")), [])
+        problems = self.deployment.problems()
+        self.assertEqual([p for name in PROCESSES for p in problems.get(name, [])], [])
+
+    def test_turned_off(self) -> None:
+        """
+        Turned off, nothing is said on the channel, and all else goes on.
+        """
+        self.start({name: ours("--no-extension") for name in PROCESSES})
+        self.drive()
+        self.assertEqual(self.listener.messages, [])

@@ -1,0 +1,120 @@
+"""Tests of which start of a process is the present one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.host import PositionsOnlySink
+from synapse_replication.handlers.extension.epochs import (
+    MAX_INSTANCES,
+    SETTLED_AFTER,
+    SILENT_AFTER,
+    HandledEpochs,
+    Heard,
+    PeerEpochs,
+)
+from synapse_replication.testing.doubles import RecordingSink, SourceStream
+from tests.handlers.fixtures import Row
+
+
+class PeerEpochsTests(SynchronousTestCase):
+    """Tests for :class:`PeerEpochs`."""
+
+    def setUp(self) -> None:
+        self.epochs = PeerEpochs()
+
+    def test_restart(self) -> None:
+        """The newest epoch is the present one; a late word of the last is passed over."""
+        self.assertIsNone(self.epochs.epoch_of("w"))
+        self.assertEqual(self.epochs.hear("w", "a", 0), Heard.FIRST)
+        self.assertEqual(self.epochs.hear("w", "a", 5), Heard.SAME)
+        self.assertEqual(self.epochs.hear("w", "b", 10), Heard.NEW)
+        self.assertEqual(self.epochs.hear("w", "a", 10.5), Heard.LATE)
+        self.assertEqual(self.epochs.epoch_of("w"), "b")
+
+    def test_duplicate(self) -> None:
+        """C63: an earlier start that goes on talking is a second process."""
+        self.epochs.hear("w", "a", 0)
+        self.epochs.hear("w", "b", 1)
+        now = 1 + SETTLED_AFTER
+        self.assertEqual(self.epochs.hear("w", "a", now), Heard.DUPLICATE)
+        self.assertEqual(self.epochs.epoch_of("w"), "b")
+
+    def test_one_that_is_left(self) -> None:
+        """When the newest goes, or is silent for long, the earlier one is heeded."""
+        self.epochs.hear("w", "a", 0)
+        self.epochs.hear("w", "b", 1)
+        self.epochs.leave("w", "a")
+        self.assertEqual(self.epochs.epoch_of("w"), "b")
+        self.epochs.leave("w", "b")
+        self.assertIsNone(self.epochs.epoch_of("w"))
+        self.assertEqual(self.epochs.hear("w", "a", 5), Heard.NEW)
+        self.assertEqual(self.epochs.hear("w", "b", 6 + SILENT_AFTER), Heard.NEW)
+
+    def test_bounded(self) -> None:
+        """However many names and starts there are, few are remembered."""
+        for number in range(MAX_INSTANCES * 2):
+            self.epochs.hear(f"w{number}", "a", number)
+            self.epochs.hear("kept", f"{number}", number)
+        self.assertEqual(len(self.epochs._peers), MAX_INSTANCES)
+        self.assertLess(len(self.epochs._peers["kept"].stale), 10)
+        self.assertIsNone(self.epochs.epoch_of("w0"))
+        self.assertEqual(self.epochs.epoch_of("kept"), str(MAX_INSTANCES * 2 - 1))
+
+
+class HandledEpochsTests(SynchronousTestCase):
+    """Tests for :class:`HandledEpochs`."""
+
+    def setUp(self) -> None:
+        self.sink = RecordingSink({"typing": SourceStream("typing", Row)})
+
+    def begin(self, epochs: HandledEpochs, epoch: str) -> Deferred[None]:
+        return Deferred.fromCoroutine(epochs.begin("w", epoch))
+
+    def test_saved(self) -> None:
+        """What the sink saved of the stream is known at the start, of others not."""
+        self.sink.epochs = {("typing", "w"): "a", ("other", "v"): "a"}
+        epochs = HandledEpochs("typing", self.sink)
+        self.assertTrue(epochs.is_present("w", "a"))
+        self.assertFalse(epochs.is_present("w", "b"))
+        self.assertFalse(epochs.is_present("v", "a"))
+
+    def test_begins_when_it_is_saved(self) -> None:
+        """An epoch is the present one once the sink has it."""
+        epochs = HandledEpochs("typing", self.sink)
+        self.sink.is_held = True
+        beginning = self.begin(epochs, "a")
+        self.assertFalse(epochs.is_present("w", "a"))
+        self.sink.release()
+        self.successResultOf(beginning)
+        self.assertTrue(epochs.is_present("w", "a"))
+        self.assertEqual(self.sink.epochs, {("typing", "w"): "a"})
+
+    def test_bounded(self) -> None:
+        """The names that began first are forgotten, and so fetched anew."""
+        epochs = HandledEpochs("typing", self.sink)
+        for number in range(MAX_INSTANCES + 1):
+            self.successResultOf(
+                Deferred.fromCoroutine(epochs.begin(f"w{number}", "a"))
+            )
+        self.assertFalse(epochs.is_present("w0", "a"))
+        self.assertTrue(epochs.is_present("w1", "a"))
+        self.assertTrue(epochs.is_present(f"w{MAX_INSTANCES}", "a"))
+
+    def test_not_saved(self) -> None:
+        """An epoch that the sink did not take is not the present one."""
+        epochs = HandledEpochs("typing", self.sink)
+        self.sink.failures = [RuntimeError("full")]
+        self.failureResultOf(self.begin(epochs, "a"), RuntimeError)
+        self.assertFalse(epochs.is_present("w", "a"))
+
+    def test_sink_that_saves_none(self) -> None:
+        """Without a sink that saves epochs they are known for as long as it runs."""
+        sink: Any = PositionsOnlySink()
+        epochs = HandledEpochs("typing", sink)
+        self.assertFalse(epochs.is_present("w", "a"))
+        self.successResultOf(self.begin(epochs, "a"))
+        self.assertTrue(epochs.is_present("w", "a"))

@@ -1,0 +1,192 @@
+"""Tests of epochs that are saved beside the tokens of streams in memory."""
+
+from __future__ import annotations
+
+from synapse_replication.handlers.observer import Resync
+from tests.handlers.extended import SpeakingProcess
+from tests.handlers.extension.test_extension import ExtensionTests, row
+
+
+class SavedEpochTests(ExtensionTests):
+    """A reader whose sink saves the tokens of ``typing`` and their epochs."""
+
+    def memory(self, *tokens: int, reader: SpeakingProcess | None = None) -> None:
+        """Have the writer hold rows, which nobody was sent."""
+        for process in (self.writer, reader or self.reader):
+            process.typing.forget("w")
+            for token in tokens:
+                process.typing.persist("w", token, [f"row {token}"])
+        self.writer.handler.set_last_sent_token("typing", tokens[-1])
+        assert self.writer.extension is not None
+        self.writer.extension.position_sent("typing", 0, tokens[-1])
+
+    def restart_reader(
+        self, *tokens: int, epoch: str | None, token: int = 5
+    ) -> SpeakingProcess:
+        """Have the reader start again, which had got to ``token`` of an epoch."""
+        self.reader.leave()
+        self.reader = SpeakingProcess(
+            self.bus, "r", epoch="r-epoch-2", saved={"w": (epoch, token)}
+        )
+        self.memory(*tokens)
+        return self.reader
+
+    def test_another_epoch(self) -> None:
+        """
+        C46: the writer started again, then the reader, and the writer is past what the
+        reader saved: all is fetched, not only what is above.
+        """
+        reader = self.restart_reader(1, 2, 9, epoch="earlier")
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(2), row(9)])
+        # Nothing was saved of the new epoch before the position was taken back.
+        self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
+        self.assertEqual(reader.observer.resyncs["typing", "w", Resync.FULL], 1)
+
+    def test_same_epoch(self) -> None:
+        """A reader that starts again while its writer lives on goes on from there."""
+        reader = self.restart_reader(4, 5, 6, epoch="w-epoch")
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(6)])
+        self.assertEqual(reader.observer.resets, [])
+        self.assertEqual(reader.host.rows.begun, [])
+
+    def test_unknown_epoch(self) -> None:
+        """Of a token that was saved without its epoch it is not known: all is fetched."""
+        reader = self.restart_reader(1, 9, epoch=None)
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(9)])
+        # It is known from then on.
+        self.assertEqual(reader.host.rows.epochs, {("typing", "w"): "w-epoch"})
+        self.bus.advance(20)
+        self.assertEqual(len(reader.observer.resets), 1)
+
+    def test_first_start(self) -> None:
+        """Who has nothing yet of a writer takes note of its epoch, and fetches once."""
+        self.memory(1, 2)
+        reader = SpeakingProcess(self.bus, "new")
+        self.memory(1, 2, reader=reader)
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(2)])
+        self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
+        self.assertEqual(reader.observer.resets, [])
+
+    def test_many_start_at_once(self) -> None:
+        """Each of those that start together knows the epoch before the position."""
+        self.memory(1, 2)
+        readers = [SpeakingProcess(self.bus, f"new{n}") for n in range(5)]
+        for reader in readers:
+            self.memory(1, 2, reader=reader)
+        self.bus.advance(6)
+        for reader in readers:
+            self.assertEqual(reader.texts("typing"), [row(1), row(2)])
+            self.assertEqual(reader.observer.resets, [])
+
+    def test_rows_before_the_epoch(self) -> None:
+        """What came before the epoch was known may be of another: it is fetched anew."""
+        self.bus.drop = lambda message: message.is_extension
+        reader = SpeakingProcess(self.bus, "new")
+        self.memory(1, 2, reader=reader)
+        self.bus.deliver()
+        self.assertEqual(reader.texts("typing"), [row(1), row(2)])
+        self.bus.drop = lambda message: False
+        self.bus.advance(12)
+        self.assertEqual(reader.texts("typing"), [row(1), row(2)] * 2)
+        self.assertEqual(len(reader.observer.resets), 1)
+
+    def test_batch_before_the_epoch(self) -> None:
+        """C7: a batch in which the epoch is heard for the first time is not torn."""
+        reader = self.restart_reader(5, 6, epoch=None, token=6)
+        self.bus.drop = lambda message: message.is_extension
+        self.bus.deliver()
+        self.writer.handler.stream_update("typing", None, ["a"])
+        self.bus.deliver()
+        self.bus.drop = lambda message: False
+        self.bus.advance(6)
+        for process in (self.writer, reader):
+            process.typing.persist("w", 7, ["a"], ["b"])
+        self.writer.handler.stream_update("typing", 7, ["b"])
+        self.bus.advance(1)
+        batch = ("w", 7, ["a", "b"])
+        self.assertEqual(reader.texts("typing"), [row(5), row(6), batch])
+
+    def test_link_is_lost_before_it_is_handled(self) -> None:
+        """An epoch that was heard as a link was lost is heeded on the next one."""
+        self.memory(2)
+        self.writer.handler.send_position("typing", 2, 2)
+        self.bus.advance(6)
+        self.reader.events.persist("w", 1, ["row 1"])
+        self.reader.host.rows.is_held = True
+        self.writer.handler.stream_update("typing", 3, ["row 3"])
+        self.bus.deliver()
+        self.writer.leave()
+        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["typing"])
+        self.memory(1, 7)
+        self.bus.deliver()
+        self.reader.leave()
+        self.reader.host.rows.is_held = False
+        self.reader.host.rows.release()
+        self.reader.join()
+        self.bus.advance(6)
+        self.assertEqual(self.reader.texts("typing")[2:], [row(1), row(7)])
+
+    def test_told_again_meanwhile(self) -> None:
+        """An epoch that is told again while it is handled is handled once."""
+        reader = self.restart_reader(1, 9, epoch="earlier")
+        rows = reader.host.rows
+        rows.is_held = True
+        self.bus.advance(12)
+        rows.is_held = False
+        while rows.holds:
+            rows.release()
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(9)])
+        self.assertEqual(reader.typing.requests, [("w", 0, 9)])
+
+    def test_told_again_before_the_next_attempt(self) -> None:
+        """An epoch that is told again hastens no attempt: a host that fails gets time."""
+        reader = self.restart_reader(1, 9, epoch="earlier")
+        # What follows the position of events: the epoch, the POSITION, one later.
+        reader.host.rows.failures = [None, *(RuntimeError("full") for _ in range(3))]
+        self.bus.deliver()
+        self.assertEqual(len(reader.host.rows.failures), 1)
+        for token in (9, 10):
+            self.inject(positions={"typing": [token, 0]})
+        self.assertEqual(len(reader.host.rows.failures), 1)
+        for process in (self.writer, reader):
+            process.typing.persist("w", 10, ["row 10"])
+        self.bus.advance(6)
+        self.assertEqual(reader.texts("typing"), [row(1), row(9), row(10)])
+        self.assertEqual(reader.typing.requests, [("w", 0, 10)])
+
+    def test_goodbye_of_another_epoch(self) -> None:
+        """Who goes is not asked for all that it has; the next one is."""
+        self.memory(9)
+        self.reader.typing.advance("w", 5)
+        for epoch in ("one", "two"):
+            self.inject(type="goodbye", epoch=epoch, positions={"typing": [5, 0]})
+        self.assertEqual(self.reader.typing.requests, [])
+        self.assertEqual(self.reader.observer.resets, [])
+
+    def test_sink_that_fails(self) -> None:
+        """
+        An epoch that could not be saved is told again, at the beginning still; what
+        fails is reported.
+        """
+        error = RuntimeError("full")
+        reader = self.restart_reader(1, 9, epoch="earlier")
+        # The position of typing is taken, the epoch not; events come before them.
+        reader.host.rows.failures = [None, None, error]
+        self.bus.advance(6)
+        self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
+        self.assertEqual(reader.texts("typing"), [row(1), row(9)])
+        self.assertEqual(reader.host.rows.failures, [])
+        # Nothing is there to go back from: the next heartbeat tells it.
+        new = SpeakingProcess(self.bus, "new")
+        new.host.rows.failures = [None, error]
+        self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
+        self.memory(1, 9, reader=new)
+        self.bus.advance(0.5)
+        self.assertEqual([e for _, e in new.observer.failures], [error])
+        self.bus.advance(6)
+        self.assertEqual(new.host.rows.epochs, {("typing", "w"): "w-epoch"})

@@ -1,0 +1,104 @@
+"""A command handler with one connection, for the tests of what is received."""
+
+from __future__ import annotations
+
+import attrs
+
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.streams.catchup import Backoff
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.rdata import read_lines
+
+__all__ = ["Receiving", "Row", "receiving"]
+
+
+@attrs.frozen
+class Row:
+    """A row with one text."""
+
+    text: str
+
+
+@attrs.define
+class Receiving:
+    """A handler and all that it touches.
+
+    :ivar stream: the first of the host's streams.
+    """
+
+    host: MemoryHost
+    handler: ReplicationCommandHandler
+    connection: MemoryConnection
+    stream: SourceStream
+
+    def receive(self, *lines: str, connection: MemoryConnection | None = None) -> None:
+        """Have lines arrive together."""
+        self.handler.received(
+            connection or self.connection, read_lines([line.encode() for line in lines])
+        )
+
+    def connect(self, name: str = "another") -> MemoryConnection:
+        """Make one more connection."""
+        connection = MemoryConnection(name)
+        self.handler.new_connection(connection)
+        return connection
+
+    def reconnect(self) -> None:
+        """Lose the connection and make another."""
+        self.handler.lost_connection(self.connection)
+        self.connection = self.connect("memory")
+
+    def texts(self) -> list[tuple[str, int, list[str]]]:
+        """Give (writer, token, texts) of the rows handed on."""
+        return [
+            (writer, token, [row.text for row in rows])
+            for _, writer, token, rows in self.host.rows.rows
+        ]
+
+    def break_time(self) -> None:
+        """Let the reactor go round once."""
+        self.host.reactor.advance(0)
+
+
+def receiving(
+    *more: SourceStream,
+    receiver: ReceiverOptions | None = None,
+    page_rows: int = 100,
+    idempotent: bool = False,
+    resettable: bool = False,
+    held_in_memory: bool = False,
+    observer: ReplicationObserver | None = None,
+) -> Receiving:
+    """Build a handler that follows ``events`` and has one connection.
+
+    :param observer: hears of it, in place of the host's.
+
+    Its wait after the first failure is 1 s, then 2 s, up to 8 s, without jitter.
+    """
+    stream = SourceStream(
+        "events",
+        Row,
+        page_rows=page_rows,
+        idempotent=idempotent,
+        resettable=resettable,
+        held_in_memory=held_in_memory,
+    )
+    host = MemoryHost(stream, *more)
+    options = receiver or ReceiverOptions()
+    options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, lambda: 1.0))
+    handler = ReplicationCommandHandler(
+        host, observer or host.observer, options=HandlerOptions(receiver=options)
+    )
+    connection = MemoryConnection()
+    handler.new_connection(connection)
+    connection.take()
+    return Receiving(host, handler, connection, stream)

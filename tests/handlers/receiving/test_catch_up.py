@@ -1,0 +1,322 @@
+"""Tests of catching up, as seen from the outside."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import CatchUp, DiscardReason
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
+from tests.handlers.fixtures import receiving
+
+
+class PageTests(SynchronousTestCase):
+    """Rows that are fetched."""
+
+    def test_pages_to_the_end(self) -> None:
+        """C5: a long range is paged through, each row once, in order."""
+        it = receiving(page_rows=2)
+        for n in range(1, 8):
+            it.stream.persist("w", n, [str(n)])
+        it.receive("POSITION events w 7 7")
+        self.assertEqual(it.host.rows.tokens("w"), list(range(1, 8)))
+        self.assertEqual(it.host.observer.pages, [(2, 2), (2, 4), (2, 6), (1, 7)])
+        self.assertEqual(it.host.observer.catch_ups, [CatchUp("events", "w", 0, 7)])
+
+    def test_rows_of_a_token_stay_together(self) -> None:
+        """C6: the rows of one token are handed on together, whatever the page."""
+        it = receiving(page_rows=2)
+        it.stream.persist("w", 1, ["a"])
+        it.stream.persist("w", 2, ["b"], ["c"], ["d"])
+        it.receive("POSITION events w 2 2")
+        self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
+
+    def test_rows_beyond_the_range_are_left_out(self) -> None:
+        """C5: what a source adds beyond the range asked for is not taken."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.answer_with(StreamUpdateResult([(4, ["a"]), (6, ["c"])], 6, False))
+        self.assertEqual(it.texts(), [("w", 4, ["a"])])
+        self.assertEqual(it.stream.current_token("w"), 5)
+
+    def test_rows_that_come_as_text(self) -> None:
+        """C6: rows that the source has as text are handed on by token, typed."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        updates = EncodedUpdates([(4, '["a"]'), (4, '["b"]'), (5, '["c", 1]')])
+        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(it.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
+
+    def test_text_that_nobody_can_read(self) -> None:
+        """C10: one text that is no row costs only that row."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        updates = EncodedUpdates([(4, '["a"]'), (4, "[7]"), (5, "["), (5, '["b"]')])
+        it.stream.answer_with(StreamUpdateResult(updates, 5, False))
+        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 5, ["b"])])
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+        )
+
+    def test_rows_that_arrive_meanwhile(self) -> None:
+        """C3: rows that arrive while the source is asked wait, and come once."""
+        it = receiving()
+        it.stream.is_held = True
+        it.stream.persist("w", 1, ["a"])
+        it.receive("POSITION events w 1 1")
+        it.receive('RDATA events w 2 ["b"]')
+        self.assertEqual(it.texts(), [])
+        it.stream.answer()
+        self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
+        self.assertEqual(it.stream.requests, [("w", 0, 1)])
+
+    def test_new_rows_during_a_long_catch_up(self) -> None:
+        """C59: a reader far behind pages to the end while new rows arrive."""
+        it = receiving(page_rows=10)
+        for n in range(1, 101):
+            it.stream.persist("w", n, [str(n)])
+        it.stream.is_held = True
+        it.receive("POSITION events w 100 100")
+        new = 100
+        while it.stream.waiting:
+            if new < 120:
+                new += 1
+                it.stream.persist("w", new, [str(new)])
+                it.receive(f'RDATA events w {new} ["{new}"]')
+            it.stream.answer()
+        self.assertEqual(it.host.rows.tokens("w"), list(range(1, new + 1)))
+        it.receive(f'RDATA events w {new + 1} ["live"]')
+        self.assertEqual(it.texts()[-1], ("w", new + 1, ["live"]))
+
+    def test_other_writers_go_on(self) -> None:
+        """Between two pages the rows of other writers are handed on."""
+        it = receiving(page_rows=1)
+        it.receive("POSITION events b 0 0")
+        it.stream.is_held = True
+        it.stream.persist("a", 1, ["1"])
+        it.stream.persist("a", 2, ["2"])
+        it.receive("POSITION events a 2 2")
+        it.receive('RDATA events b 5 ["b"]')
+        it.stream.answer()
+        self.assertEqual(it.texts(), [("a", 1, ["1"]), ("b", 5, ["b"])])
+        it.stream.answer()
+        self.assertEqual(it.host.rows.tokens("a"), [1, 2])
+
+    def test_the_next_page_is_asked_for_meanwhile(self) -> None:
+        """While the host takes a page, one more is fetched, and no third."""
+        it = receiving(page_rows=1)
+        for n in range(1, 4):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 3 3")
+        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3)])
+        it.host.rows.is_held = False
+        it.host.rows.release()
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)])
+
+    def test_a_page_asked_for_ahead_that_fails(self) -> None:
+        """The failure of a page counts when its turn comes, and it is tried again."""
+        it = receiving(page_rows=1)
+        it.stream.persist("w", 1, ["1"])
+        it.stream.persist("w", 2, ["2"])
+        it.stream.is_held = True
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 2 2")
+        it.stream.answer()
+        it.stream.fail(CatchUpError("down"))
+        self.assertEqual(it.host.observer.catch_up_failures, [])
+        it.stream.is_held = it.host.rows.is_held = False
+        it.host.rows.release()
+        self.assertEqual(len(it.host.observer.catch_up_failures), 1)
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2])
+
+    def test_a_page_asked_for_ahead_of_what_failed(self) -> None:
+        """After the host failed in a page, none that was fetched is passed."""
+        it = receiving(page_rows=2)
+        for n in range(1, 5):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.failures = [None, ValueError("no")]
+        it.receive("POSITION events w 4 4")
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3, 4])
+
+    def test_late_rows_are_not_read_ahead_of(self) -> None:
+        """Where rows may be committed late, no page is fetched before its turn."""
+        it = receiving(page_rows=1, idempotent=True)
+        for n in range(1, 4):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 3 3")
+        self.assertEqual(it.stream.requests, [("w", 0, 3)])
+
+    def test_a_row_that_nobody_can_read(self) -> None:
+        """C10: a row that cannot be read even when fetched is counted and passed."""
+        it = receiving()
+        it.stream.persist("w", 1, ["a"], [7], ["b"])
+        it.stream.persist("w", 2, [8])
+        it.receive("POSITION events w 2 2")
+        self.assertEqual(it.texts(), [("w", 1, ["a", "b"])])
+        self.assertEqual(it.stream.current_token("w"), 2)
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.UNDECODABLE], 2
+        )
+        self.assertEqual(len(it.host.observer.failures), 2)
+
+
+class FailureTests(SynchronousTestCase):
+    """Sources and hosts that fail."""
+
+    def test_is_tried_again_with_back_off(self) -> None:
+        """A source that fails is asked again, later each time, up to a bound."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        for expected in (1, 2, 4, 8, 8):
+            it.stream.fail(CatchUpError("down"))
+            it.host.reactor.advance(expected - 0.01)
+            self.assertEqual(it.stream.waiting, 0)
+            it.host.reactor.advance(0.01)
+            self.assertEqual(it.stream.waiting, 1)
+        self.assertEqual(it.host.observer.connected, [])
+        self.assertEqual(
+            [retry_in for *_, retry_in in it.host.observer.catch_up_failures],
+            [1, 2, 4, 8, 8],
+        )
+
+    def test_failure_does_not_connect(self) -> None:
+        """Rows that arrive after a failed catch-up wait for one that works."""
+        it = receiving()
+        it.stream.persist("w", 4, ["a"])
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.fail(CatchUpError("down"))
+        it.stream.persist("w", 6, ["b"])
+        it.receive('RDATA events w 6 ["b"]')
+        self.assertEqual(it.texts(), [])
+        it.stream.is_held = False
+        it.host.reactor.advance(1)
+        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 6, ["b"])])
+        self.assertEqual(it.stream.requests[-1], ("w", 0, 6))
+
+    def test_other_writers_do_not_wait_for_it(self) -> None:
+        """While one writer cannot be caught up with, others go on."""
+        it = receiving()
+        it.receive("POSITION events b 0 0")
+        it.stream.is_held = True
+        it.receive("POSITION events a 5 5")
+        it.stream.fail(CatchUpError("down"))
+        it.receive('RDATA events b 1 ["b"]')
+        self.assertEqual(it.texts(), [("b", 1, ["b"])])
+
+    def test_a_newer_position_is_a_new_attempt(self) -> None:
+        """A newer POSITION of the writer makes the next attempt, at once."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.fail(CatchUpError("down"))
+        it.receive("POSITION events w 5 7")
+        self.assertEqual(it.stream.requests, [("w", 0, 5), ("w", 0, 7)])
+        it.stream.answer()
+        it.host.reactor.advance(60)
+        self.assertEqual(len(it.stream.requests), 2)
+
+    def test_ends_with_the_connection(self) -> None:
+        """When the connection is lost, no further attempt is made for it."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.fail(CatchUpError("down"))
+        it.handler.lost_connection(it.connection)
+        it.host.reactor.advance(60)
+        self.assertEqual(len(it.stream.requests), 1)
+        self.assertEqual(it.host.reactor.getDelayedCalls(), [])
+
+    def test_fails_after_the_connection(self) -> None:
+        """A catch-up that fails when its connection is gone is not tried again."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.handler.lost_connection(it.connection)
+        it.stream.fail(CatchUpError("down"))
+        self.assertEqual(it.host.reactor.getDelayedCalls(), [])
+
+    def test_stops_between_pages_when_the_connection_is_lost(self) -> None:
+        """A catch-up of a lost connection asks for no further page."""
+        it = receiving(page_rows=1)
+        it.stream.persist("w", 1, ["a"])
+        it.stream.persist("w", 2, ["b"])
+        it.stream.is_held = True
+        it.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
+        it.handler.lost_connection(it.connection)
+        it.stream.answer()
+        self.assertEqual(it.stream.waiting, 0)
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+
+    def test_a_source_that_does_not_get_on(self) -> None:
+        """A source that answers less than is known is asked later, not for ever."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.answer_with(StreamUpdateResult([], 0, True))
+        self.assertEqual(it.stream.waiting, 0)
+        self.assertEqual(len(it.host.observer.catch_up_failures), 1)
+
+    def test_a_host_that_fails_gets_its_rows_again(self) -> None:
+        """Rows that the host did not take are fetched for it, from there on."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        for n in (1, 2, 3):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.failures = [None, RuntimeError("disk full")]
+        it.receive(*(f'RDATA events w {n} ["{n}"]' for n in (1, 2, 3)))
+        self.assertEqual(it.host.rows.tokens("w"), [1])
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.HANDLER_FAILED], 2
+        )
+        it.host.reactor.advance(1)
+        self.assertEqual(it.stream.requests, [("w", 1, 3)])
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+
+    def test_a_host_that_fails_in_a_catch_up(self) -> None:
+        """Rows that were handed on are not handed on again after a failure."""
+        it = receiving()
+        for n in (1, 2, 3):
+            it.stream.persist("w", n, [str(n)])
+        it.host.rows.failures = [None, RuntimeError("disk full")]
+        it.receive("POSITION events w 3 3")
+        it.host.reactor.advance(1)
+        self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3)])
+        self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
+
+    def test_a_host_that_fails_to_take_a_position(self) -> None:
+        """A position that the host did not take is offered again."""
+        it = receiving()
+        it.host.rows.failures = [RuntimeError("disk full")]
+        it.receive("POSITION events w 0 3")
+        self.assertEqual(it.host.observer.connected, [])
+        it.host.reactor.advance(1)
+        self.assertEqual(it.host.rows.positions, [("events", "w", 3)])
+        self.assertEqual(it.stream.requests, [])
+
+    def test_a_host_that_fails_with_late_rows(self) -> None:
+        """A late row that the host did not take during a catch-up is fetched."""
+        it = receiving(idempotent=True)
+        it.receive("POSITION events w 0 9")
+        it.stream.persist("w", 5, ["late"])
+        it.stream.persist("w", 12, ["new"])
+        it.stream.is_held = True
+        it.receive("POSITION events w 12 12")
+        it.stream.fail(CatchUpError("down"))
+        it.host.rows.failures = [RuntimeError("disk full")]
+        it.receive('RDATA events w 5 ["late"]')
+        it.stream.is_held = False
+        it.host.reactor.advance(1)
+        self.assertEqual(it.texts(), [("w", 5, ["late"]), ("w", 12, ["new"])])
+        self.assertEqual(len(it.host.observer.failures), 1)

@@ -1,0 +1,92 @@
+"""Tests of asking writers before the database."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.receiving.partial_resync import (
+    LEAVE_ALONE_FOR,
+    PartialResync,
+)
+from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.testing.doubles import MemoryHost
+
+_PAGE = StreamUpdateResult([(2, ["x"])], 2, False)
+
+
+class PartialResyncTests(SynchronousTestCase):
+    """Tests for :class:`PartialResync`."""
+
+    def setUp(self) -> None:
+        self.host = MemoryHost()
+        self.epochs = PeerEpochs()
+        self.asked: list[tuple[str, str, str, int, int]] = []
+        self.answer: StreamUpdateResult | HttpCatchUpError = _PAGE
+        self.partial = PartialResync(
+            self.epochs, self.ask, self.host.clock, self.host.observer
+        )
+
+    async def ask(
+        self, stream: str, instance: str, epoch: str, from_token: int, upto_token: int
+    ) -> StreamUpdateResult:
+        self.asked.append((stream, instance, epoch, from_token, upto_token))
+        if isinstance(self.answer, HttpCatchUpError):
+            raise self.answer
+        return self.answer
+
+    def fetch(self) -> StreamUpdateResult | None:
+        return self.successResultOf(
+            Deferred.fromCoroutine(self.partial.get_updates_since("s", "w", 1, 2))
+        )
+
+    def refuse(self, status: int | None) -> None:
+        self.answer = HttpCatchUpError("GET", "url", status, "no")
+
+    def test_stock_writer(self) -> None:
+        """A writer that does not speak the extension is never asked."""
+        self.assertIsNone(self.fetch())
+        self.assertEqual(self.asked, [])
+
+    def test_writer_without_backlog(self) -> None:
+        """A writer that speaks it, and says that it keeps nothing, is never asked."""
+        self.epochs.hear("w", "abc", 0, has_backlog=False)
+        self.assertIsNone(self.fetch())
+        self.assertEqual(self.asked, [])
+        self.epochs.hear("w", "abc", 1)
+        self.assertEqual(self.fetch(), _PAGE)
+
+    def test_rows(self) -> None:
+        """A writer is asked with its epoch, and what it has is taken."""
+        self.epochs.hear("w", "abc", 0)
+        self.assertEqual(self.fetch(), _PAGE)
+        self.assertEqual(self.asked, [("s", "w", "abc", 1, 2)])
+
+    def test_no_progress(self) -> None:
+        """An answer that does not bring us on is none."""
+        self.epochs.hear("w", "abc", 0)
+        self.answer = StreamUpdateResult([], 1, True)
+        self.assertIsNone(self.fetch())
+
+    def test_refusals(self) -> None:
+        """One that has forgotten the rows, or started again, is asked the next time;
+        one that does not answer, or in another way, is left alone for a while."""
+        self.epochs.hear("w", "abc", 0)
+        statuses: tuple[int | None, ...] = (409, 410)
+        for status in statuses:
+            self.refuse(status)
+            self.assertIsNone(self.fetch())
+        self.assertEqual(len(self.asked), 2)
+        statuses = (None, 401, 404, 500)
+        for status in statuses:
+            del self.asked[:]
+            self.refuse(status)
+            self.assertIsNone(self.fetch())
+            self.assertIsNone(self.fetch())
+            self.assertEqual(len(self.asked), 1)
+            self.host.reactor.advance(LEAVE_ALONE_FOR)
+        self.answer = _PAGE
+        self.assertEqual(self.fetch(), _PAGE)
+        self.assertEqual(len(self.host.observer.backlog_answers), 7)

@@ -1,0 +1,190 @@
+"""Tests of the queue that one process drains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.handlers.receiving.queue import DrainedQueue, Pacer, Queued
+from synapse_replication.testing.recording_observer import RecordingObserver
+
+
+class DrainedQueueTests(SynchronousTestCase):
+    """Items go through one at a time."""
+
+    def setUp(self) -> None:
+        self.observer = RecordingObserver()
+        self.consumed: list[str] = []
+        self.busy: list[Deferred[None]] = []
+        self.is_held = False
+        self.reactor = Clock()
+        self.queue: DrainedQueue[str] = DrainedQueue(
+            "events",
+            self.consume,
+            self.collapse,
+            BackgroundProcesses(self.observer),
+            self.observer,
+            Pacer(ReactorClock(self.reactor), 10, 0.01),
+            100,
+        )
+
+    async def consume(self, item: str) -> None:
+        if self.is_held:
+            self.busy.append(Deferred())
+            await self.busy[-1]
+        if item == "bad":
+            raise ValueError(item)
+        self.consumed.append(item)
+
+    def collapse(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
+        return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
+
+    def test_drains_at_once(self) -> None:
+        """An idle queue handles an item in the call that put it there."""
+        self.queue.put("a", 1, 10)
+        self.assertEqual(self.consumed, ["a"])
+        self.assertFalse(self.queue)
+        self.assertEqual(self.observer.queue_lengths, {})
+
+    def test_lengths_are_told(self) -> None:
+        """What has to wait is told, and that nothing waits any more."""
+        self.is_held = True
+        for item in "abc":
+            self.queue.put(item, 1, 10)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2])
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
+        self.queue.put("d", 1, 10)
+        self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
+
+    def test_items_that_are_handled_at_once(self) -> None:
+        """An item that needs no waiting for is handled all the same."""
+        queue: DrainedQueue[str] = DrainedQueue(
+            "events",
+            self.consumed.append,
+            self.collapse,
+            BackgroundProcesses(self.observer),
+            self.observer,
+            Pacer(ReactorClock(self.reactor), 10, 0.01),
+            100,
+        )
+        queue.put("a", 1, 10)
+        self.assertEqual(self.consumed, ["a"])
+
+    def test_one_process_for_all_that_waits(self) -> None:
+        """C54: what comes while it works is handled by the same process."""
+        self.is_held = True
+        for item in "abc":
+            self.queue.put(item, 1, 10)
+        self.assertEqual(self.queue.length, 2)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a", "b", "c"])
+        self.assertEqual(self.observer.processes, ["replication_stream_events"])
+        self.assertEqual(self.observer.open_processes, 0)
+
+    def test_a_failure_costs_one_item(self) -> None:
+        """An item that fails is reported, and the next is handled."""
+        self.is_held = True
+        for item in ("bad", "a"):
+            self.queue.put(item, 1, 10)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a"])
+        self.assertEqual(str(self.observer.failures[0][1]), "bad")
+
+    def test_collapses_when_full(self) -> None:
+        """C57: beyond its bound the queue holds what collapsing leaves."""
+        self.is_held = True
+        for item in "abcd":
+            self.queue.put(item, 5, 45)
+        self.assertEqual(self.queue.length, 1)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a", "b+c+d"])
+
+    def test_an_item_larger_than_the_bound(self) -> None:
+        """A single item is taken whatever its size."""
+        self.queue.put("large", 1, 1000)
+        self.assertEqual(self.consumed, ["large"])
+
+    def test_gives_way(self) -> None:
+        """After some items the reactor gets its turn."""
+        self.is_held = True
+        for _ in range(15):
+            self.queue.put("a", 1, 1)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(len(self.consumed), 10)
+        self.reactor.advance(0)
+        self.assertEqual(len(self.consumed), 15)
+
+    def test_gives_way_after_a_time(self) -> None:
+        """A slow item makes the reactor get its turn at once after it."""
+        self.is_held = True
+        for _ in range(3):
+            self.queue.put("a", 1, 1)
+        self.is_held = False
+        self.reactor.advance(0.02)
+        self.busy[0].callback(None)
+        self.assertEqual(len(self.consumed), 1)
+        self.reactor.advance(0)
+        self.assertEqual(len(self.consumed), 3)
+
+    def test_waiting_until_empty(self) -> None:
+        """One can wait until all is handled."""
+        self.successResultOf(Deferred.fromCoroutine(self.queue.wait_until_empty()))
+        self.is_held = True
+        self.queue.put("a", 1, 10)
+        done = Deferred.fromCoroutine(self.queue.wait_until_empty())
+        self.assertNoResult(done)
+        self.busy[0].callback(None)
+        self.successResultOf(done)
+
+
+class PacerTests(SynchronousTestCase):
+    """Whose turn it is, ours or the reactor's."""
+
+    def setUp(self) -> None:
+        self.reactor = Clock()
+        self.pacer = Pacer(ReactorClock(self.reactor), 10, 0.01)
+
+    def work(self, rows: int, seconds: float) -> None:
+        self.reactor.advance(seconds)
+        self.pacer.count(rows)
+
+    def test_rows(self) -> None:
+        """A break is due after some rows."""
+        self.work(9, 0)
+        self.assertFalse(self.pacer.is_due())
+        self.work(1, 0)
+        self.assertTrue(self.pacer.is_due())
+
+    def test_time(self) -> None:
+        """A break is due after some time, whoever worked."""
+        for _ in range(3):
+            self.assertFalse(self.pacer.is_due())
+            self.work(1, 0.004)
+        self.assertTrue(self.pacer.is_due())
+
+    def test_idle(self) -> None:
+        """None is due if nobody worked just now: the reactor had its turn."""
+        self.work(10, 0.02)
+        self.assertTrue(self.pacer.is_due())
+        self.reactor.advance(0.001)
+        self.assertFalse(self.pacer.is_due())
+
+    def test_break(self) -> None:
+        """Of many who take a break together, each does not begin anew."""
+        self.work(10, 0)
+        breaks = [Deferred.fromCoroutine(self.pacer.take_break()) for _ in range(2)]
+        breaks[0].addCallback(lambda _: self.pacer.count(10))
+        self.assertNoResult(breaks[0])
+        self.reactor.advance(0)
+        self.successResultOf(breaks[1])
+        self.assertTrue(self.pacer.is_due())

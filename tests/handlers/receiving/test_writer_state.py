@@ -1,0 +1,153 @@
+"""Tests of what is remembered of writers on a connection."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.writer_state import (
+    CatchUpRun,
+    Collapsed,
+    Link,
+    LostRow,
+    WriterState,
+)
+from synapse_replication.testing.doubles import MemoryConnection
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import RdataRun
+
+
+def run(*tokens: int | None) -> RdataRun:
+    """Make a run of rows."""
+    return RdataRun("events", "w", list(tokens), [b"[]"] * len(tokens))
+
+
+def position(token: int) -> PositionCommand:
+    """Make a first announcement."""
+    return PositionCommand("events", "w", token, token)
+
+
+class LinkTests(SynchronousTestCase):
+    """The life of a connection."""
+
+    def test_losing_it_ends_catch_ups(self) -> None:
+        """Writers that catch up are forgotten, with their retries; others stay."""
+        clock = Clock()
+        link = Link(MemoryConnection())
+        retry = clock.callLater(1, self.fail)
+        link.writers["events", "a"] = WriterState()
+        link.writers["events", "b"] = WriterState(
+            catch_up=CatchUpRun(0, 1, retry=retry)
+        )
+        link.writers["events", "c"] = WriterState(catch_up=CatchUpRun(0, 1))
+        link.lose()
+        self.assertTrue(link.is_lost)
+        self.assertEqual(list(link.writers), [("events", "a")])
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_a_retry_that_was_made_is_not_cancelled(self) -> None:
+        """Cancelling is safe after the retry."""
+        clock = Clock()
+        catch_up = CatchUpRun(0, 1, retry=clock.callLater(0, lambda: None))
+        clock.advance(0)
+        catch_up.cancel_retry()
+        self.assertIsNone(catch_up.retry)
+
+
+class WriterStateTests(SynchronousTestCase):
+    """Whether rows are handed on as they come."""
+
+    def test_is_live(self) -> None:
+        """A writer is live when it neither catches up nor is amid a batch."""
+        self.assertTrue(WriterState().is_live)
+        self.assertFalse(WriterState(pending=[b"[]"]).is_live)
+        self.assertFalse(WriterState(has_lost_rows=True).is_live)
+        self.assertFalse(WriterState(catch_up=CatchUpRun(0, 1)).is_live)
+
+
+class CollapsedTests(SynchronousTestCase):
+    """What is left of items that found no room."""
+
+    def collapse(
+        self, *items: RdataRun | PositionCommand | LostRow | Collapsed
+    ) -> Collapsed:
+        collapsed = Collapsed("w", resettable=True)
+        for item in items:
+            collapsed.add(item)
+        return collapsed
+
+    def test_rows(self) -> None:
+        """The lowest and highest token of rows are kept, and their number."""
+        self.assertEqual(
+            self.collapse(run(5, 3), run(None, 9)),
+            Collapsed("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
+        )
+
+    def test_an_unfinished_batch(self) -> None:
+        """Rows of a batch that is not finished are remembered as such."""
+        self.assertEqual(
+            self.collapse(run(5, None)),
+            Collapsed("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
+        )
+        self.assertFalse(self.collapse(run(5, None), run(6)).ends_in_batch)
+
+    def test_only_the_beginning_of_a_batch(self) -> None:
+        """Rows without a token reach nothing."""
+        self.assertEqual(
+            self.collapse(run(None)), Collapsed("w", True, rows=1, ends_in_batch=True)
+        )
+
+    def test_a_lost_row(self) -> None:
+        """A row that could not be read makes the next token be fetched."""
+        self.assertTrue(self.collapse(run(5), LostRow("w")).ends_in_batch)
+
+    def test_positions(self) -> None:
+        """A position is reached like a token; the lowest is kept."""
+        self.assertEqual(
+            self.collapse(position(4), position(7)),
+            Collapsed("w", True, upto=7, lowest_position=4),
+        )
+
+    def test_a_reset(self) -> None:
+        """After a stream began again only what follows counts."""
+        self.assertEqual(
+            self.collapse(run(90), position(2), run(3)),
+            Collapsed(
+                "w",
+                True,
+                lowest=3,
+                upto=3,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=2,
+            ),
+        )
+
+    def test_a_stream_that_cannot_be_reset(self) -> None:
+        """A lower position of any other stream changes nothing."""
+        collapsed = Collapsed("w", resettable=False)
+        collapsed.add(run(90))
+        collapsed.add(position(2))
+        self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
+
+    def test_collapsing_again(self) -> None:
+        """What was collapsed before is taken in, in its place."""
+        before = self.collapse(run(90), position(2), run(3))
+        self.assertEqual(
+            self.collapse(run(80), before, run(4)),
+            Collapsed(
+                "w",
+                True,
+                lowest=3,
+                upto=4,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=4,
+            ),
+        )
+        self.assertEqual(
+            self.collapse(self.collapse(run(5)), run(6)),
+            Collapsed("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
+        )

@@ -1,0 +1,140 @@
+"""Tests of what is sent to all connections."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from tests.handlers.fixtures import Row
+
+
+class CommandSenderTests(SynchronousTestCase):
+    """Everything goes to every connection."""
+
+    def setUp(self) -> None:
+        self.stream = SourceStream("events", Row, instance_name="w")
+        self.stream.local_token = 7
+        self.host = MemoryHost(self.stream, written=["events"], instance_name="w")
+        self.sender = CommandSender(self.host, self.host.observer, passive=False)
+        self.connections = [MemoryConnection("a"), MemoryConnection("b")]
+        for connection in self.connections:
+            self.sender._links[connection] = Link(connection)
+
+    def test_commands(self) -> None:
+        """Each command has a method, and goes out on each connection."""
+        self.sender.send_user_sync("id", "@a:b", "My Phone", False, 5)
+        self.sender.send_clear_user_sync()
+        self.sender.send_federation_ack(9)
+        self.sender.send_user_ip("@a:b", "secret", "1.2.3.4", "agent", None, 6)
+        self.sender.send_remote_server_up("a.example")
+        self.sender.send_lock_released("w", "lock", "key")
+        self.sender.send_new_active_task("t1")
+        self.sender.send_cancel_task("t2")
+        for connection in self.connections:
+            self.assertEqual(
+                connection.take(),
+                [
+                    "USER_SYNC id @a:b My Phone end 5",
+                    "CLEAR_USER_SYNC w-id",
+                    "FEDERATION_ACK w 9",
+                    'USER_IP @a:b ["secret","1.2.3.4","agent",null,6]',
+                    "REMOTE_SERVER_UP a.example",
+                    'LOCK_RELEASED ["w","lock","key"]',
+                    "NEW_ACTIVE_TASK t1",
+                    "CANCEL_TASK t2",
+                ],
+            )
+
+    def test_a_broken_connection(self) -> None:
+        """C12: a connection that fails is reported; the others get the command."""
+        self.connections[0].broken = RuntimeError("gone")
+        self.sender.send_remote_server_up("a.example")
+        self.assertEqual(self.connections[1].take(), ["REMOTE_SERVER_UP a.example"])
+        self.assertEqual(len(self.host.observer.failures), 1)
+
+    def test_rows(self) -> None:
+        """C54: rows of several tokens are one write on each connection."""
+        self.sender.send_rows("events", [(8, [b'["a"]', b'["b"]']), (9, [b'["c"]'])])
+        for connection in self.connections:
+            self.assertEqual(
+                connection.take(),
+                [
+                    'RDATA events w batch ["a"]',
+                    'RDATA events w 8 ["b"]',
+                    'RDATA events w 9 ["c"]',
+                ],
+            )
+            self.assertEqual(connection.writes, [3])
+        self.assertEqual(self.host.observer.sent["events"], 3)
+        self.assertEqual(self.sender.last_sent_token(self.stream), 9)
+        self.assertEqual(self.host.observer.processes, [])
+
+    def test_no_rows(self) -> None:
+        """Nothing is sent of nothing."""
+        self.sender.send_rows("events", [])
+        self.assertEqual(self.connections[0].take(), [])
+
+    def test_a_row_that_is_too_long(self) -> None:
+        """In place of a row that a peer cannot take it is told to fetch."""
+        self.connections[0].max_line_length = 40
+        long = b'["' + b"x" * 100 + b'"]'
+        self.sender.send_rows(
+            "events", [(8, [b'["a"]']), (9, [b'["b"]', long]), (10, [b'["c"]'])]
+        )
+        self.assertEqual(
+            self.connections[0].take(),
+            [
+                'RDATA events w 8 ["a"]',
+                "POSITION events w 9 9",
+                'RDATA events w 10 ["c"]',
+            ],
+        )
+        self.assertEqual(len(self.connections[1].take()), 4)
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+
+    def test_rows_that_could_not_be_sent(self) -> None:
+        """A connection that fails with rows is told the position, if it can be."""
+        connection = self.connections[0]
+        send = connection.send_lines
+
+        def fail_once(command_name: str, lines: list[bytes]) -> None:
+            connection.send_lines = send  # type: ignore[method-assign]
+            raise RuntimeError("once")
+
+        connection.send_lines = fail_once  # type: ignore[assignment,method-assign]
+        self.sender.send_rows("events", [(8, [b'["a"]'])])
+        self.assertEqual(connection.take(), ["POSITION events w 8 8"])
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+
+    def test_announcements_name_what_was_sent(self) -> None:
+        """C11: what is committed and not sent is not covered by a POSITION."""
+        self.sender.announce_positions()
+        self.stream.persist("w", 9, ["a"])
+        self.sender.announce_positions(self.connections[0])
+        self.assertEqual(
+            self.connections[0].take(),
+            ["POSITION events w 7 7", "POSITION events w 7 7"],
+        )
+        self.assertEqual(self.connections[1].take(), ["POSITION events w 7 7"])
+
+    def test_positions(self) -> None:
+        """A position says from where to where nothing was written."""
+        self.sender.send_position("events", 7, 12)
+        self.assertEqual(self.connections[0].take(), ["POSITION events w 7 12"])
+        self.assertEqual(self.sender.last_sent_token(self.stream), 12)
+
+    def test_a_row_past_the_streamer(self) -> None:
+        """One row can be sent by itself; its token counts as sent."""
+        self.sender.stream_update("events", None, ["a"])
+        self.sender.stream_update("events", 8, ["b"])
+        self.assertEqual(
+            self.connections[0].take(),
+            ['RDATA events w batch ["a"]', 'RDATA events w 8 ["b"]'],
+        )
+        self.assertEqual(self.sender.last_sent_token(self.stream), 8)

@@ -1,0 +1,536 @@
+"""Tests of how written rows become RDATA and POSITION."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.sending.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from tests.handlers.fixtures import Row
+
+
+class Backwards:
+    """Randomness that is none: shuffles by turning round."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def shuffle(self, x: list[Any]) -> None:
+        x.reverse()
+
+
+class KeptRows:
+    """Takes note of the rows that are sent, by (stream, token before, tokens)."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int | None, list[int]]] = []
+        self.moves: list[tuple[str, int]] = []
+
+    def keeps(self, stream_name: str) -> bool:
+        return stream_name == "events"
+
+    def rows_follow(
+        self,
+        stream_name: str,
+        prev_token: int | None,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
+
+    def moved_on(self, stream_name: str, token: int) -> None:
+        self.moves.append((stream_name, token))
+
+    def position_sent(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
+
+    def passed_over(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
+
+
+class ReplicationStreamerTests(SynchronousTestCase):
+    """A process ``w`` that writes ``events`` and ``caches``."""
+
+    def build(self, options: StreamerOptions | None = None) -> None:
+        self.events = SourceStream("events", Row, instance_name="w")
+        self.caches = SourceStream(
+            "caches", Row, instance_name="w", announce_own_moves_only=True
+        )
+        self.events.is_guess = self.caches.is_guess = False
+        self.host = MemoryHost(
+            self.events, self.caches, written=["events", "caches"], instance_name="w"
+        )
+        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
+        self.streamer = ReplicationStreamer(
+            self.host,
+            self.handler,
+            self.host.observer,
+            options=options,
+            random_source=Backwards(),
+        )
+        self.streamer.start()
+        self.connection = MemoryConnection()
+        self.handler.new_connection(self.connection)
+        self.connection.take()
+
+    def setUp(self) -> None:
+        self.build()
+
+    def write(self, token: int, *rows: str) -> None:
+        """Commit rows of ours, and say so."""
+        self.events.persist("w", token, *([row] for row in rows))
+        self.host.notifier.notify()
+
+    def test_rows(self) -> None:
+        """C20: rows are sent with their token, the others of it as batch."""
+        self.write(1, "a")
+        self.write(3, "b", "c")
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["a"]',
+                'RDATA events w batch ["b"]',
+                'RDATA events w 3 ["c"]',
+            ],
+        )
+
+    def test_position_beyond_the_last_row(self) -> None:
+        """A token that has no row is announced behind the last row."""
+        self.events.persist("w", 2, ["a"])
+        self.events.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(
+            self.connection.take(),
+            ['RDATA events w 2 ["a"]', "POSITION events w 2 5"],
+        )
+
+    def test_position_without_rows(self) -> None:
+        """C53: a token that moved without rows of ours is announced, no more."""
+        self.events.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
+        self.assertEqual(self.events.requests, [])
+
+    def test_idle_writers_are_announced(self) -> None:
+        """C29: a token that moves because of others is announced within 1 s."""
+        self.events.local_token = 5
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
+        self.host.reactor.pump([1.0] * 10)
+        self.assertEqual(self.connection.take(), [])
+
+    def test_nothing_new_costs_nothing(self) -> None:
+        """C54: pokes without news start no background process."""
+        self.host.reactor.pump([1.0] * 10)
+        self.host.notifier.notify()
+        self.assertEqual(self.host.observer.processes, [])
+
+    def test_caches_do_not_echo(self) -> None:
+        """C52: a token of ``caches`` that moved because of others is not told."""
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), [])
+        self.caches.persist("w", 6, ["a"])
+        self.caches.local_token = 9
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ['RDATA caches w 6 ["a"]'])
+        self.handler.announce_positions()
+        self.assertIn("POSITION caches w 9 9", self.connection.take())
+
+    def test_own_id_without_row(self) -> None:
+        """C26: an id of ours that left no row is told, on ``caches`` as well."""
+        self.caches.is_guess = True
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
+
+    def test_begins_again(self) -> None:
+        """A stream that begins again in a running process tells where it stands."""
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        self.write(7, "a")
+        self.connection.take()
+        self.events.local_token = 2
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
+
+    def test_commits_while_rows_are_fetched(self) -> None:
+        """C11: what is committed during a fetch is sent, never passed by a POSITION."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.persist("w", 2, ["b"])
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), [])
+        self.events.answer()
+        self.events.answer()
+        self.assertEqual(
+            self.connection.take(),
+            ['RDATA events w 1 ["a"]', 'RDATA events w 2 ["b"]'],
+        )
+        self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 2)])
+
+    def test_a_large_commit_races_the_notifier(self) -> None:
+        """C11: 150 rows of one commit go out as RDATA, with no POSITION over them."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.persist("w", 2, *([str(n)] for n in range(150)))
+        self.handler.announce_positions()
+        self.assertIn("POSITION events w 0 0", self.connection.take())
+        self.events.answer()
+        self.host.reactor.advance(1)
+        self.events.answer()
+        sent = self.connection.take()
+        self.assertEqual(len([line for line in sent if "RDATA" in line]), 151)
+        self.assertEqual([line for line in sent if "POSITION" in line], [])
+
+    def test_one_loop_at_a_time(self) -> None:
+        """C54: any number of pokes while it runs makes it run once more."""
+        self.events.is_held = True
+        self.write(1, "a")
+        for token in range(2, 50):
+            self.write(token, "b")
+        self.assertEqual(len(self.events.requests), 1)
+        self.events.answer()
+        self.events.answer()
+        self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 49)])
+        self.assertEqual(self.host.observer.processes, ["replication_streamer"])
+        self.assertEqual(len(self.connection.take()), 49)
+
+    def test_nobody_connected(self) -> None:
+        """With nobody to tell, positions move and nothing is fetched."""
+        self.handler.lost_connection(self.connection)
+        self.write(5, "a")
+        self.assertEqual(self.events.requests, [])
+        self.handler.new_connection(self.connection)
+        self.assertIn("POSITION events w 5 5", self.connection.take())
+
+    def test_nobody_connected_and_rows_are_kept(self) -> None:
+        """Who was cut off finds what was written meanwhile among what is kept."""
+        kept = KeptRows()
+        self.handler.listen_to_sending(kept)
+        self.handler.lost_connection(self.connection)
+        self.write(5, "a")
+        self.caches.persist("w", 6, ["c"])
+        self.write(7, "b", "c")
+        self.assertEqual(kept.rows, [("events", 0, [5]), ("events", 5, [7])])
+        self.assertEqual(self.caches.requests, [], "of those nothing is kept")
+        self.assertEqual(kept.moves[-1], ("caches", 6))
+        self.handler.new_connection(self.connection)
+        self.assertIn("POSITION events w 7 7", self.connection.take())
+
+    def test_the_last_link_goes_amid_many_rows(self) -> None:
+        """What is left of them is not read on for nobody, but passed by."""
+        self.build(StreamerOptions(max_rows=2))
+        self.handler.listen_to_sending(KeptRows())
+        for token in range(1, 8):
+            self.caches.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.assertEqual(self.caches.requests, [("w", 0, 7)])
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.pump([0] * 3)
+        self.assertEqual(self.caches.requests, [("w", 0, 7)])
+        self.assertEqual(self.handler.last_sent_token(self.caches), 7)
+
+    def test_many_rows_starve_nobody(self) -> None:
+        """A stream with many rows waiting sends a page, then others get theirs."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.page_rows = 3
+        for token in range(1, 8):
+            self.events.persist("w", token, [str(token)])
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["1"]',
+                'RDATA events w 2 ["2"]',
+                'RDATA caches w 1 ["c"]',
+            ],
+        )
+        self.host.reactor.advance(0)
+        self.assertEqual(
+            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+        )
+
+    def test_a_page_is_fetched_once(self) -> None:
+        """
+        A page that is sent in slices is fetched once; no token is cut, and what was
+        committed since comes after it.
+        """
+        self.build(StreamerOptions(max_rows=2))
+        for token in range(1, 4):
+            self.events.persist("w", token, [f"{token}a"], [f"{token}b"], [f"{token}c"])
+        self.host.notifier.notify()
+        self.assertEqual(len(self.connection.take()), 3)
+        self.write(4, "d")
+        self.host.reactor.pump([0] * 2)
+        sent = self.connection.take()
+        self.assertEqual([line.split()[3] for line in sent[2::3]], ["2", "3"])
+        self.assertEqual(sent[-1], 'RDATA events w 4 ["d"]')
+        self.assertEqual(
+            self.events.requests, [("w", 0, 3), ("w", 3, 4)], "one for each commit"
+        )
+
+    def test_nothing_is_kept_of_what_may_begin_again(self) -> None:
+        """Of a stream that may begin again, each slice is fetched when it is sent."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        for token in range(1, 5):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(len(self.connection.take()), 4)
+        self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
+
+    def test_a_page_that_holds_no_more(self) -> None:
+        """What is left of a page is passed over when its stream was moved on since."""
+        self.build(StreamerOptions(max_rows=2))
+        for token in range(1, 6):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.handler.stream_update("events", 3, ["3"])
+        self.connection.take()
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(
+            self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in (4, 5)]
+        )
+
+    def hold_up(self) -> list[str]:
+        """Be amid many rows when the link falls behind; give the rows that wait."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.page_rows = 3
+        for token in range(1, 8):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.assertEqual(len(self.connection.take()), 2)
+        self.connection.is_behind = True
+        self.host.reactor.pump([0.01] * 5)
+        self.assertEqual(self.connection.take(), [])
+        return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+
+    def get_ready(self) -> None:
+        """Have the link take what was sent, and say so."""
+        self.connection.is_behind = False
+        self.handler.ready_again(self.connection)
+
+    def test_a_link_that_is_behind(self) -> None:
+        """
+        While a link has not taken what was sent, a stream with many rows waits, and
+        the others go on at once; when the link says that it is ready it goes on too.
+        """
+        waiting = self.hold_up()
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
+        self.get_ready()
+        # In the same turn; then a slice a turn.
+        self.assertEqual(self.connection.take(), waiting[:1])
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting[1:])
+
+    def test_waiting_costs_nothing(self) -> None:
+        """Who waits for a link does not look at it again and again."""
+        self.hold_up()
+        calls = self.host.reactor.getDelayedCalls()
+        self.assertEqual(len(calls), 1, "the look at idle streams, once a second")
+        processes = len(self.host.observer.processes)
+        self.host.reactor.advance(0.5)
+        self.assertEqual(len(self.host.observer.processes), processes)
+
+    def test_ready_while_rows_are_fetched(self) -> None:
+        """A link that gets ready amid a fetch of another stream is not missed."""
+        waiting = self.hold_up()
+        self.caches.is_held = True
+        self.caches.persist("w", 1, ["c"])
+        self.host.notifier.notify()
+        self.get_ready()
+        self.assertEqual(self.connection.take(), [])
+        self.caches.answer()
+        self.host.reactor.pump([0] * 4)
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]', *waiting])
+
+    def test_nobody_said_that_it_is_ready(self) -> None:
+        """A link that is ready and did not say so is found so within a second."""
+        waiting = self.hold_up()
+        self.connection.is_behind = False
+        self.host.reactor.advance(1)
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting)
+
+    def test_a_link_that_is_lost_while_behind(self) -> None:
+        """Who waits for a link that is lost goes on with the others, or not at all."""
+        waiting = self.hold_up()
+        other = MemoryConnection()
+        self.handler.add_connection(other)
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(other.take(), waiting)
+        self.hold_up()
+        self.handler.lost_connection(self.connection)
+        self.handler.new_connection(other)
+        self.assertIn("POSITION events w 7 7", other.take())
+        self.host.reactor.advance(1)
+        self.assertEqual(other.take(), [])
+
+    def test_a_source_that_fails(self) -> None:
+        """Rows that could not be fetched are sent a second later, once."""
+        self.events.is_held = True
+        self.write(1, "a")
+        self.events.fail(CatchUpError("down"))
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+        self.assertEqual(self.connection.take(), [])
+        self.events.is_held = False
+        self.host.reactor.advance(1)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+
+    def test_a_row_that_is_not_json(self) -> None:
+        """C12: a row that JSON cannot say leaves a gap that readers see."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.persist("w", 1, ["a"])
+        self.events.persist("w", 2, [float("nan")])
+        self.events.persist("w", 3, ["b"])
+        self.host.notifier.notify()
+        self.host.reactor.advance(0)
+        self.assertEqual(
+            self.connection.take(),
+            [
+                'RDATA events w 1 ["a"]',
+                "POSITION events w 2 2",
+                'RDATA events w 3 ["b"]',
+            ],
+        )
+        self.assertEqual(len(self.host.observer.sending_failures), 1)
+
+    def test_torture(self) -> None:
+        """Torture sends the streams in another order, each after a delay."""
+        self.build(StreamerOptions(torture_level=100))
+        self.caches.persist("w", 1, ["c"])
+        self.write(1, "e")
+        self.assertEqual(self.connection.take(), [])
+        self.host.reactor.advance(0.05)
+        self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
+        self.host.reactor.advance(0.05)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["e"]'])
+
+    def test_stop(self) -> None:
+        """Stopping sends what was written, waits for it, and leaves no timer."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
+        """What was held up and went another way keeps nobody from stopping."""
+        self.hold_up()
+        self.handler.stream_update("events", 7, ["7"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.get_ready()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_stop_is_given_up(self) -> None:
+        """Who waits no longer for the stop leaves what is being sent alone."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        stopped.addTimeout(5, self.host.reactor)
+        self.host.reactor.advance(5)
+        self.failureResultOf(stopped, TimeoutError)
+        self.events.answer()
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.host.reactor.advance(0)
+        self.assertEqual(self.host.observer.failures, [])
+
+    def test_stop_and_something_is_written(self) -> None:
+        """What is written before the stop is told of is sent first, too."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.events.answer()
+        self.write(2, "b")
+        self.host.reactor.advance(0)
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_ready_amid_a_send(self) -> None:
+        """A link may get ready while the loop that it has just started sends."""
+        self.hold_up()
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        send_lines = self.connection.send_lines
+
+        def send_lines_and_get_ready(name: str, lines: Sequence[bytes]) -> None:
+            send_lines(name, lines)
+            self.handler.ready_again(self.connection)
+
+        self.patch(self.connection, "send_lines", send_lines_and_get_ready)
+        self.get_ready()
+        self.assertNoResult(stopped)
+        self.host.reactor.pump([0] * 4)
+        self.successResultOf(stopped)
+
+    def test_who_stops_goes_on_outside(self) -> None:
+        """Who waited for the loop goes on when its background process has ended."""
+        self.hold_up()
+        running: list[str] = []
+        run = self.host.run_as_background_process
+
+        def run_as_background_process(
+            description: str, func: Callable[[], Awaitable[Any]]
+        ) -> Awaitable[Any]:
+            async def work() -> None:
+                running.append(description)
+                await func()
+                running.remove(description)
+
+            return run(description, work)
+
+        self.patch(self.host, "run_as_background_process", run_as_background_process)
+        self.caches.is_held = True
+        self.caches.persist("w", 1, ["c"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        during = stopped.addCallback(lambda _: list(running))
+        self.assertEqual(len(running), 1)
+        self.caches.answer()
+        self.get_ready()
+        self.host.reactor.pump([0] * 4)
+        self.assertEqual(self.successResultOf(during), [])
+
+    def test_stop_while_a_link_is_behind(self) -> None:
+        """Stopping waits until what is held up was sent, or the last link is gone."""
+        waiting = self.hold_up()
+        stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
+        self.get_ready()
+        self.assertNoResult(stopped[0])
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting)
+        for each in stopped:
+            self.successResultOf(each)
+        self.hold_up()
+        stopping = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopping)
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.advance(0)
+        self.successResultOf(stopping)
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])

@@ -1,0 +1,72 @@
+"""Tests of what is shown of the host's failures."""
+
+from __future__ import annotations
+
+import traceback
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import HostError
+from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.wire.commands.standard import (
+    Command,
+    InvalidateCacheCommand,
+    RemoteServerUpCommand,
+    UserIpCommand,
+)
+
+USER_IP = UserIpCommand("@a:b", "syt_secret", "192.0.2.1", "x", None, 1)
+
+
+def failing(text: str) -> None:
+    raise ValueError(text)
+
+
+class WithoutSecretsTests(SynchronousTestCase):
+    """Tests for without_secrets."""
+
+    def shown(
+        self, text: str, command: Command, *, as_cause: bool = False
+    ) -> Exception:
+        """Fail with a text, and give what may be shown."""
+        try:
+            try:
+                failing(text)
+            except ValueError as error:
+                if as_cause:
+                    raise KeyError("no text") from error
+                raise
+        except Exception as error:  # noqa: BLE001 -- as the handler does
+            return without_secrets(error, command)
+        raise AssertionError
+
+    def test_token_is_cut_out(self) -> None:
+        """The token is gone from the text and from all that is printed; where it failed
+        and what else was said is there."""
+        error = self.shown("Key (token)=(syt_secret) is there", USER_IP)
+        self.assertIsInstance(error, HostError)
+        self.assertEqual(str(error), "ValueError: Key (token)=(***) is there")
+        printed = "".join(traceback.format_exception(error))
+        self.assertNotIn("syt_secret", printed)
+        self.assertIn("in failing", printed)
+
+    def test_of_what_it_came(self) -> None:
+        """A token in an error that led to this one is not shown either."""
+        error = self.shown("syt_secret", USER_IP, as_cause=True)
+        self.assertNotIn("syt_secret", "".join(traceback.format_exception(error)))
+
+    def test_nothing_secret(self) -> None:
+        """An error that repeats no secret stays what it is."""
+        self.assertIsInstance(self.shown("no disk", USER_IP), ValueError)
+        command = RemoteServerUpCommand("syt_secret")
+        self.assertIsInstance(self.shown("syt_secret", command), ValueError)
+
+    def test_keys_of_caches(self) -> None:
+        """Keys of an older peer's INVALIDATE_CACHE may be tokens."""
+        command = InvalidateCacheCommand("get_user", ["syt_secret", 5])
+        self.assertEqual(
+            str(self.shown("no syt_secret here", command)), "ValueError: no *** here"
+        )
+        self.assertIsInstance(
+            self.shown("x", InvalidateCacheCommand("f", None)), ValueError
+        )

@@ -1,0 +1,142 @@
+"""Tests for :mod:`synapse_replication.instrumentation.status.model`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import StatusError
+from synapse_replication.instrumentation.status.model import (
+    Condition,
+    DuplicateStatus,
+    LinkStatus,
+    MemberStatus,
+    ProcessStatus,
+    StallReason,
+    WriterStatus,
+    decode_status,
+    describe_lag,
+    describe_process,
+    describe_writer,
+    encode_status,
+)
+
+STALLED = WriterStatus(
+    "events",
+    "w1",
+    Condition.STALLED,
+    10,
+    30,
+    20,
+    12.5,
+    reason=StallReason.CATCH_UP_FAILS,
+    stalled_for=31.0,
+    detail="the database is away",
+    history=(0, 5, 20),
+)
+LIVE = WriterStatus("typing", "w2", Condition.LIVE, 7, 7)
+STATUS = ProcessStatus(
+    "x.test",
+    "me",
+    "0.1.0",
+    3600.0,
+    (),
+    (STALLED, LIVE),
+    (LinkStatus("redis", 1, 60.0, "", 2, 300),),
+    (MemberStatus("w1", "abc", "0.1.0", "host:1", 1.0, False),),
+    (DuplicateStatus("w2", "host:2 and host:3", 4.0),),
+)
+
+
+class StatusTests(SynchronousTestCase):
+    def test_round_trip(self) -> None:
+        """What is written as JSON is read as it was."""
+        self.assertEqual(decode_status(encode_status(STATUS)), STATUS)
+
+    def test_no_status(self) -> None:
+        """An answer that is something else is an error that says so."""
+        for text in (b"", b"[]", b"{}", b"<html>", b'{"writers": 3}', b"\xff"):
+            error = self.assertRaises(StatusError, decode_status, text)
+            self.assertIn("not a status", str(error))
+
+    def test_stalled(self) -> None:
+        """The writers whose rows do not arrive are told apart."""
+        self.assertEqual(STATUS.stalled, (STALLED,))
+
+    def test_one_line(self) -> None:
+        """A writer's line has what an operator asks next."""
+        catching_up = WriterStatus(
+            "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
+        )
+        lines = {
+            describe_writer(
+                STALLED
+            ): "events/w1 stalled for 31 s: the database is away",
+            describe_writer(LIVE): "typing/w2 live",
+            describe_writer(catching_up): "events/w1 catching up, 12,034 of 98,211",
+        }
+        for line, expected in lines.items():
+            self.assertEqual(line, expected)
+
+    def test_behind_without_a_catch_up(self) -> None:
+        """A writer whose rows wait in the queue is told by how many."""
+        writer = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 2001, 2000)
+        self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
+
+    def test_lag_of_who_is_not_heard(self) -> None:
+        """How far a writer is that is not heard of is not known."""
+        gone = attrs.evolve(STALLED, reason=StallReason.WRITER_GONE)
+        self.assertEqual(describe_lag(LIVE), "0")
+        self.assertEqual(describe_lag(STALLED), "20")
+        self.assertEqual(describe_lag(gone), "20+")
+        self.assertEqual(describe_lag(attrs.evolve(gone, lag=0)), "?")
+        waiting = attrs.evolve(LIVE, condition=Condition.WAITING)
+        self.assertEqual(describe_lag(waiting), "?")
+
+
+class DescribeProcessTests(SynchronousTestCase):
+    def describe(self, *writers: WriterStatus, **more: Any) -> str:
+        status = ProcessStatus("x.test", "w9", "1", 1.0, (), writers, (), (), ())
+        return describe_process(attrs.evolve(status, **more))
+
+    def test_the_worst_first(self) -> None:
+        """What is wrong is told before what goes on, and that before what is well."""
+        fetching = WriterStatus(
+            "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
+        )
+        waiting = WriterStatus("caches", "w1", Condition.WAITING, 1, 1)
+        twice = (DuplicateStatus("w3", "", 1.0),)
+        down = (LinkStatus("redis", 0, 11.0, "refused"),)
+        for expected, told in (
+            (
+                "two processes are called w3",
+                self.describe(STALLED, duplicates=twice, links=down),
+            ),
+            (
+                "stalled: events/w1: the database is away",
+                self.describe(LIVE, STALLED, fetching, links=down),
+            ),
+            (
+                "stalled: events/w1: the database is away, and 1 more",
+                self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
+            ),
+            ("no link is up", self.describe(fetching, links=down)),
+            (
+                "catching up events/w1 12,034 of 98,211",
+                self.describe(LIVE, waiting, fetching),
+            ),
+            ("waiting for caches/w1", self.describe(LIVE, waiting)),
+            ("not ready: no link is up", self.describe(not_ready=("no link is up",))),
+            ("live: 1 stream of 1 writer", self.describe(LIVE)),
+            (
+                "live: 1 stream of 2 writers, typing/w3 7 behind",
+                self.describe(LIVE, attrs.evolve(LIVE, instance_name="w3", lag=7)),
+            ),
+            (
+                "live: follows no other process",
+                self.describe(attrs.evolve(LIVE, condition=Condition.WRITTEN_HERE)),
+            ),
+        ):
+            self.assertEqual(told, expected)

@@ -1,0 +1,383 @@
+"""Tests for :mod:`synapse_replication.instrumentation.status.observer`."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    ConnectionBuffers,
+    PeerNews,
+)
+from synapse_replication.instrumentation.status.model import (
+    Condition,
+    ProcessStatus,
+    StallReason,
+    WriterStatus,
+)
+from synapse_replication.instrumentation.status.observer import (
+    MAX_NAMES,
+    MAX_TOLD,
+    StatusObserver,
+)
+
+EVENT = CatchUp("events", "w1", 100, 150)
+
+
+def news(
+    name: str = "w1", *, is_leaving: bool = False, **positions: tuple[int, float]
+) -> PeerNews:
+    return PeerNews(name, "abc", "0.1.0", "host:1", is_leaving, positions)
+
+
+class StatusObserverTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.observer = StatusObserver(
+            "x.test", "me", [("events", "w1")], monotonic=self.clock.seconds
+        )
+
+    def snapshot(self) -> ProcessStatus:
+        return self.observer.snapshot()
+
+    def writer(self) -> WriterStatus:
+        (writer,) = self.snapshot().writers
+        return writer
+
+    def go_live(self, token: int = 100) -> None:
+        self.observer.connection_made("redis")
+        self.observer.position_announced("events", "w1", token)
+        self.observer.position_changed("events", "w1", token)
+        self.observer.stream_connected("redis", "events", "w1")
+
+    # -- conditions ---------------------------------------------------------------
+
+    def test_waiting(self) -> None:
+        """A writer that is expected waits for its POSITION at first."""
+        self.observer.connection_made("redis")
+        self.assertEqual(
+            self.writer(), WriterStatus("events", "w1", Condition.WAITING, None, None)
+        )
+
+    def test_live(self) -> None:
+        """A writer whose POSITION was handled is live, and has no lag."""
+        self.go_live()
+        self.assertEqual(
+            self.writer(), WriterStatus("events", "w1", Condition.LIVE, 100, 100)
+        )
+
+    def test_catching_up(self) -> None:
+        """A catch-up shows where it began, where it is, and where it ends."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        self.observer.catch_up_page(EVENT, 10, 120)
+        writer = self.writer()
+        self.assertEqual(writer.condition, Condition.CATCHING_UP)
+        self.assertEqual(
+            (writer.started_from, writer.position, writer.announced), (100, 120, 150)
+        )
+        self.observer.catch_up_page(EVENT, 10, 150)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.assertIsNone(self.writer().started_from)
+
+    def test_rows_on_their_way(self) -> None:
+        """Rows that were announced a moment ago are no catch-up; older ones are."""
+        self.go_live()
+        self.observer.position_announced("events", "w1", 9999)
+        self.clock.advance(1.9)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.assertGreater(self.writer().lag, 0)
+        self.clock.advance(0.2)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    def test_catch_up_in_parts(self) -> None:
+        """A catch-up that gives way to others is still one: it keeps its beginning."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        self.observer.catch_up_page(EVENT, 10, 120)
+        self.observer.catch_up(CatchUp("events", "w1", 120, 180))
+        writer = self.writer()
+        self.assertEqual((writer.started_from, writer.announced), (100, 180))
+
+    def test_reset(self) -> None:
+        """A stream that began again stands where it began, without lag."""
+        self.go_live(5000)
+        self.observer.position_announced("events", "w1", 6000)
+        self.observer.stream_reset("events", "w1", 5000, 0)
+        writer = self.writer()
+        self.assertEqual((writer.position, writer.announced, writer.lag), (0, 0, 0))
+
+    def test_written_here(self) -> None:
+        """What this process writes is listed with how far others were told."""
+        self.observer.watch_own_positions(lambda: {"typing": 7})
+        own = self.snapshot().writers[1]
+        self.assertEqual(
+            own, WriterStatus("typing", "me", Condition.WRITTEN_HERE, 7, 7)
+        )
+
+    # -- lag ------------------------------------------------------------------------
+
+    def test_lag_in_seconds_by_heartbeat(self) -> None:
+        """The age of a write is what the writer's heartbeat says."""
+        self.go_live()
+        self.observer.peer_heard(news(events=(150, 42.0)))
+        self.clock.advance(3)
+        writer = self.writer()
+        self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
+
+    def test_a_heartbeat_knows_better(self) -> None:
+        """A write that was heard of late, in a POSITION, is as old as it is."""
+        self.go_live()
+        self.observer.position_announced("events", "w1", 150)
+        self.observer.peer_heard(news(events=(150, 600.0)))
+        self.assertEqual(self.writer().lag_seconds, 600.0)
+
+    def test_lag_in_seconds_without_heartbeats(self) -> None:
+        """Of a stock peer, a write is as old as the first that was heard of it."""
+        self.go_live()
+        self.observer.position_announced("events", "w1", 101)
+        self.clock.advance(5)
+        self.observer.position_announced("events", "w1", 102)
+        self.clock.advance(1)
+        self.assertEqual(self.writer().lag_seconds, 6)
+        self.observer.position_changed("events", "w1", 101)
+        self.assertEqual(self.writer().lag_seconds, 1)
+        self.observer.position_changed("events", "w1", 102)
+        self.assertEqual(self.writer().lag_seconds, 0)
+
+    def test_many_announcements(self) -> None:
+        """What is kept of announcements is bounded, and the oldest stays known."""
+        self.go_live()
+        for token in range(101, 101 + 3 * MAX_TOLD):
+            self.observer.position_announced("events", "w1", token)
+            self.clock.advance(1)
+        self.assertEqual(self.writer().lag_seconds, 3 * MAX_TOLD)
+        told = self.observer._writers["events", "w1"].told
+        self.assertLessEqual(len(told), MAX_TOLD)
+        self.observer.position_changed("events", "w1", 100 + 3 * MAX_TOLD - 1)
+        self.assertEqual((self.writer().lag, self.writer().lag_seconds), (1, 1))
+
+    def test_a_burst_of_announcements(self) -> None:
+        """Announcements that follow at once are one, as old as its first."""
+        self.go_live()
+        for token in range(101, 110):
+            self.observer.position_announced("events", "w1", token)
+            self.clock.advance(0.01)
+        self.assertEqual(len(self.observer._writers["events", "w1"].told), 1)
+        self.assertAlmostEqual(self.writer().lag_seconds, 0.09)
+
+    def test_history(self) -> None:
+        """The lag of the last samples is kept, and no more of them."""
+        self.go_live()
+        for token in range(101, 201):
+            self.observer.position_announced("events", "w1", token)
+            self.observer.sample()
+        self.assertEqual(self.writer().history, tuple(range(41, 101)))
+
+    # -- stalled ----------------------------------------------------------------------
+
+    def stalled(self) -> tuple[StallReason | None, float, str]:
+        writer = self.writer()
+        return writer.reason, writer.stalled_for, writer.detail
+
+    def test_no_link(self) -> None:
+        """Without a link nothing arrives, and the reason is that of the link."""
+        self.go_live()
+        self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+        self.observer.connection_failed("redis", "refused", 5.0)
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.WAITING)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled(), (StallReason.NO_LINK, 10, "redis: refused"))
+        self.observer.connection_made("redis")
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_no_position(self) -> None:
+        """A writer that tells nothing while a link is up is asked after."""
+        self.observer.connection_made("redis")
+        self.clock.advance(10)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.NO_POSITION, 10))
+        self.assertIn("does it run?", detail)
+
+    def test_one_of_two_connections(self) -> None:
+        """A second connection of the same name keeps its writers connected."""
+        self.go_live()
+        self.observer.connection_made("redis")
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.writer().condition, Condition.WAITING)
+
+    def test_goodbye(self) -> None:
+        """A writer that said goodbye is stalled soon, and until it comes back."""
+        self.go_live()
+        self.observer.peer_heard(news(is_leaving=True))
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(
+            self.stalled(), (StallReason.WRITER_GONE, 10, "w1 said goodbye")
+        )
+        self.observer.peer_heard(news())
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_silence(self) -> None:
+        """A writer whose heartbeats cease is stalled since the last one."""
+        self.go_live()
+        self.observer.peer_heard(news())
+        self.clock.advance(15)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
+
+    def test_catch_up_fails(self) -> None:
+        """A catch-up that goes on failing is stalled since its first failure."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        for attempt in (1, 2, 3):
+            error = CatchUpError("the database is away")
+            self.observer.catch_up_failed(EVENT, error, attempt, 5.0)
+            self.clock.advance(5)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.CATCH_UP_FAILS, 15))
+        self.assertIn("attempt 3: the database is away", detail)
+        self.observer.catch_up_page(EVENT, 1, 101)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    def test_a_new_link_forgets_failures(self) -> None:
+        """A writer that is live on a new link fails no more, though nothing moved."""
+        self.go_live(150)
+        self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
+        self.clock.advance(20)
+        self.assertEqual(self.stalled()[0], StallReason.CATCH_UP_FAILS)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_no_progress(self) -> None:
+        """Rows that are there and are not handled are stalled since then."""
+        self.go_live()
+        self.clock.advance(100)
+        self.observer.position_announced("events", "w1", 101)
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[:2], (StallReason.NO_PROGRESS, 10))
+
+    def test_slow_is_not_stalled(self) -> None:
+        """A catch-up that takes long, but moves, is not stalled."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        for token in range(101, 150):
+            self.clock.advance(5)
+            self.observer.catch_up_page(EVENT, 1, token)
+            self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    # -- ready -------------------------------------------------------------------------
+
+    def test_ready(self) -> None:
+        """A process is ready when all that it follows was caught up once."""
+        self.observer.connection_made("redis")
+        self.assertEqual(self.snapshot().not_ready, ("events/w1 waiting for POSITION",))
+        self.observer.catch_up(EVENT)
+        self.observer.catch_up_page(EVENT, 10, 120)
+        self.assertEqual(
+            self.snapshot().not_ready, ("events/w1 catching up, 20 of 50",)
+        )
+        self.observer.position_changed("events", "w1", 150)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.snapshot().not_ready, ())
+        self.observer.position_announced("events", "w1", 200)
+        self.assertEqual(self.snapshot().not_ready, ())
+
+    def test_not_ready_without_links(self) -> None:
+        """A process with no link is not ready, though it was."""
+        self.go_live()
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.snapshot().not_ready, ("no link is up",))
+
+    def test_not_ready_before_the_first_link(self) -> None:
+        """A process that makes links is not ready before one is up, whomever it
+        follows."""
+        self.observer = StatusObserver(
+            "x.test", "me", needs_link=True, monotonic=self.clock.seconds
+        )
+        self.assertEqual(self.snapshot().not_ready, ("no link is up",))
+        self.observer.connection_made("redis")
+        self.assertEqual(self.snapshot().not_ready, ())
+
+    def test_absent_writers_hold_nobody_up(self) -> None:
+        """A writer that does not run keeps no other process from being ready."""
+        self.observer.connection_made("redis")
+        self.clock.advance(10)
+        self.assertEqual(self.snapshot().not_ready, ())
+
+    # -- links, members, duplicates -----------------------------------------------------
+
+    def test_links(self) -> None:
+        """Links show their age, what is queued, and why they are down."""
+        self.observer.connection_failed("w2", "refused", 1.0)
+        self.observer.connection_made("w1")
+        self.observer.watch_buffers(lambda: [ConnectionBuffers("w1", 1, 20, 300, 4)])
+        self.clock.advance(3)
+        up, down = self.snapshot().links
+        self.assertEqual(
+            (up.name, up.up, up.since, up.detail, up.commands_queued, up.bytes_queued),
+            ("w1", 1, 3, "", 1, 320),
+        )
+        self.assertEqual((down.up, down.since, down.detail), (0, 3, "refused"))
+
+    def test_members(self) -> None:
+        """Members are known by heartbeats, with version, epoch and last sign."""
+        self.observer.peer_heard(news("w2"))
+        self.clock.advance(4)
+        (member,) = self.snapshot().members
+        self.assertEqual(
+            (member.instance_name, member.epoch, member.version, member.where),
+            ("w2", "abc", "0.1.0", "host:1"),
+        )
+        self.assertEqual((member.last_heard, member.is_gone), (4, False))
+        self.clock.advance(12)
+        self.assertTrue(self.snapshot().members[0].is_gone)
+
+    def test_members_that_leave(self) -> None:
+        """One for whom nobody waits is forgotten with its streams when it goes."""
+        self.observer.position_changed("receipts", "w2", 5)
+        self.observer.peer_heard(news("w2"))
+        self.observer.peer_heard(news("w2", is_leaving=True))
+        self.observer.peer_heard(news("w1", is_leaving=True))
+        status = self.snapshot()
+        self.assertEqual([m.instance_name for m in status.members], ["w1"])
+        self.assertEqual([w.instance_name for w in status.writers], ["w1"])
+
+    def test_duplicates(self) -> None:
+        """A duplicate name is shown while there are signs of it."""
+        self.observer.duplicate_instance("w1", "host:1 and host:2")
+        self.clock.advance(59)
+        (duplicate,) = self.snapshot().duplicates
+        self.assertEqual(duplicate.places, "host:1 and host:2")
+        self.assertEqual(duplicate.last_heard, 59)
+        self.clock.advance(1)
+        self.assertEqual(self.snapshot().duplicates, ())
+
+    def test_names_are_bounded(self) -> None:
+        """C56: what peers could make up is passed over beyond a bound."""
+        for number in range(MAX_NAMES + 10):
+            name = f"w{number}"
+            self.observer.position_changed("events", name, 1)
+            self.observer.connection_made(name)
+            self.observer.peer_heard(news(name))
+            self.observer.duplicate_instance(name, "here")
+        status = self.snapshot()
+        for kept in (status.writers, status.links, status.members, status.duplicates):
+            self.assertEqual(len(kept), MAX_NAMES)
+        self.observer.peer_heard(news("another", is_leaving=True))
+
+    def test_our_own_rows(self) -> None:
+        """Our own name is never a writer that is followed."""
+        self.observer.position_changed("events", "me", 5)
+        self.assertEqual(len(self.snapshot().writers), 1)

@@ -1,0 +1,94 @@
+"""Tests for :mod:`synapse_replication.instrumentation.status.stalls`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.logger import Logger, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import CloseReason, PeerNews
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.stalls import StallLog
+
+WRITERS = [("events", "w1"), ("caches", "w1"), ("typing", "w2")]
+
+
+class StallLogTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.observer = StatusObserver(
+            "x.test", "me", WRITERS, monotonic=self.clock.seconds
+        )
+        self.events: list[Any] = []
+        logger = Logger("test", observer=self.events.append)  # type: ignore[arg-type]
+        self.log = StallLog(logger, self.clock.seconds)
+        self.connect()
+
+    def connect(self) -> None:
+        self.observer.connection_made("redis")
+        for key in WRITERS:
+            self.observer.position_changed(*key, 5)
+            self.observer.stream_connected("redis", *key)
+
+    def lines(self, seconds: int = 5) -> list[str]:
+        """Look each 5 s for some time; give what was logged."""
+        for _ in range(0, seconds, 5):
+            self.clock.advance(5)
+            self.log.look(self.observer.snapshot())
+        lines = [f"{e['log_level'].name} {formatEvent(e)}" for e in self.events]
+        self.events.clear()
+        return lines
+
+    def leave(self, name: str) -> None:
+        self.observer.peer_heard(PeerNews(name, "e", "1", "host", True, {}))
+
+    def test_nothing(self) -> None:
+        """What is well makes no line."""
+        self.assertEqual(self.lines(300), [])
+
+    def test_from_its_beginning_to_its_end(self) -> None:
+        """One line for what has one reason, with what to do; then one a minute; then
+        that it is over."""
+        self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
+        (line,) = self.lines(60)
+        self.assertIn("warn caches/w1, events/w1, typing/w2 stalled for 10 s", line)
+        self.assertIn("redis: it was cut. Look whether Redis", line)
+        self.assertIn("ReplicationStalled, no_link)", line)
+        self.assertEqual(len(self.lines(60)), 1)
+        self.connect()
+        self.assertEqual(
+            self.lines(60),
+            ["info caches/w1, events/w1, typing/w2 not stalled any more"],
+        )
+
+    def test_one_more(self) -> None:
+        """Another stream, or another reason, is told at once."""
+        self.leave("w1")
+        (line,) = self.lines(15)
+        self.assertIn("caches/w1, events/w1 stalled", line)
+        self.leave("w2")
+        (line,) = self.lines(10)
+        self.assertIn("typing/w2 stalled", line)
+        self.assertIn("w2 said goodbye", line)
+        self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
+        (line,) = self.lines(10)
+        self.assertIn("no_link", line)
+
+    def test_two_groups(self) -> None:
+        """Each of two that are gone has its line each minute."""
+        self.leave("w1")
+        self.leave("w2")
+        self.assertEqual(len(self.lines(15)), 2)
+        self.assertEqual(len(self.lines(60)), 2)
+
+    def test_fields(self) -> None:
+        """The line has its facts as fields, for programs."""
+        self.leave("w2")
+        self.clock.advance(10)
+        self.log.look(self.observer.snapshot())
+        (event,) = self.events
+        self.assertEqual(
+            (event["reason"], event["streams"]), ("writer_gone", "typing/w2")
+        )

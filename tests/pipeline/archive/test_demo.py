@@ -1,0 +1,115 @@
+"""The archive beside a running deployment: that of the demonstration."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.demo.deployment import Deployment, Plan
+from synapse_replication.demo.run import run_demo
+from synapse_replication.demo.script import STREAMS, read_script
+from synapse_replication.pipeline.archive.layout import read_archive, read_archived_wire
+from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
+from synapse_replication.pipeline.settings import settings_of_config
+from synapse_replication.recordings.reader import shipped_recording
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from tests.pipeline.shared_session import shared_session
+
+#: More rows may be asked for by hand.
+_ROWS = int(os.environ.get("SYNAPSE_REPLICATION_DEMO_ROWS", "600"))
+
+
+class _Screen:
+    """Shows nothing; starts the recorder when the processes are up."""
+
+    def __init__(self, deployment: Deployment, recordings: Path) -> None:
+        self._deployment = deployment
+        self._recordings = recordings
+        self.recorder: subprocess.Popen[bytes] | None = None
+
+    def say(self, text: str) -> None:
+        if text.startswith("Look on") and self.recorder is None:
+            self.recorder = self._record()
+
+    def progress(self, rows: dict[str, int], total: int) -> None:
+        """Show nothing."""
+
+    def _record(self) -> subprocess.Popen[bytes]:
+        config = self._deployment.directory / "homeserver.yaml"
+        recorder = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "synapse_replication", "record"),
+                *("-c", str(config), "--out", str(self._recordings), "--gzip"),
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+        redis = self._deployment.redis
+        assert redis is not None
+        until = time.monotonic() + 30
+        processes = len(self._deployment.processes)
+        while len(redis.clients("pubsub")) <= processes:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return recorder
+
+
+class DemoTests(SynchronousTestCase):
+    """Tests for what a deployment wrote, and what is in the archive."""
+
+    def test_all_rows(self) -> None:
+        """After the demonstration the archive has, of each writer, the rows that it
+        wrote: of tables from the database, of typing from the recording."""
+        session = shared_session()
+        recording = shipped_recording()
+        deployment = Deployment(Plan(recording, _ROWS, 1000.0, use_redis=True))
+        self.addCleanup(deployment.close)
+        folder = Path(self.mktemp()).absolute()
+        recordings = Path(self.mktemp()).absolute()
+        screen = _Screen(deployment, recordings)
+        total = sum(len(write.rows) for write in read_script(recording, _ROWS))
+        tallies = run_demo(deployment, screen, total, with_faults=False)
+        self.assertTrue(all(tally.is_good for tally in tallies))
+        assert screen.recorder is not None
+        screen.recorder.send_signal(signal.SIGTERM)
+        self.assertEqual(screen.recorder.wait(30), 0)
+
+        config = [
+            str(deployment.directory / name)
+            for name in ("homeserver.yaml", f"{MAIN_INSTANCE}.yaml")
+        ]
+        run_archive(
+            ArchiveSettings(
+                str(folder), settings_of_config(config), [str(recordings)], once=True
+            ),
+            PlainReporter(io.StringIO()),
+        )
+        written: Counter[tuple[str, str, int]] = Counter()
+        typed: Counter[tuple[str, str]] = Counter()
+        for stream in STREAMS.values():
+            for writer in set(stream.writers.values()):
+                rows = deployment.written_rows(stream, writer)
+                if stream.in_memory:
+                    typed[stream.name, writer] += len(rows)
+                else:
+                    written.update((stream.name, writer, token) for token, _ in rows)
+        archived = read_archive(session, folder).select(
+            "stream", "instance_name", "stream_id"
+        )
+        self.assertEqual(Counter(map(tuple, archived.collect())), written)
+        self.assertEqual(written.total() + typed.total(), total)
+        commands = read_archived_wire(session, folder).where("command = 'RDATA'")
+        recorded = Counter(
+            (row["stream"], row["instance_name"])
+            for row in commands.select("stream", "instance_name").collect()
+        )
+        for place, count in typed.items():
+            self.assertEqual(recorded[place], count, place)

@@ -1,0 +1,155 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive.export_job`."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from pyarrow import parquet
+from pyspark.sql import functions as sf
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.driver import drive_archive
+from synapse_replication.pipeline.archive.export_job import export_command, export_rows
+from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
+from tests.pipeline.archives import make_batch, make_rows
+from tests.pipeline.shared_session import shared_session
+
+
+@functools.cache
+def shared_archive() -> Path:
+    """Make one that all these tests only read."""
+    folder = Path("archive-to-export").absolute()
+    with drive_archive(folder, create=True) as driver:
+        driver.writers["rows"].write(make_rows(1, 8), make_batch(0))
+    return folder
+
+
+class ExportTests(SynchronousTestCase):
+    """An archive of eight rows, two streams and two days."""
+
+    def setUp(self) -> None:
+        self.folder = shared_archive()
+        self.out = Path(self.mktemp()).absolute()
+
+    def export(self, format_: str, where: str | None = None) -> int:
+        return export_rows(
+            shared_session(), str(self.folder), str(self.out), format_, where
+        )
+
+    def files(self) -> list[Path]:
+        return sorted(self.out.iterdir())
+
+    def test_parquet(self) -> None:
+        """Parquet has the columns of the archive, and only the rows asked for."""
+        self.assertEqual(
+            self.export("parquet", "stream = 's1' AND day < '2026-01-02'"), 2
+        )
+        tables = [parquet.read_table(path) for path in self.files()]
+        rows = [row for table in tables for row in table.to_pylist()]
+        self.assertEqual(list(rows[0]), ARCHIVE_SCHEMA.names)
+        self.assertEqual(
+            {(r["stream"], r["stream_id"]) for r in rows}, {("s1", 1), ("s1", 5)}
+        )
+
+    def test_jsonl(self) -> None:
+        """A line is an object with all columns; the row is an array, times are UTC."""
+        self.assertEqual(self.export("jsonl"), 8)
+        lines = [
+            json.loads(line)
+            for path in self.files()
+            for line in path.read_text().splitlines()
+        ]
+        (first,) = (line for line in lines if line["stream_id"] == 1)
+        self.assertEqual(
+            first,
+            {
+                "stream": "s1",
+                "instance_name": "w1",
+                "stream_id": 1,
+                "row_index": 0,
+                "row": ["x"],
+                "written_ts": None,
+                "archived_ts": "2026-01-09T12:00:00.000Z",
+                "day": "2026-01-01",
+            },
+        )
+
+    def test_csv(self) -> None:
+        """Other programs read the quotation marks in CSV."""
+        self.assertEqual(self.export("csv", "stream_id = 1"), 1)
+        rows: list[dict[str, str]] = []
+        for path in self.files():
+            with path.open(newline="") as file:
+                rows += csv.DictReader(file)
+        (row,) = rows
+        self.assertEqual(row["row"], '["x"]')
+        self.assertEqual(row["archived_ts"], "2026-01-09T12:00:00.000Z")
+
+    def test_nothing_found(self) -> None:
+        """A condition that is never true gives a folder without rows."""
+        self.assertEqual(self.export("jsonl", "stream = 'none'"), 0)
+        self.assertTrue(self.out.is_dir())
+
+    def test_bad_expressions(self) -> None:
+        """An expression that makes no sense is told, and nothing is made."""
+        for where, reason in (
+            ("stream =", "PARSE_SYNTAX_ERROR"),
+            ("room = 'x'", "UNRESOLVED_COLUMN"),
+            ("stream_id + 1", "DATATYPE_MISMATCH"),
+            ("stream_id = int(row)", "CAST_INVALID_INPUT"),
+        ):
+            error = self.assertRaises(PipelineError, self.export, "csv", where)
+            self.assertIn(reason, str(error))
+            self.assertLess(len(str(error)), 700)
+        self.assertEqual(list(self.out.parent.glob(f"*{self.out.name}*")), [])
+
+    def test_view(self) -> None:
+        """Rows of one kind have their fields as columns, also for the condition."""
+        folder = Path(self.mktemp()).absolute()
+        receipt = ["!room", "m.read", "@user", "$event", None, {"ts": 5}]
+        rows = make_rows(1, 4).withColumns(
+            {
+                "stream": sf.lit("receipts"),
+                "row": sf.lit(json.dumps(receipt)),
+            }
+        )
+        with drive_archive(folder, create=True) as driver:
+            driver.writers["rows"].write(rows, make_batch(0))
+        where = "user_id = '@user' AND stream_id > 2"
+        count = export_rows(
+            *(shared_session(), str(folder), str(self.out), "jsonl", where),
+            view="receipts",
+        )
+        self.assertEqual(count, 2)
+        lines = [
+            json.loads(line)
+            for path in self.files()
+            for line in path.read_text().splitlines()
+        ]
+        self.assertEqual({line["room_id"] for line in lines}, {"!room"})
+        error = self.assertRaises(
+            PipelineError,
+            export_rows,
+            *(shared_session(), str(folder), "new", "csv", None),
+            view="receipt",
+        )
+        self.assertIn("there is none; there are ", str(error))
+
+    def test_folder_exists(self) -> None:
+        """A folder that exists is left alone."""
+        self.out.mkdir()
+        error = self.assertRaises(PipelineError, self.export, "csv")
+        self.assertIn("exists: give the name of a new folder", str(error))
+
+    def test_command(self) -> None:
+        """The command counts what it wrote."""
+        shared_session()
+        arguments = ["--archive", str(self.folder), "--out", str(self.out), "--json"]
+        result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)
+        self.assertEqual(json.loads(result.stdout)["rows"], 8)
+        self.assertEqual(self.files()[0].name, "rows-00000.parquet")

@@ -1,0 +1,38 @@
+"""Tests for the command of the job archive."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.archive.job import archive_command
+from tests.pipeline.shared_session import shared_session
+
+
+class CommandTests(SynchronousTestCase):
+    """Tests for the command line."""
+
+    def test_nothing_to_archive(self) -> None:
+        """Without a database and without a recording it says what to give."""
+        result = CliRunner().invoke(
+            archive_command, ["--archive", self.mktemp()], env={}
+        )
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("what to archive?", result.output)
+
+    def test_recording(self) -> None:
+        """The result is one line, or JSON."""
+        shared_session()
+        recording = Path(self.mktemp()).with_suffix(".jsonl").absolute()
+        recording.parent.mkdir(parents=True, exist_ok=True)
+        recording.write_text('{"t": 1, "channel": "x", "line": "PING 1"}\n')
+        folder = self.mktemp()
+        arguments = ["--archive", folder, "--recording", str(recording), "--once"]
+        result = CliRunner().invoke(archive_command, [*arguments, "--json"])
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertEqual(json.loads(result.stdout)["commands"], 1)
+        result = CliRunner().invoke(archive_command, [*arguments, "--metrics-port=0"])
+        self.assertIn("0 commands of 0 recordings", result.stdout)

@@ -1,0 +1,66 @@
+"""Tests for synapse_replication.pipeline.archive.metrics."""
+
+from __future__ import annotations
+
+import socket
+from urllib.request import urlopen
+
+from prometheus_client import CollectorRegistry
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.metrics import ArchiveMetrics, serve_metrics
+from synapse_replication.pipeline.source.offsets import StreamOffset
+
+
+class ArchiveMetricsTests(SynchronousTestCase):
+    """Tests for the numbers, and for where they are served."""
+
+    def setUp(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = ArchiveMetrics(self.registry)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(
+            f"synapse_replication_archive_{name}", labels
+        )
+
+    def test_positions(self) -> None:
+        """Each writer has its position; a stream that knows no writers has one."""
+        self.metrics.set_offsets(
+            {
+                "events": StreamOffset(3, {"w1": 7, "w2": 3}),
+                "account_data": StreamOffset(9),
+            }
+        )
+        for stream, writer, token in (
+            ("events", "w1", 7),
+            ("events", "w2", 3),
+            ("account_data", "", 9),
+        ):
+            self.assertEqual(
+                self.value("position", stream=stream, instance_name=writer), token
+            )
+
+    def test_lag(self) -> None:
+        """While somebody is behind, nothing is caught up."""
+        self.metrics.set_lag({("events", "w1"): 4, ("events", "w2"): 0}, 100.0)
+        self.assertEqual(self.value("lag_ids", stream="events", instance_name="w1"), 4)
+        self.assertEqual(self.value("caught_up_timestamp_seconds"), 0)
+        self.metrics.set_lag({("events", "w1"): 0, ("events", "w2"): 0}, 200.0)
+        self.assertEqual(self.value("caught_up_timestamp_seconds"), 200)
+
+    def test_served(self) -> None:
+        """They are served on the address that is asked for, until they are not."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            error = self.assertRaises(
+                PipelineError, serve_metrics, self.registry, "127.0.0.1", port
+            )
+            self.assertIn(f"port {port}: Address already in use", str(error))
+        stop = serve_metrics(self.registry, "127.0.0.1", port)
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            content = answer.read().decode()
+        self.assertIn("synapse_replication_archive_rows_per_second 0.0", content)
+        stop()
+        self.assertRaises(OSError, urlopen, f"http://127.0.0.1:{port}/metrics")

@@ -1,0 +1,50 @@
+"""Tests for synapse_replication.pipeline.archive.progress."""
+
+from __future__ import annotations
+
+import io
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.archive.progress import (
+    Numbers,
+    PlainReporter,
+    TerminalReporter,
+    make_reporter,
+)
+
+
+class Terminal(io.StringIO):
+    """A terminal of eighty columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class ReporterTests(SynchronousTestCase):
+    """Tests for what is said, and to whom."""
+
+    def test_plain(self) -> None:
+        """Where there is no terminal each step is a line without colour."""
+        out = io.StringIO()
+        times = iter([10.0, 12.5, 13.0])
+        with PlainReporter(out, lambda: next(times)) as reporter:
+            reporter.show(Numbers(rows=1234, rows_per_second=617.0), "batch 0")
+            reporter.show(Numbers(rows=1234, commands=7, behind=3), "looked")
+        self.assertEqual(
+            out.getvalue().splitlines(),
+            [
+                "     2.5 s  batch 0; 1,234 rows, 617 rows/s",
+                "     3.0 s  looked; 1,234 rows, 7 commands, 3 ids behind",
+            ],
+        )
+
+    def test_terminal(self) -> None:
+        """On a terminal one line moves."""
+        out = Terminal()
+        reporter = make_reporter(out)
+        self.assertIsInstance(reporter, TerminalReporter)
+        with reporter:
+            reporter.show(Numbers(rows=1234, behind=5), "batch 0")
+        self.assertIn("1,234 rows, 5 ids behind", out.getvalue())
+        self.assertIsInstance(make_reporter(io.StringIO()), PlainReporter)

@@ -1,0 +1,69 @@
+"""Tests for :mod:`synapse_replication.pipeline.audit.checks.archive`."""
+
+from __future__ import annotations
+
+from pyspark.sql import functions as sf
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.audit.checks.archive import (
+    commands_twice_findings,
+    not_archived_findings,
+    rows_twice_findings,
+)
+from tests.pipeline.audits import found, ids_of, make_rows
+from tests.pipeline.shared_session import shared_session
+
+
+class ArchiveTests(SynchronousTestCase):
+    """Tests for archives with rows too many or too few."""
+
+    def test_rows_twice(self) -> None:
+        """A row that an archive holds twice is an error; rows of one token are not."""
+        once = make_rows(("events", "w1", 2), ("events", "w1", 3))
+        more = once.withColumn("row_index", sf.lit(1))
+
+        self.assertEqual(found(rows_twice_findings(once.unionByName(more))), [])
+        self.assertEqual(
+            found(rows_twice_findings(once.unionByName(once.where("stream_id = 3")))),
+            [("row_twice_in_archive", "error", "events", "w1", 3, 3, 1)],
+        )
+
+    def test_commands_twice(self) -> None:
+        """A line of a recording that an archive holds twice is an error."""
+        wire = shared_session().createDataFrame(
+            [("a", 1), ("a", 2), ("b", 2), ("a", 2)],
+            "recording string, line_number long",
+        )
+
+        self.assertEqual(
+            found(commands_twice_findings(wire)),
+            [("command_twice_in_archive", "error", None, None, None, None, 1)],
+        )
+
+    def test_not_archived(self) -> None:
+        """A row between archived ones of its writer ought to be archived."""
+        ids = ids_of(
+            make_rows(
+                # Before the archive began, and after it was read.
+                *(("events", "w1", id_) for id_ in (2, 5, 6, 7, 9)),
+                # Of a writer that it has nothing of.
+                ("events", "w2", 8),
+                ("account_data", "", 6),
+            ),
+            make_rows(
+                ("events", "w1", 5),
+                ("events", "w1", 7),
+                ("account_data", "", 5),
+                ("account_data", "", 8),
+            ),
+        )
+        schema = "stream string, first_token long, last_token long"
+        nothing = shared_session().createDataFrame([], schema)
+        purged = shared_session().createDataFrame([("events", 4, 6)], schema)
+        account_data = ("row_not_archived", "error", "account_data", None, 6, 6, 1)
+
+        self.assertEqual(
+            found(not_archived_findings(ids, nothing)),
+            [account_data, ("row_not_archived", "error", "events", "w1", 6, 6, 1)],
+        )
+        self.assertEqual(found(not_archived_findings(ids, purged)), [account_data])

@@ -1,0 +1,124 @@
+"""Tests for :mod:`synapse_replication.pipeline.audit.facts`, on a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import attrs
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.audit.facts import AuditFacts, read_facts
+from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+_SCHEMA = """
+CREATE TABLE orders (id bigint NOT NULL PRIMARY KEY, item text);
+CREATE SEQUENCE orders_seq;
+SELECT setval('orders_seq', 20);
+INSERT INTO orders VALUES (-3), (-9);
+"""
+
+ORDERS = TableStream(
+    name="orders",
+    table="orders",
+    id_column="id",
+    writer_column=None,
+    columns=["item"],
+    sequence="orders_seq",
+    writers=["a"],
+    negative=True,
+)
+
+
+class FactsTests(SynchronousTestCase):
+    """A database with one stream, whose table does not tell who wrote."""
+
+    def setUp(self) -> None:
+        self.dsn = shared_postgres().new_database()
+        self.sql(*DELTAS, _SCHEMA)
+        conninfo = settings_of_dsn(self.dsn).conninfo
+        self.settings = PipelineSettings(conninfo, {"orders": ("a",)}, (ORDERS,))
+
+    def sql(self, *statements: str) -> None:
+        with (
+            contextlib.closing(psycopg2.connect(self.dsn)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            for statement in statements:
+                cursor.execute(statement)
+
+    def facts(self) -> AuditFacts:
+        return read_facts(self.settings)
+
+    def test_facts(self) -> None:
+        """Streams are sorted by what is known of them; what is not here is left out."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
+        facts = self.facts()
+        self.assertEqual(facts.kept, {"orders"})
+        self.assertEqual(facts.nameless, {"orders"})
+        self.assertEqual(facts.tables, {"orders": ("orders",)})
+        self.assertEqual(facts.given_out, {"orders": 20})
+        self.assertEqual(facts.reach, {"orders": 25})
+        self.assertEqual(facts.writers, {"orders": {"a"}})
+        self.assertIn("typing", facts.in_memory)
+        self.assertIn("caches", facts.idempotent)
+
+    def test_sole_writers(self) -> None:
+        """Rows that do not tell are of the one writer; of two, nobody knows whose."""
+        facts = self.facts()
+        self.assertEqual(facts.sole_writers([]), {"orders": "a"})
+        self.assertEqual(facts.sole_writers([("events", "b")]), {"orders": "a"})
+        self.assertEqual(facts.sole_writers([("orders", "b")]), {})
+        nobody = attrs.evolve(facts, writers={"orders": frozenset()})
+        self.assertEqual(nobody.sole_writers([("orders", "b")]), {"orders": "b"})
+
+    def test_healthy(self) -> None:
+        """Where positions and sequence agree nothing is found."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
+        self.assertEqual(self.facts().findings, [])
+
+    def test_sequence_behind(self) -> None:
+        """A sequence that would give out ids again is found, with all that it shows."""
+        self.sql("SELECT setval('orders_seq', 5)")
+        (found,) = self.facts().findings
+        kind, severity, stream, _, first, last, count, text, evidence = found
+        self.assertEqual((kind, severity), ("sequence_behind", "error"))
+        self.assertEqual((stream, first, last, count), ("orders", 6, 9, 4))
+        self.assertTrue(text.startswith("orders: "), text)
+        self.assertEqual(json.loads(evidence)["sequence_value"], 5)
+
+    def test_position_ahead(self) -> None:
+        """A position ahead of the sequence is found, with the ids in between."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'a', -25)")
+        (found,) = self.facts().findings
+        self.assertEqual(found[0], "position_ahead")
+        self.assertEqual(found[2:7], ("orders", "a", 21, 25, 5))
+
+    def test_unknown_writer(self) -> None:
+        """Of who is no writer, only where it stands is told."""
+        self.sql("INSERT INTO stream_positions VALUES ('orders', 'b', -7)")
+        (found,) = self.facts().findings
+        self.assertEqual(found[0], "unknown_writer")
+        self.assertEqual(found[2:7], ("orders", "b", 7, 7, 1))
+        self.assertEqual(json.loads(found[8])["stored"], {"a": None, "b": -7})
+
+    def test_everybody_writes(self) -> None:
+        """Positions of a stream that has none by its nature mean nothing."""
+        self.sql(
+            "CREATE SEQUENCE cache_invalidation_stream_seq",
+            "INSERT INTO stream_positions VALUES ('caches', 'a', 25)",
+        )
+        facts = self.facts()
+        self.assertEqual(facts.findings, [])
+        self.assertEqual(facts.writers["caches"], frozenset())
+
+    def test_without_positions(self) -> None:
+        """That the table of positions is missing is found once, of no stream."""
+        self.sql("DROP TABLE stream_positions")
+        (found,) = self.facts().findings
+        self.assertEqual((found[0], found[2]), ("positions_missing", None))

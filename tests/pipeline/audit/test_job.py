@@ -1,0 +1,293 @@
+"""Tests for :mod:`synapse_replication.pipeline.audit.job`, with real databases."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from click.testing import CliRunner, Result
+from pyarrow import dataset
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.archive.layout import open_archive
+from synapse_replication.pipeline.archive.transforms import archive_rows
+from synapse_replication.pipeline.audit import job as audit
+from synapse_replication.pipeline.audit.job import audit_command
+from synapse_replication.recordings.reader import shipped_recording
+from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.servers import shared_postgres
+from synapse_replication.wire.commands.standard import PositionCommand, encode_command
+from synapse_replication.wire.rdata import rdata_lines
+from tests.pipeline.shared_session import shared_session
+from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
+
+REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
+
+#: What the sequences of the made-up database have given out.
+GIVEN_OUT = 20
+
+
+def new_database(*statements: str) -> str:
+    """Make a database, and tell how to reach it."""
+    dsn = shared_postgres().new_database()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        for statement in (*DELTAS, SCHEMA, *statements):
+            cursor.execute(statement)
+    connection.close()
+    return dsn
+
+
+def made_up_database(*damage: str) -> str:
+    """Make the database of a small deployment with a row or two of each stream."""
+    statements = [ROWS]
+    for stream in STANDARD_STREAMS.values():
+        if stream.sequence is not None:
+            statements.append(f"CREATE SEQUENCE {stream.sequence}")
+            statements.append(f"SELECT setval('{stream.sequence}', {GIVEN_OUT})")
+    # One row is of a writer that has no other.
+    writers = {*ON_THE_WIRE, ("receipts", "another")}
+    for name, writer in sorted(writers):
+        stream = STANDARD_STREAMS[name]
+        if stream.positions_name is not None:
+            token = -10 if stream.negative else 10
+            statements.append(
+                "INSERT INTO stream_positions VALUES "
+                f"('{stream.positions_name}', '{writer}', {token})"
+            )
+    return new_database(*statements, *damage)
+
+
+def healthy_lines() -> list[str]:
+    """Write what the writers of that database sent, as our own writers do."""
+    lines: list[bytes] = []
+    for (stream, writer), rows in ON_THE_WIRE.items():
+        by_token: dict[int, list[bytes]] = {}
+        for token, row in rows:
+            by_token.setdefault(token, []).append(encode_json(row))
+        lines.append(encode_command(PositionCommand(stream, writer, 1, 1)))
+        last = 1
+        for token, texts in sorted(by_token.items()):
+            if token > last + 1:
+                lines.append(
+                    encode_command(PositionCommand(stream, writer, last, token - 1))
+                )
+            lines += rdata_lines(stream, writer, [(token, texts)])
+            last = token
+        lines.append(encode_command(PositionCommand(stream, writer, last, 10)))
+    return [line.decode() for line in lines]
+
+
+def write_recording(path: Path, lines: list[str]) -> None:
+    path.write_text(
+        "".join(
+            json.dumps({"t": number / 10, "channel": "hs", "line": line}) + "\n"
+            for number, line in enumerate(lines)
+        )
+    )
+
+
+@functools.cache
+def real_dsn() -> str:
+    """Make the database of the real deployment, up to the end of its recording."""
+    return new_database(gzip.decompress(REAL_STREAMS.read_bytes()).decode())
+
+
+def wrong(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """Give errors and warnings that were printed as JSON, by kind and stream."""
+    printed = json.loads(result.stdout)
+    return {
+        (each["kind"], each["stream"]): each
+        for each in printed["findings"]
+        if each["severity"] != "info"
+    }
+
+
+class AuditTests(SynchronousTestCase):
+    """Tests for the whole job."""
+
+    def setUp(self) -> None:
+        # The command uses the session that is there.
+        shared_session()
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+
+    def audit(self, dsn: str, *args: str | Path) -> Result:
+        return CliRunner().invoke(
+            audit_command, ["--dsn", dsn, *map(str, args)], catch_exceptions=False
+        )
+
+    def test_the_real_deployment(self) -> None:
+        """The one row that a real deployment lost is found, and nothing else (C11)."""
+        result = self.audit(real_dsn(), "--recording", shipped_recording(), "--json")
+
+        self.assertEqual(result.exit_code, 1)
+        (found,) = wrong(result).values()
+        evidence = found.pop("evidence")
+        (event, state) = evidence.pop("rows")
+        self.assertEqual(
+            {name: found[name] for name in found if name != "message"},
+            {
+                "kind": "announced_absent",
+                "severity": "error",
+                "stream": "events",
+                "instance_name": "event_persister1",
+                "first_token": 1848,
+                "last_token": 1848,
+                "count": 1,
+            },
+        )
+        self.assertEqual(
+            evidence,
+            {
+                "recording": "startup_drive.jsonl.gz",
+                "line_number": 9565,
+                "t": 2450.995076673,
+                "line": "POSITION events event_persister1 1847 1848",
+                "tables": ["events", "ex_outlier_stream", "current_state_delta_stream"],
+            },
+        )
+        self.assertEqual(json.loads(event["row"])[0], "ev")
+        self.assertEqual(json.loads(state["row"])[0], "state")
+
+    def test_healthy(self) -> None:
+        """Of a healthy deployment, all is told to be normal; exit status 0."""
+        path = self.folder / "healthy.jsonl"
+        write_recording(path, healthy_lines())
+        out = self.folder / "out"
+
+        result = self.audit(made_up_database(), "--recording", path, "--out", out)
+
+        self.assertIn("\n0 errors, 0 warnings, ", result.stdout)
+        self.assertRegex(
+            result.stdout, r"id_without_row +device_lists|id_without_row +presence"
+        )
+        self.assertEqual(result.exit_code, 0)
+        parquet = dataset.dataset(out / "findings.parquet").to_table().to_pylist()
+        lines = [
+            json.loads(line)
+            for file in (out / "findings.json").glob("part-*")
+            for line in file.read_text().splitlines()
+        ]
+        self.assertEqual(len(parquet), len(lines))
+        self.assertEqual(
+            {each["kind"] for each in parquet}, {each["kind"] for each in lines}
+        )
+
+    def test_damage(self) -> None:
+        """Each kind of damage is named, with its stream; exit status 1."""
+        dsn = made_up_database(
+            "SELECT setval('receipts_sequence', 2)",
+            "UPDATE stream_positions SET stream_id = 21 WHERE stream_name = 'to_device'",
+            "UPDATE stream_positions SET stream_id = 10 WHERE stream_name = 'backfill'",
+            "INSERT INTO current_state_delta_stream VALUES "
+            "(5, '!r', 'm.room.name', '', '$x', 'p2')",
+            "INSERT INTO thread_subscriptions VALUES (9, 'master', '!r', '$r', '@c:x')",
+            # Committed, and beyond all positions of its stream.
+            "INSERT INTO sticky_events VALUES (9, 'p1', '$lost', '!r')",
+            "UPDATE stream_positions SET stream_id = 2 "
+            "WHERE stream_name = 'sticky_events'",
+        )
+        lines = healthy_lines()
+        lines.append("RDATA push_rules master 3 []")
+        lines.append("RDATA presence master 3 []")
+        lines.append("POSITION sticky_events p1 25 25")
+        path = self.folder / "damaged.jsonl"
+        write_recording(path, lines)
+        path.write_text("nonsense\n" + path.read_text())
+        archive = self._archive(dsn)
+
+        result = self.audit(dsn, "--recording", path, "--archive", archive, "--json")
+
+        self.assertEqual(result.exit_code, 1)
+        found = wrong(result)
+        self.assertEqual(
+            set(found),
+            {
+                ("sequence_behind", "receipts"),
+                ("token_ahead", "receipts"),
+                ("position_ahead", "receipts"),
+                ("position_ahead", "to_device"),
+                ("position_wrong_sign", "backfill"),
+                ("id_of_two_writers", "events"),
+                ("announced_absent", "thread_subscriptions"),
+                ("announced_absent", "sticky_events"),
+                ("row_twice_on_wire", "push_rules"),
+                ("row_out_of_order", "presence"),
+                ("token_ahead", "sticky_events"),
+                ("recording_damaged", None),
+                ("row_twice_in_archive", "profile_updates"),
+                ("row_not_archived", "caches"),
+            },
+        )
+        ahead = found["position_ahead", "to_device"]
+        self.assertEqual(
+            (ahead["instance_name"], ahead["first_token"], ahead["last_token"]),
+            ("w", 21, 21),
+        )
+        behind = found["sequence_behind", "receipts"]
+        self.assertEqual((behind["first_token"], behind["last_token"]), (3, 4))
+        self.assertIn("setval", behind["evidence"]["mend"][0])
+        lost = found["announced_absent", "thread_subscriptions"]
+        self.assertEqual(
+            lost["evidence"]["line"], "POSITION thread_subscriptions master 2 10"
+        )
+        # The row is shown as tables and archive have it.
+        self.assertEqual(
+            [
+                (row["source"], row["stream_id"], json.loads(row["row"]))
+                for row in lost["evidence"]["rows"]
+            ],
+            [("archive", 9, ["@c:x", "!r", "$r"]), ("tables", 9, ["@c:x", "!r", "$r"])],
+        )
+        lost = found["announced_absent", "sticky_events"]
+        self.assertEqual(
+            [
+                (row["source"], row["stream_id"], json.loads(row["row"]))
+                for row in lost["evidence"]["rows"]
+            ],
+            [("tables", 9, ["!r", "$lost"])],
+        )
+
+    def test_no_database(self) -> None:
+        """Without a database, the command says what to give; exit status 2."""
+        result = CliRunner().invoke(audit_command, [], env={})
+
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--dsn", result.output)
+
+    def test_cannot_be_read(self) -> None:
+        """What cannot be read is told as such, at once: exit status 2, not that of an
+        error that was found."""
+        self.patch(audit, "job_session", None)
+        for args in (
+            ["--dsn", "host=127.0.0.1 port=1 password=hush"],
+            ["--dsn", real_dsn(), "--archive", self.folder],
+        ):
+            result = CliRunner().invoke(audit_command, [*map(str, args)])
+            self.assertEqual(result.exit_code, 2)
+            self.assertRegex(result.output, "cannot be reached|is no archive")
+            self.assertNotIn("hush", result.output)
+
+    def _archive(self, dsn: str) -> Path:
+        """Make an archive that has one row twice and lacks one."""
+        layout = open_archive(self.folder / "archive", create=True)
+        now = datetime.datetime.now(datetime.timezone.utc)
+        source = shared_session().read.format("synapse_replication").option("dsn", dsn)
+        lacking, twice = (
+            archive_rows(source.load(), now).where(condition)
+            for condition in (
+                "NOT (stream = 'caches' AND stream_id = 4)",
+                "stream = 'profile_updates' AND stream_id = 2",
+            )
+        )
+        lacking.unionByName(twice).write.mode("append").partitionBy(
+            "stream", "day"
+        ).parquet(f"file://{layout.rows}")
+        return layout.folder

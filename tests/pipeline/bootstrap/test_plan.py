@@ -1,0 +1,125 @@
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap.plan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.bootstrap.plan import (
+    Change,
+    Fate,
+    StreamHistory,
+    check_histories,
+    plan_positions,
+)
+from synapse_replication.streams.table import IdColumn
+
+HISTORY = StreamHistory(
+    name="foo",
+    positions_name="foo_stream",
+    sequence="foo_seq",
+    tables=(IdColumn("foo", "stream_id", "instance_name"),),
+    negative=False,
+    writers=("first", "second"),
+    sequence_value=9,
+    stored={},
+    farthest={"foo": 8},
+    found={"first": 8},
+)
+
+
+class PlanTests(SynchronousTestCase):
+    """What is decided, without a database."""
+
+    def plan(self, **changes: Any) -> list[tuple[str, int | None, Fate]]:
+        plan = plan_positions([attrs.evolve(HISTORY, **changes)])
+        return [(change.instance_name, change.new, change.fate) for change in plan]
+
+    def test_empty_stream(self) -> None:
+        """A stream without rows is left to its writers."""
+        self.assertEqual(self.plan(farthest={}, found={}), [])
+
+    def test_undeclared(self) -> None:
+        """Who is no writer any more gets no position, and keeps an old one."""
+        self.assertEqual(
+            self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
+            [
+                ("first", 8, Fate.NEW),
+                ("old", None, Fate.UNDECLARED),
+                ("older", 3, Fate.UNDECLARED),
+                ("second", 8, Fate.NEW),
+            ],
+        )
+
+    def test_each_at_its_own(self) -> None:
+        """A writer is put at its own last row; one without rows at the greatest id."""
+        self.assertEqual(
+            self.plan(found={"first": 5}),
+            [("first", 5, Fate.NEW), ("second", 8, Fate.NEW)],
+        )
+
+    def test_never_back(self) -> None:
+        """A position that is at the last row, or farther, stays as it is."""
+        self.assertEqual(
+            self.plan(stored={"first": 8, "second": 9}),
+            [("first", 8, Fate.KEPT), ("second", 9, Fate.KEPT)],
+        )
+        self.assertEqual(
+            self.plan(stored={"first": 7, "second": 8}),
+            [("first", 8, Fate.FORWARD), ("second", 8, Fate.KEPT)],
+        )
+
+    def test_writers_unknown(self) -> None:
+        """Without a configuration, who left rows or has a position is a writer."""
+        self.assertEqual(
+            self.plan(writers=None, stored={"third": 3}),
+            [("first", 8, Fate.NEW), ("third", 8, Fate.FORWARD)],
+        )
+
+    def test_found(self) -> None:
+        """What was found in parts of tables is put together, in any order."""
+        history = HISTORY.with_found(
+            [
+                ("foo", "foo", "first", 6),
+                ("foo", "foo", "second", 4),
+                ("foo", "foo", "first", 3),
+                ("foo", "more", None, 7),
+                ("bar", "bar", "first", 90),
+            ]
+        )
+        self.assertEqual(history.farthest, {"foo": 6, "more": 7})
+        self.assertEqual(history.found, {"first": 6, "second": 4})
+
+    def test_sequence_behind(self) -> None:
+        """A sequence may stand at the last row, and not before it."""
+        check_histories([attrs.evolve(HISTORY, sequence_value=8)])
+        error = self.assertRaises(
+            PipelineError,
+            check_histories,
+            [attrs.evolve(HISTORY, sequence_value=7, negative=True)],
+        )
+        self.assertIn("foo stands at 7, but table foo holds -8", str(error))
+
+    def test_wrong_sign(self) -> None:
+        """1 is what is stored of a stream that counts down before it was written."""
+        (change, _) = plan_positions(
+            [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
+        )
+        self.assertEqual(
+            change, Change("foo", "foo_stream", "first", 1, -8, Fate.FORWARD)
+        )
+
+    def test_position_beyond_sequence(self) -> None:
+        """A position that no row can have been given is refused."""
+        nobody_wrote = attrs.evolve(HISTORY, sequence_value=0, farthest={})
+        check_histories([attrs.evolve(nobody_wrote, stored={"first": 1})])
+        check_histories([attrs.evolve(HISTORY, stored={"first": 9})])
+        error = self.assertRaises(
+            PipelineError,
+            check_histories,
+            [attrs.evolve(HISTORY, stored={"first": 10})],
+        )
+        self.assertIn("foo stands at 9, but first is stored at 10", str(error))

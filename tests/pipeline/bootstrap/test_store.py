@@ -1,0 +1,162 @@
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap.store`, on a real database.
+
+What becomes of positions in all is tested in ``test_bootstrap``.
+"""
+
+from __future__ import annotations
+
+import attrs
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.bootstrap import store as position_store
+from synapse_replication.pipeline.bootstrap.plan import Change, Fate, StreamHistory
+from synapse_replication.pipeline.bootstrap.store import (
+    check_nobody_writes,
+    connected,
+    id_ranges,
+    read_farthest,
+    read_histories,
+    write_positions,
+)
+from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+_SCHEMA = """
+CREATE TABLE orders (id bigint NOT NULL, writer text, item text);
+CREATE SEQUENCE orders_seq;
+SELECT setval('orders_seq', 260);
+INSERT INTO orders SELECT -id, CASE WHEN id % 2 = 0 THEN 'a' ELSE 'b' END
+    FROM generate_series(41, 250) AS id;
+CREATE TABLE stream_positions (
+    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);
+INSERT INTO stream_positions VALUES ('orders', 'a', -250);
+"""
+
+ORDERS = TableStream(
+    name="orders",
+    table="orders",
+    id_column="id",
+    writer_column="writer",
+    columns=["item"],
+    sequence="orders_seq",
+    writers=["a", "b"],
+    negative=True,
+)
+
+
+class PositionStoreTests(SynchronousTestCase):
+    """A stream of one's own that counts down, with ids 41 to 250."""
+
+    def setUp(self) -> None:
+        self.patch(position_store, "RANGE_WIDTH", 100)
+        self.dsn = shared_postgres().new_database()
+        self.connection = psycopg2.connect(self.dsn)
+        self.addCleanup(self.connection.close)
+        self.connection.autocommit = True
+        self.cursor = self.connection.cursor()
+        self.cursor.execute(_SCHEMA)
+        conninfo = settings_of_dsn(self.dsn).conninfo
+        self.settings = PipelineSettings(conninfo, {"orders": ("a", "b")}, (ORDERS,))
+
+    def histories(self) -> list[StreamHistory]:
+        return read_histories(self.cursor, self.settings)
+
+    def test_history(self) -> None:
+        """What the database says of a stream is read; others have no tables here."""
+        (history,) = self.histories()
+        self.assertEqual(history.name, "orders")
+        self.assertEqual(history.sequence_value, 260)
+        self.assertEqual(history.stored, {"a": -250})
+        self.assertEqual(history.writers, ("a", "b"))
+        self.cursor.execute("ALTER SEQUENCE orders_seq RESTART")
+        (history,) = self.histories()
+        self.assertEqual(history.sequence_value, 0)
+
+    def test_stored_twice(self) -> None:
+        """A writer that is in there twice is named: which counts is not to be guessed."""
+        self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
+        with self.assertRaisesRegex(PipelineError, "has a of orders twice"):
+            self.histories()
+
+    def test_ranges(self) -> None:
+        """With an index there are ranges from the first id to the last, and no gap."""
+        (history,) = self.histories()
+        self.assertEqual(len(id_ranges(self.cursor, [history])), 1)
+        self.cursor.execute("CREATE INDEX ids ON orders (id)")
+        ranges = id_ranges(self.cursor, [history])
+        self.assertEqual(
+            [(each.after, each.up_to) for each in ranges],
+            [(40, 140), (140, 240), (240, 250)],
+        )
+        found = sorted(read_farthest(self.connection, ranges))
+        self.assertEqual(
+            [(writer, token) for *_, writer, token in found],
+            [("a", 140), ("a", 240), ("a", 250), ("b", 139), ("b", 239), ("b", 249)],
+        )
+
+    def test_empty_table(self) -> None:
+        """A table without rows has no ranges, if an index tells so."""
+        self.cursor.execute("CREATE INDEX ids ON orders (id); DELETE FROM orders")
+        self.assertEqual(id_ranges(self.cursor, self.histories()), [])
+
+    def test_nobody_writes(self) -> None:
+        """A deployment that stands still is taken for one; what moved is named."""
+        before = self.histories()
+        check_nobody_writes(self.cursor, before, self.histories())
+        self.cursor.execute("SELECT nextval('orders_seq')")
+        with self.assertRaisesRegex(PipelineError, "orders_seq went from 260 to 261"):
+            check_nobody_writes(self.cursor, before, self.histories())
+        moved = [attrs.evolve(before[0], stored={"a": -251})]
+        with self.assertRaisesRegex(PipelineError, "positions of orders changed"):
+            check_nobody_writes(self.cursor, before, moved)
+
+    def test_open_transactions(self) -> None:
+        """Whoever is within writing is named, by what is written; oneself is not."""
+        before = self.histories()
+        other = psycopg2.connect(self.dsn)
+        self.addCleanup(other.close)
+        for statement, what in (
+            ("INSERT INTO orders VALUES (-251, 'a')", "orders"),
+            ("UPDATE stream_positions SET stream_id = -251", "stream_positions"),
+            ("SELECT setval('orders_seq', 260)", "orders_seq"),
+        ):
+            with other.cursor() as cursor:
+                cursor.execute(statement)
+                check_nobody_writes(cursor, before, before)
+            with self.assertRaisesRegex(PipelineError, rf"is writing to {what}\b"):
+                check_nobody_writes(self.cursor, before, before)
+            other.rollback()
+        check_nobody_writes(self.cursor, before, before)
+
+    def test_write(self) -> None:
+        """What is new or forward is written; what would go back is refused."""
+        self.cursor.execute(
+            "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
+        )
+        self.connection.autocommit = False
+        before = self.histories()
+        kept = Change("orders", "orders", "a", -250, -250, Fate.KEPT)
+        new = Change("orders", "orders", "b", None, -249, Fate.NEW)
+        write_positions(self.cursor, self.settings, before, [kept, new])
+        (history,) = self.histories()
+        self.assertEqual(history.stored, {"a": -250, "b": -249})
+        back = Change("orders", "orders", "a", -250, -249, Fate.FORWARD)
+        with self.assertRaisesRegex(PipelineError, "of a in orders is farther by now"):
+            write_positions(self.cursor, self.settings, self.histories(), [back])
+
+    def test_connected(self) -> None:
+        """A connection that only reads refuses to write, and what refused is told."""
+        with (
+            self.assertRaisesRegex(PipelineError, "refused: .*read-only"),
+            connected(self.settings.conninfo, readonly=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("DELETE FROM orders")
+        with (
+            self.assertRaisesRegex(PipelineError, "cannot connect"),
+            connected({**self.settings.conninfo, "dbname": "none"}, readonly=True),
+        ):
+            pass

@@ -1,0 +1,111 @@
+"""Tests for :mod:`synapse_replication.pipeline.report.data`."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.report.data import (
+    MAX_WINDOWS,
+    Hot,
+    ReportData,
+    choose_window,
+    hide_names,
+)
+from tests.pipeline.reports import BEGINNING
+
+DAY = 86_400
+
+
+def window_for(seconds: float) -> int:
+    return choose_window(BEGINNING, BEGINNING + datetime.timedelta(seconds=seconds))
+
+
+class ChooseWindowTests(SynchronousTestCase):
+    """Tests for how long windows are."""
+
+    def test_never_too_many(self) -> None:
+        """However long the time is, windows are few, and no shorter than a second."""
+        for seconds in (0, 1, 100, 5_000, 10**6, 10**8, 10**9):
+            window = choose_window(
+                BEGINNING, BEGINNING + datetime.timedelta(seconds=seconds)
+            )
+            self.assertLessEqual(seconds / window, MAX_WINDOWS)
+            self.assertGreaterEqual(window, 1)
+        self.assertEqual(choose_window(None, None), 1)
+
+    def test_shortest_that_is_enough(self) -> None:
+        """The shortest window is taken that does not make too many."""
+        for seconds, window in (
+            (120, 1),
+            (120.001, 2),
+            (3600, 30),
+            (3601, 60),
+            (DAY, 900),
+            (30 * DAY, 6 * 3600),
+            (120 * DAY, DAY),
+            (120 * DAY + 1, 2 * DAY),
+            (365 * DAY, 7 * DAY),
+        ):
+            self.assertEqual(window_for(seconds), window, seconds)
+
+    def test_longer_time_no_shorter_window(self) -> None:
+        """A longer time never has shorter windows."""
+        windows = [window_for(1.3**n) for n in range(80)]
+        for shorter, longer in itertools.pairwise(windows):
+            self.assertLessEqual(shorter, longer)
+
+    def test_longest(self) -> None:
+        """Two centuries are shown by the year: there is no longer window."""
+        self.assertEqual(window_for(200 * 365 * DAY), 365 * DAY)
+
+    def test_one_end_known(self) -> None:
+        """With one end alone there is no time between, hence the shortest window."""
+        self.assertEqual(choose_window(BEGINNING, None), 1)
+        self.assertEqual(choose_window(None, BEGINNING), 1)
+
+
+class HideNamesTests(SynchronousTestCase):
+    """Tests for what is put in place of names."""
+
+    def test_keyed(self) -> None:
+        """A name is the same within a report, and none can be found by guessing."""
+        hot = [Hot(kind="user", name="@alice:x", rows=2)] * 2
+        first, again = hide_names(hot, b"key")
+        self.assertEqual(first, again)
+        self.assertNotIn("alice", first.name)
+        (other, _) = hide_names(hot, b"other key")
+        self.assertNotEqual(first.name, other.name)
+
+    def test_only_names(self) -> None:
+        """Kind, rows and order stay; the hash is HMAC-SHA256, as OpenSSL has it."""
+        hot = [
+            Hot(kind="room", name="!a:x", rows=7),
+            Hot(kind="user", name="@zoë:x", rows=7),
+            Hot(kind="user", name="@alice:x", rows=9),
+        ]
+        # printf %s '!a:x' | openssl dgst -sha256 -hmac key, and so on.
+        self.assertEqual(
+            hide_names(hot, b"key"),
+            [
+                Hot(kind="room", name="room 8ddeed46ed", rows=7),
+                Hot(kind="user", name="user e34e1f37c9", rows=7),
+                Hot(kind="user", name="user 2d0144384b", rows=9),
+            ],
+        )
+
+
+class ReportDataTests(SynchronousTestCase):
+    """Tests for what a report has before anything is counted."""
+
+    def test_nothing_known(self) -> None:
+        """No names are real, and "not audited" differs from "nothing found"."""
+        data = ReportData(made=BEGINNING, sources=[])
+        self.assertFalse(data.identified)
+        self.assertFalse(data.has_wire)
+        self.assertIsNone(data.findings)
+        other = ReportData(made=BEGINNING, sources=[])
+        other.finding_count["error"] = 1
+        self.assertEqual(data.finding_count, {})

@@ -1,0 +1,318 @@
+"""Tests for :mod:`synapse_replication.pipeline.report.job`, report_counts, and transforms."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from pyspark.sql import DataFrame
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
+from synapse_replication.pipeline.report.data import (
+    BatchBucket,
+    Hot,
+    LagLine,
+    ReportData,
+    WriterTotal,
+)
+from synapse_replication.pipeline.report.job import report_command
+from synapse_replication.pipeline.report.wire_rows import stream_events
+from synapse_replication.pipeline.schemas import (
+    FINDINGS_SCHEMA,
+    ROWS_SCHEMA,
+    WIRE_SCHEMA,
+)
+from tests.pipeline.shared_session import shared_session
+
+UTC = datetime.timezone.utc
+BEGINNING = datetime.datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime.datetime:
+    return BEGINNING + datetime.timedelta(seconds=seconds)
+
+
+def make_frame(values: Iterable[tuple[Any, ...]], schema: Any) -> DataFrame:
+    return shared_session().createDataFrame(list(values), schema)
+
+
+def make_wire(lines: Iterable[tuple[Any, ...]]) -> DataFrame:
+    """Make a recording.
+
+    :param lines: seconds, command, stream, writer, token, previous token, row.
+    """
+    recorded = []
+    for number, line in enumerate(lines, 1):
+        seconds, command, stream, writer, token, previous, row = line
+        head = ("a.jsonl", number, float(seconds), at(seconds), "x", command)
+        recorded.append((*head, stream, writer, token, previous, row, command or ""))
+    return make_frame(recorded, WIRE_SCHEMA)
+
+
+def event(room: str) -> str:
+    return json.dumps(["ev", ["$e", room, "m.room.message", None]])
+
+
+ROWS = [
+    # Three tokens of w1, of 1, 1 and 3 rows; the last is of another window.
+    ("events", "w1", 10, 0, event("!a"), at(0.5)),
+    ("events", "w1", 11, 0, event("!a"), at(0.75)),
+    ("events", "w1", 13, 0, event("!b"), at(61)),
+    ("events", "w1", 13, 1, '["state", ["!b", "t", "k", null]]', at(61)),
+    ("events", "w1", 13, 2, '["state-all", ["!a"]]', at(61)),
+    ("events", "w2", 12, 0, event("!b"), at(1)),
+    # The table does not tell when.
+    ("push_rules", "w1", 3, 0, '["@u:x"]', None),
+    ("push_rules", "w1", 4, 0, '["@u:x"]', None),
+]
+
+WIRE = [
+    (0.0, "POSITION", "events", "w1", 9, 9, None),
+    (0.51, "RDATA", "events", "w1", 10, None, event("!a")),
+    (0.95, "RDATA", "events", "w1", 11, None, event("!a")),
+    (61.1, "RDATA", "events", "w1", None, None, event("!b")),
+    (61.2, "RDATA", "events", "w1", None, None, event("!b")),
+    (61.5, "RDATA", "events", "w1", 13, None, event("!a")),
+    # Milliseconds, in the row itself.
+    (
+        *(2.0, "RDATA", "caches", "w9", 5, None),
+        json.dumps(["f", ["k"], int(at(1.996).timestamp() * 1000)]),
+    ),
+    # Its end is not in the recording.
+    (70.0, "RDATA", "events", "w1", None, None, event("!c")),
+    (71.0, None, None, None, None, None, None),
+]
+
+
+@functools.cache
+def collected() -> ReportData:
+    """Make the report that these tests look at: once, since Spark takes its time."""
+    findings = [
+        ("id_without_row", "info", "events", "w1", 2, 4, 3, "3 ids have no row", "{}"),
+        ("announced_absent", "error", "events", "w1", 7, 7, 1, "7 is missing", "{}"),
+    ]
+    inputs = ReportInputs(
+        make_frame(ROWS, ROWS_SCHEMA),
+        make_wire(WIRE),
+        make_frame(findings, FINDINGS_SCHEMA),
+        ["tests"],
+    )
+    return collect_report(inputs, window_s=60, identify=True, now=BEGINNING)
+
+
+class CollectTests(SynchronousTestCase):
+    """What is counted of a few rows and lines."""
+
+    def test_totals(self) -> None:
+        """Rows and tokens of each writer, between which tokens and times."""
+        self.assertEqual(
+            collected().totals,
+            [
+                WriterTotal(
+                    stream="events",
+                    instance_name="w1",
+                    rows=5,
+                    tokens=3,
+                    first_token=10,
+                    last_token=13,
+                    timed=5,
+                    first_ts=at(0.5),
+                    last_ts=at(61),
+                ),
+                WriterTotal(
+                    stream="events",
+                    instance_name="w2",
+                    rows=1,
+                    tokens=1,
+                    first_token=12,
+                    last_token=12,
+                    timed=1,
+                    first_ts=at(1),
+                    last_ts=at(1),
+                ),
+                WriterTotal(
+                    stream="push_rules",
+                    instance_name="w1",
+                    rows=2,
+                    tokens=2,
+                    first_token=3,
+                    last_token=4,
+                    timed=0,
+                    first_ts=None,
+                    last_ts=None,
+                ),
+            ],
+        )
+
+    def test_over_time(self) -> None:
+        """Rows are in the window in which they were written; others are in none."""
+        start = int(BEGINNING.timestamp())
+        self.assertEqual(
+            {(c.instance_name, c.start - start, c.rows) for c in collected().over_time},
+            {("w1", 0, 2), ("w1", 60, 3), ("w2", 0, 1)},
+        )
+
+    def test_batches(self) -> None:
+        """Tokens are counted by the number of their rows."""
+        batches = [b for b in collected().batches if b.stream == "events"]
+        self.assertEqual(
+            batches,
+            [
+                BatchBucket(
+                    stream="events", bucket=1, tokens=3, p50=1, p99=3, largest=3
+                ),
+                BatchBucket(
+                    stream="events", bucket=2, tokens=1, p50=1, p99=3, largest=3
+                ),
+            ],
+        )
+
+    def test_arrived(self) -> None:
+        """Rows of a batch arrive when its last line does; a batch cut off does not."""
+        start = int(BEGINNING.timestamp())
+        self.assertEqual(
+            {(c.stream, c.start - start, c.rows) for c in collected().arrived},
+            {("events", 0, 2), ("events", 60, 3), ("caches", 0, 1)},
+        )
+
+    def test_lags(self) -> None:
+        """The lag of a token is from its time in the table to its line's arrival."""
+        self.assertEqual(
+            collected().lags,
+            [
+                LagLine(
+                    stream="caches",
+                    start=None,
+                    tokens=1,
+                    p50=4.0,
+                    p95=4.0,
+                    p99=4.0,
+                    least=4.0,
+                ),
+                # 10, 200 and 500 ms.
+                LagLine(
+                    stream="events",
+                    start=None,
+                    tokens=3,
+                    p50=200.0,
+                    p95=500.0,
+                    p99=500.0,
+                    least=10.0,
+                ),
+            ],
+        )
+        first = min(
+            (lag for lag in collected().lags_over_time if lag.stream == "events"),
+            key=lambda lag: lag.start or 0,
+        )
+        self.assertEqual((first.tokens, first.p50, first.p99), (2, 10.0, 200.0))
+
+    def test_commands(self) -> None:
+        """Lines are counted by command, those that nobody can read as such."""
+        counted = {c.command: c.lines for c in collected().commands}
+        self.assertEqual(counted, {"RDATA": 7, "POSITION": 1, None: 1})
+
+    def test_hottest(self) -> None:
+        """Rooms and users are found in each kind of row, the hottest first."""
+        self.assertEqual(
+            collected().hottest,
+            [
+                Hot(kind="room", name="!a", rows=3),
+                Hot(kind="room", name="!b", rows=3),
+                Hot(kind="user", name="@u:x", rows=2),
+            ],
+        )
+
+    def test_findings(self) -> None:
+        """The worst findings come first."""
+        data = collected()
+        self.assertEqual([f.severity for f in data.findings or ()], ["error", "info"])
+        self.assertEqual(data.finding_count, {"error": 1, "info": 1})
+
+    def test_events(self) -> None:
+        """What a reader would have fetched, and where a stream began again, is found.
+
+        The first POSITION is none of these, nor is one that repeats what is known, nor
+        one after rows of caches that came late.
+        """
+        wire = make_wire(
+            [
+                (0, "POSITION", "events", "w1", 9, 9, None),
+                (1, "RDATA", "events", "w1", 10, None, "[]"),
+                (2, "POSITION", "events", "w1", 12, 10, None),
+                (3, "POSITION", "events", "w2", 8, 8, None),
+                (4, "POSITION", "events", "w1", 15, 14, None),
+                (5, "POSITION", "typing", "w1", 649, 649, None),
+                (6, "POSITION", "typing", "w1", 0, 0, None),
+                (7, "RDATA", "caches", "w1", 61, None, "[]"),
+                (8, "RDATA", "caches", "w1", 57, None, "[]"),
+                (9, "POSITION", "caches", "w1", 61, 61, None),
+            ]
+        )
+        found = [
+            (row["kind"], row["stream"], row["known"], row["line_number"])
+            for row in stream_events(wire).orderBy("line_number").collect()
+        ]
+        self.assertEqual(
+            found, [("catch-up", "events", 12, 5), ("reset", "typing", 649, 7)]
+        )
+
+
+class RecordingAloneTests(SynchronousTestCase):
+    """The command, of a recording that does not say when it was made."""
+
+    def test_command(self) -> None:
+        """There are times since its beginning, and no lag; no name is in the page."""
+        shared_session()
+        lines = [
+            (100.0, "POSITION events w1 9 9"),
+            (160.5, f"RDATA events w1 10 {event('!secret:x')}"),
+        ]
+        recording = Path("report.jsonl").absolute()
+        recording.write_text(
+            "".join(
+                json.dumps({"t": t, "channel": "x", "line": line}) + "\n"
+                for t, line in lines
+            )
+        )
+        out = Path(self.mktemp()).absolute()
+        arguments = ["--recording", str(recording), "--out", str(out)]
+        result = CliRunner().invoke(report_command, arguments, catch_exceptions=False)
+        self.assertIn("report.html", result.output)
+        page = (out / "report.html").read_text()
+        self.assertTrue("The recordings do not say when they were made" in page)
+        self.assertTrue("Nothing could be measured" in page)
+        self.assertTrue("Not audited" in page)
+        self.assertFalse("secret" in page)
+        again = self.assertRaises(
+            PipelineError,
+            CliRunner().invoke,
+            report_command,
+            arguments,
+            catch_exceptions=False,
+        )
+        self.assertIn("exists: give the name of a new folder", str(again))
+
+    def test_nothing_to_report(self) -> None:
+        """Without anything to read, the command says what it takes."""
+        result = CliRunner(env={"SYNAPSE_REPLICATION_DSN": ""}).invoke(
+            report_command, ["--out", "never"]
+        )
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--archive, or --recording", result.output)
+
+    def test_too_many_windows(self) -> None:
+        """Windows that are too short are refused."""
+        rows = [("events", "w1", n, 0, "[]", at(n * 86_400)) for n in (1, 9)]
+        inputs = ReportInputs(make_frame(rows, ROWS_SCHEMA), None, None, [])
+        error = self.assertRaises(
+            PipelineError, collect_report, inputs, window_s=1, now=BEGINNING
+        )
+        self.assertIn("take longer ones", str(error))

@@ -1,0 +1,134 @@
+"""Tests for :mod:`synapse_replication.pipeline.report.page`, and how it is written."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.report.data import (
+    Hot,
+    ReportData,
+)
+from synapse_replication.pipeline.report.job import write_report
+from synapse_replication.pipeline.report.page import judge, render_page
+from synapse_replication.pipeline.report.plots import draw_plots
+from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
+
+
+class _Checker(HTMLParser):
+    """Collects what a page consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "srcset"):
+                self.addresses.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+
+class PageTests(SynchronousTestCase):
+    def page(self, data: ReportData | None = None) -> str:
+        return render_page(data or make_report_data(), shared_plots())
+
+    def test_self_contained(self) -> None:
+        """The page loads nothing from anywhere, runs nothing, and says so itself."""
+        checker = _Checker()
+        page = self.page()
+        checker.feed(page)
+        self.assertEqual(
+            [a for a in checker.addresses if a[:1] != "#" and a != "data:,"], []
+        )
+        self.assertNotIn("script", checker.tags)
+        self.assertNotIn("@import", page)
+        self.assertEqual(re.findall(r"url\((?!#)", page), [])
+        self.assertIn("default-src 'none'", page)
+
+    def test_accessible(self) -> None:
+        """Each drawing has a name, each id is there once, headings follow in order."""
+        checker = _Checker()
+        page = self.page()
+        checker.feed(page)
+        self.assertEqual(len(checker.ids), len(set(checker.ids)))
+        labels = re.findall(r'aria-labelledby="([^"]+)"', page)
+        self.assertEqual(len(labels), 6)
+        self.assertLessEqual(set(labels), set(checker.ids))
+        levels = [int(tag[1]) for tag in checker.tags if re.fullmatch(r"h\d", tag)]
+        self.assertEqual(levels[0], 1)
+        for before, after in itertools.pairwise(levels):
+            self.assertLessEqual(after, before + 1)
+
+    def test_escaped(self) -> None:
+        """Names that look like HTML or like formulas are shown as they are."""
+        name = '<img src="x">&$\\frac'
+        data = make_report_data()
+        hostile = attrs.evolve(
+            data,
+            totals=[
+                attrs.evolve(t, stream=name, instance_name=name) for t in data.totals
+            ],
+            over_time=[
+                attrs.evolve(c, stream=name, instance_name=name) for c in data.over_time
+            ],
+            hottest=[Hot(kind="room", name=name, rows=1)],
+            findings=[
+                attrs.evolve(f, message=name, stream=name) for f in data.findings or ()
+            ],
+        )
+        page = render_page(hostile, draw_plots(hostile))
+        self.assertFalse("<img" in page)
+        self.assertTrue("&lt;img" in page)
+
+    def test_verdicts(self) -> None:
+        """What an audit found comes first; that there was none is said, too."""
+        data = make_report_data()
+        for count, tone in (
+            ({"error": 2, "warning": 1}, "bad"),
+            ({"warning": 1}, "busy"),
+            ({"info": 3}, "good"),
+            ({}, "good"),
+        ):
+            verdict = judge(attrs.evolve(data, finding_count=count))
+            self.assertEqual(verdict.tone, tone)
+        self.assertIn("Not audited", judge(attrs.evolve(data, findings=None)).text)
+
+    def test_empty(self) -> None:
+        """A report of nothing is a page, too."""
+        page = render_page(ReportData(made=BEGINNING, sources=[], has_wire=True), [])
+        self.assertIn("not measured", page)
+        self.assertIn("Nothing could be measured", page)
+
+    def test_clock_difference(self) -> None:
+        """Rows that arrived before they were written are pointed out."""
+        data = make_report_data()
+        self.assertNotIn("the clocks differ", self.page(data))
+        wrong = [attrs.evolve(lag, least=-3.0) for lag in data.lags]
+        self.assertIn("the clocks differ", self.page(attrs.evolve(data, lags=wrong)))
+
+    def test_what_is_measured(self) -> None:
+        """The numbers are there: rows, lags, events, findings."""
+        page = self.page()
+        for text in ("12,000", "event_persister1 announced 1848", "1.5 s", "catch-up"):
+            self.assertIn(text, page)
+
+
+class WriteTests(SynchronousTestCase):
+    def test_files(self) -> None:
+        """The folder has the page and an image of each plot, and nothing else."""
+        folder = Path(self.mktemp()).absolute()
+        write_report(make_report_data(), folder)
+        names = sorted(path.name for path in folder.iterdir())
+        self.assertEqual(len(names), 7)
+        self.assertIn("report.html", names)
+        self.assertEqual(list(folder.parent.glob(f".{folder.name}*")), [])

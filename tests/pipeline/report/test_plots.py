@@ -1,0 +1,330 @@
+"""Tests for :mod:`synapse_replication.pipeline.report.plots`."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+from matplotlib import image
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.report.data import (
+    BatchBucket,
+    LagLine,
+    ReportData,
+    WindowCount,
+    WriterTotal,
+)
+from synapse_replication.pipeline.report.plots import OTHERS, Plot, draw_plots
+from tests.pipeline.reports import BEGINNING, shared_plots
+
+START = int(BEGINNING.timestamp())
+
+
+def draw(**values: Any) -> dict[str, Plot]:
+    """Draw a report of these values, by the names of its plots."""
+    plots = draw_plots(ReportData(made=BEGINNING, sources=[], **values))
+    return {plot.name: plot for plot in plots}
+
+
+def texts(plot: Plot) -> list[str]:
+    """Give what can be read in a plot, in order."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
+
+
+def colours(plot: Plot) -> list[str]:
+    """Give the colours of bars, each once, in order."""
+    return list(dict.fromkeys(colour for colour, _ in shapes(plot, "fill")))
+
+
+def shapes(plot: Plot, drawn: str) -> list[tuple[str, list[tuple[float, float]]]]:
+    """Give the colour and the points of each series in a plot, without the legend.
+
+    :param drawn: ``fill`` of bars, ``stroke`` of lines.
+    """
+    found = re.findall(
+        rf'<path d="([^"]+)" clip-path="[^"]+" style="[^"]*{drawn}: (var\(--s\d\))',
+        plot.svg,
+    )
+    return [(colour, points(path)) for path, colour in found]
+
+
+def lines(plot: Plot) -> list[list[tuple[float, float]]]:
+    """Give the points of each line."""
+    return [line for _, line in shapes(plot, "stroke")]
+
+
+def sizes(plot: Plot, axis: int) -> list[float]:
+    """Give how wide (axis 0) or how high (axis 1) each bar is."""
+    found = []
+    for _, corners in shapes(plot, "fill"):
+        places = [corner[axis] for corner in corners]
+        found.append(max(places) - min(places))
+    return found
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    """Give the points of a path of SVG."""
+    numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def count(name: str, start: int = 0, rows: int = 1) -> WindowCount:
+    return WindowCount(stream=name, instance_name=name, start=start, rows=rows)
+
+
+def total(stream: str, writer: str, rows: int) -> WriterTotal:
+    return WriterTotal(
+        stream=stream,
+        instance_name=writer,
+        rows=rows,
+        tokens=1,
+        first_token=1,
+        last_token=1,
+        timed=0,
+        first_ts=None,
+        last_ts=None,
+    )
+
+
+def batch(bucket: int, largest: int, stream: str = "events") -> BatchBucket:
+    return BatchBucket(
+        stream=stream, bucket=bucket, tokens=5, p50=1, p99=1, largest=largest
+    )
+
+
+def lag(start: int | None, tokens: int = 2, **values: float) -> LagLine:
+    given = {"p50": 1.0, "p95": 2.0, "p99": 3.0, "least": 1.0, **values}
+    return LagLine(stream="events", start=start, tokens=tokens, **given)
+
+
+class PlotTests(SynchronousTestCase):
+    def test_all(self) -> None:
+        """Each plot is drawn as an image, and as a drawing in the colours of the page."""
+        plots = shared_plots()
+        self.assertEqual(
+            [plot.name for plot in plots],
+            ["rows-over-time", "rows-by-writer", "shares", "batches", "arrived", "lag"],
+        )
+        for plot in plots:
+            pixels = image.imread(io.BytesIO(plot.png), format="png")
+            self.assertGreater(pixels.std(), 0.01, plot.name)
+            self.assertTrue("var(--soft)" in plot.svg, plot.name)
+            self.assertEqual(re.findall(r"#0100\w\w|#1b1d21", plot.svg), [])
+
+    def test_many(self) -> None:
+        """Of many streams and writers the first ones are shown, the rest as one."""
+        counts = [
+            WindowCount(
+                stream=f"stream{n}", instance_name=f"writer{n}", start=0, rows=100 - n
+            )
+            for n in range(40)
+        ]
+        plots = draw_plots(
+            ReportData(made=BEGINNING, sources=[], rows_window=60, arrived=counts)
+        )
+        (plot,) = plots
+        self.assertIn(">stream6<", plot.svg)
+        self.assertNotIn(">stream7<", plot.svg)
+        self.assertIn(">all others<", plot.svg)
+
+    def test_one_row(self) -> None:
+        """One row is enough to draw."""
+        total = WriterTotal(
+            stream="s",
+            instance_name="w",
+            rows=1,
+            tokens=1,
+            first_token=1,
+            last_token=1,
+            timed=1,
+            first_ts=BEGINNING,
+            last_ts=BEGINNING,
+        )
+        count = WindowCount(stream="s", instance_name="w", start=0, rows=1)
+        plots = draw_plots(
+            ReportData(
+                made=BEGINNING,
+                sources=[],
+                totals=[total],
+                rows_window=1,
+                over_time=[count],
+            )
+        )
+        self.assertEqual(len(plots), 3)
+
+    def test_for_page(self) -> None:
+        """A drawing is one element, the same each time, that its title names."""
+        values = {"totals": [total("events", "w1", 3)]}
+        plot = draw(**values)["shares"]
+        self.assertTrue(plot.svg.startswith('<svg class="plot" role="img" '))
+        self.assertIn('aria-labelledby="shares-title"', plot.svg)
+        self.assertNotIn("<metadata", plot.svg)
+        self.assertNotIn("<g id=", plot.svg)
+        self.assertEqual(draw(**values)["shares"], plot)
+
+
+class LeftOutTests(SynchronousTestCase):
+    """Tests for plots that have nothing to show."""
+
+    def test_nothing(self) -> None:
+        """Of no rows and no recording, nothing is drawn."""
+        self.assertEqual(draw(), {})
+
+    def test_one_row_each(self) -> None:
+        """Where each token has one row, sizes of batches are not drawn."""
+        self.assertEqual(draw(batches=[batch(1, largest=1)]), {})
+        both = [batch(1, largest=1, stream="receipts"), batch(1, 2), batch(2, 2)]
+        plots = draw(batches=both)
+        self.assertEqual(list(plots), ["batches"])
+        self.assertNotIn("receipts", texts(plots["batches"]))
+
+    def test_one_token_each(self) -> None:
+        """Percentiles of windows with one token each are not drawn."""
+        self.assertEqual(draw(lags=[lag(None)], lags_over_time=[lag(0, tokens=1)]), {})
+        plots = draw(lags=[lag(None)], lags_over_time=[lag(0), lag(60, tokens=1)])
+        self.assertEqual(list(plots), ["lag"])
+
+    def test_no_times(self) -> None:
+        """Rows whose times no table tells have shares alone."""
+        plots = draw(totals=[total("push_rules", "w1", 2)])
+        self.assertEqual(list(plots), ["shares"])
+
+
+class OthersTests(SynchronousTestCase):
+    """Tests for what has no colour of its own."""
+
+    def test_enough_colours(self) -> None:
+        """Seven writers have a colour each; there are no others."""
+        totals = [total("events", f"w{n}", 10 - n) for n in range(7)]
+        plot = draw(totals=totals)["shares"]
+        self.assertNotIn(OTHERS, texts(plot))
+        self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(7)])
+
+    def test_the_eighth(self) -> None:
+        """Of more writers, those with the fewest rows are others: grey, and last."""
+        totals = [total("events", f"w{n}", 10 + n) for n in range(9)]
+        plot = draw(totals=totals)["shares"]
+        legend = [text for text in texts(plot) if re.match(r"w\d|all", text)]
+        self.assertEqual(set(legend), {OTHERS, *(f"w{n}" for n in range(2, 9))})
+        self.assertEqual(legend[-1], OTHERS)
+        self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(8)])
+
+    def test_same_colour(self) -> None:
+        """A stream has the same colour in each plot, whatever a plot lacks."""
+        totals = [total("events", "w1", 9), total("receipts", "w2", 5)]
+        alone = [count("receipts", start=START)]
+        plots = draw(totals=totals, over_time=alone, arrived=alone)
+        for name in ("rows-over-time", "arrived"):
+            self.assertEqual(colours(plots[name]), ["var(--s1)"], name)
+
+    def test_panels(self) -> None:
+        """Six streams have a panel, those with the most rows."""
+        counts = [count(f"stream{n}", rows=n + 1) for n in range(8)]
+        plot = draw(over_time=counts)["rows-by-writer"]
+        titles = [text for text in texts(plot) if text.startswith("stream")]
+        self.assertEqual(titles, [f"stream{n}" for n in (7, 6, 5, 4, 3, 2)])
+
+
+class TextTests(SynchronousTestCase):
+    """Tests for how numbers are written beside the axes."""
+
+    def test_length_of_window(self) -> None:
+        """How long a window is, is said in the longest unit without a fraction."""
+        for seconds, text in (
+            (1, "1 s"),
+            (60, "1 min"),
+            (90, "90 s"),
+            (1800, "30 min"),
+            (7200, "2 h"),
+            (5400, "90 min"),
+            (14 * 86_400, "14 d"),
+        ):
+            plot = draw(arrived=[count("events")], wire_window=seconds)["arrived"]
+            self.assertIn(f"rows in {text}", texts(plot))
+
+    def test_since_beginning(self) -> None:
+        """Where no clock is known, times are since the beginning of the recording."""
+        values = {
+            "arrived": [count("events", start=n) for n in (0, 60, 119)],
+            "wire_window": 1,
+        }
+        relative = texts(draw(**values, wire_relative=True)["arrived"])
+        self.assertIn("+30 s", relative)
+        self.assertIn("+90 s", relative)
+        known = texts(draw(**values)["arrived"])
+        self.assertEqual([text for text in known if text.startswith("+")], [])
+        self.assertIn("1970-Jan-01 00:02", known)
+
+    def test_utc(self) -> None:
+        """Times are in UTC."""
+        counts = [count("events", start=START + 900 * n) for n in range(8)]
+        found = texts(draw(over_time=counts, rows_window=900)["rows-over-time"])
+        self.assertIn("12:30", found)
+        self.assertIn("2026-Jan-31", found)
+
+    def test_sizes_of_batches(self) -> None:
+        """A bucket says from which number of rows to which, also one between."""
+        found = texts(draw(batches=[batch(1, 9), batch(8, 9)])["batches"])
+        for label in ("1", "2-3", "4-7", "8-15"):
+            self.assertIn(label, found)
+        self.assertNotIn("16-31", found)
+
+    def test_lags(self) -> None:
+        """Lags are in ms, s or min, by how long they are; each percentile is named."""
+        lags = [lag(0, p50=20.0, p95=2000.0, p99=2e6), lag(60)]
+        found = texts(draw(lags=[lag(None)], lags_over_time=lags)["lag"])
+        for label in ("1 ms", "100 ms", "1 s", "10 s", "17 min"):
+            self.assertIn(label, found)
+        for percentile in ("p50", "p95", "p99"):
+            self.assertEqual(found.count(percentile), 1)
+
+
+class ValueTests(SynchronousTestCase):
+    """Tests for what is drawn, as high and as long as it is."""
+
+    def test_shares(self) -> None:
+        """The shares of the writers of a stream fill the bar."""
+        totals = [total("events", "w1", 3), total("events", "w2", 1)]
+        plot = draw(totals=totals)["shares"]
+        first, second = sizes(plot, axis=0)
+        self.assertAlmostEqual(first / second, 3, places=2)
+
+    def test_streams_add_up(self) -> None:
+        """The rows of the writers of a stream are one bar."""
+        counts = [
+            WindowCount(stream=stream, instance_name=writer, start=0, rows=rows)
+            for stream, writer, rows in (
+                ("events", "w1", 4),
+                ("events", "w2", 2),
+                ("caches", "w1", 2),
+            )
+        ]
+        first, second = sizes(draw(arrived=counts)["arrived"], axis=1)
+        self.assertAlmostEqual(first / second, 3, places=2)
+
+    def test_windows_without_rows(self) -> None:
+        """A line falls to zero where a writer wrote nothing, and does not go over."""
+        counts = [count("events", start=60 * n, rows=5) for n in (0, 3)]
+        (line,) = lines(draw(over_time=counts, rows_window=60)["rows-by-writer"])
+        heights = [y for _, y in line]
+        self.assertEqual(len(heights), 4)
+        # Of SVG, the axis goes down.
+        self.assertEqual(heights[0], heights[3])
+        self.assertEqual(heights[1], heights[2])
+        self.assertGreater(heights[1], heights[0])
+
+    def test_negative_lag(self) -> None:
+        """A lag below zero, of clocks that differ, is drawn as none."""
+        below = [lag(60 * n, p50=-50.0, p95=0.0, p99=8.0) for n in range(2)]
+        plot = draw(lags=[lag(None)], lags_over_time=below)["lag"]
+        p99, p95, p50 = lines(plot)
+        self.assertEqual(p50, p95)
+        self.assertNotEqual(p50, p99)
+
+    def test_lags_in_order(self) -> None:
+        """Windows are drawn in the order of time, in whatever order they come."""
+        mixed = [lag(start) for start in (120, 0, 60)]
+        for line in lines(draw(lags=[lag(None)], lags_over_time=mixed)["lag"]):
+            self.assertEqual(line, sorted(line))

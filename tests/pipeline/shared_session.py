@@ -1,0 +1,45 @@
+"""The one Spark session that all tests share: a session of its own takes 4 s."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+from synapse_replication.pipeline.spark.session import make_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["shared_session"]
+
+
+@functools.cache
+def shared_session() -> SparkSession:
+    """Give the session; without Java it fails with what to install."""
+    folder = tempfile.mkdtemp(prefix="synapse-replication-spark-")
+    session = make_session(
+        "tests",
+        master="local[2]",
+        settings={
+            "spark.local.dir": folder,
+            "spark.sql.warehouse.dir": f"{folder}/warehouse",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            # A hundred queries of a few rows each: compiling them costs far more than
+            # it saves.
+            "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.sql.codegen.wholeStage": "false",
+        },
+    )
+
+    def stop() -> None:
+        session.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
+    return session

@@ -1,0 +1,148 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.completeness`, on a real database.
+
+How far streams may be read is tested in ``test_streaming``, as a reader sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import cursor
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.source.catalog import catalog_of
+from synapse_replication.pipeline.source.completeness import (
+    Surveyor,
+    find_present,
+    find_writers,
+    last_given_out,
+    stored_positions,
+)
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+_SCHEMA = """
+CREATE TABLE orders (id bigint NOT NULL, writer text, item text, at bigint);
+CREATE SEQUENCE orders_seq;
+CREATE TABLE stream_positions (
+    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);
+"""
+
+
+class Racing(cursor):
+    """A cursor; as soon as it has looked at locks, somebody else takes an id."""
+
+    somebody: cursor
+
+    def execute(self, query: Any, values: Any = None) -> None:
+        super().execute(query, values)
+        if "pg_locks" in query:
+            self.somebody.execute("SELECT nextval('cache_invalidation_stream_seq')")
+
+
+class LatestTests(SynchronousTestCase):
+    """A stream of a table of one's own, which counts down."""
+
+    def setUp(self) -> None:
+        self.dsn = shared_postgres().new_database()
+        connection = psycopg2.connect(self.dsn)
+        self.addCleanup(connection.close)
+        self.txn = connection.cursor()
+        self.txn.execute(_SCHEMA)
+        declared = TableStream(
+            name="orders",
+            table="orders",
+            id_column="id",
+            writer_column="writer",
+            columns=["item"],
+            sequence="orders_seq",
+            writers=["a", "b"],
+            negative=True,
+        )
+        self.stream = catalog_of([declared])["orders"]
+
+    def survey(self, *, continuous: bool) -> StreamOffset:
+        surveyor = Surveyor({"orders": ("a", "b")}, continuous)
+        present = find_present(self.txn, [self.stream])["orders"]
+        return surveyor.survey(self.txn, self.stream, present, StreamOffset())
+
+    def test_what_is_there(self) -> None:
+        """Indexes are found by what they begin with; partial ones do not count."""
+        events = catalog_of()["events"]
+        self.txn.execute("CREATE INDEX few ON orders (id) WHERE item IS NOT NULL")
+        found = find_present(self.txn, [self.stream, events])
+        self.assertEqual(found["events"].tables, frozenset())
+        self.assertEqual(found["orders"].tables, {"orders"})
+        self.assertEqual(found["orders"].by_id, frozenset())
+        self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
+        found = find_present(self.txn, [self.stream])
+        self.assertEqual(found["orders"].by_writer, {"orders"})
+        self.txn.execute("CREATE INDEX ids ON orders (id)")
+        found = find_present(self.txn, [self.stream])
+        self.assertEqual(found["orders"].by_id, {"orders"})
+        self.assertEqual(found["orders"].by_writer, frozenset())
+
+    def test_positions(self) -> None:
+        """Positions are distances from zero; 1 is that of a stream never written."""
+        self.assertEqual(stored_positions(self.txn, self.stream), {})
+        self.txn.execute(
+            "INSERT INTO stream_positions VALUES ('orders', 'a', -7), "
+            "('orders', 'b', 1), ('receipts', 'c', 9)"
+        )
+        self.assertEqual(stored_positions(self.txn, self.stream), {"a": 7, "b": 0})
+        self.txn.execute("DROP TABLE stream_positions")
+        self.assertEqual(stored_positions(self.txn, self.stream), {})
+
+    def test_sequence(self) -> None:
+        """What a sequence gave out last is told; one that gave nothing stands at 0."""
+        self.assertEqual(last_given_out(self.txn, self.stream), 0)
+        self.txn.execute("SELECT nextval('orders_seq'), nextval('orders_seq')")
+        self.assertEqual(last_given_out(self.txn, self.stream), 2)
+        self.txn.execute("DROP SEQUENCE orders_seq")
+        self.assertIsNone(last_given_out(self.txn, self.stream))
+
+    def test_writers(self) -> None:
+        """All writers are found by the index that begins with them."""
+        self.txn.execute(
+            "INSERT INTO orders VALUES (-1, 'b'), (-2, 'a'), (-3, 'b'), (-4, NULL)"
+        )
+        self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
+        present = find_present(self.txn, [self.stream])["orders"]
+        self.assertEqual(find_writers(self.txn, self.stream, present), {"a", "b"})
+
+    def test_survey(self) -> None:
+        """Who reads on waits for a declared writer without a position."""
+        self.txn.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -7)")
+        self.assertEqual(self.survey(continuous=False).position("b"), 7)
+        self.assertEqual(self.survey(continuous=True).position("b"), 0)
+        self.assertEqual(self.survey(continuous=True).position("a"), 7)
+        self.txn.execute("INSERT INTO stream_positions VALUES ('orders', 'c', -4)")
+        found = self.survey(continuous=False)
+        self.assertEqual(found, StreamOffset(4, {"a": 7, "c": 4}))
+
+    def test_without_positions(self) -> None:
+        """Rows without any position are read once, and not from there on."""
+        self.assertEqual(self.survey(continuous=True), StreamOffset(0))
+        self.txn.execute("INSERT INTO orders VALUES (-3, 'a'), (-5, 'a'), (-4, 'a')")
+        self.assertEqual(self.survey(continuous=False), StreamOffset(5))
+        with self.assertRaisesRegex(PipelineError, "rows up to 5, but nothing in"):
+            self.survey(continuous=True)
+
+    def test_taken_while_looking(self) -> None:
+        """An id that was taken while locks were looked at is left for later."""
+        caches = catalog_of()["caches"]
+        self.txn.execute("CREATE SEQUENCE cache_invalidation_stream_seq")
+        self.txn.execute("SELECT nextval('cache_invalidation_stream_seq')")
+        self.txn.connection.commit()
+        other = psycopg2.connect(self.dsn)
+        self.addCleanup(other.close)
+        racing = self.txn.connection.cursor(cursor_factory=Racing)
+        racing.somebody = other.cursor()
+        surveyor = Surveyor({}, continuous=True)
+        present = find_present(self.txn, [caches])["caches"]
+        found = surveyor.survey(racing, caches, present, StreamOffset())
+        self.assertEqual(found, StreamOffset(1))
+        self.assertEqual(last_given_out(self.txn, caches), 2)

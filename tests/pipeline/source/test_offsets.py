@@ -1,0 +1,160 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.offsets`: arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.source.offsets import (
+    StreamOffset,
+    offsets_from_json,
+    offsets_to_json,
+    spans,
+)
+from synapse_replication.streams.tokens import MultiWriterStreamToken
+
+WRITERS = ("a", "b", "c")
+#: Nobody knows the last of them.
+EVERYBODY = (*WRITERS, "stranger")
+
+ids = st.integers(0, 12)
+offsets = st.builds(
+    StreamOffset, ids, st.dictionaries(st.sampled_from(WRITERS), ids, max_size=3)
+)
+
+
+def covered(offset: StreamOffset) -> set[tuple[str, int]]:
+    """Give all rows that an offset covers."""
+    return {(w, id_) for w in EVERYBODY for id_ in range(14) if offset.covers(w, id_)}
+
+
+class StreamOffsetTests(SynchronousTestCase):
+    """Tests for one stream's offset."""
+
+    @given(offsets, offsets)
+    def test_advance_covers_both(self, one: StreamOffset, other: StreamOffset) -> None:
+        """The maximum covers what either covers, and nothing else."""
+        self.assertEqual(covered(one.advance(other)), covered(one) | covered(other))
+
+    @given(offsets, offsets)
+    def test_retreat_covers_what_both_cover(
+        self, one: StreamOffset, other: StreamOffset
+    ) -> None:
+        """The minimum covers what both cover, and nothing else."""
+        self.assertEqual(covered(one.retreat(other)), covered(one) & covered(other))
+
+    @given(offsets, offsets, ids)
+    def test_towards(self, start: StreamOffset, more: StreamOffset, upto: int) -> None:
+        """After a part of the rows, exactly that part is covered."""
+        target = start.advance(more)
+        part = {(w, id_) for w, id_ in covered(target) if id_ <= upto}
+        self.assertEqual(covered(start.towards(target, upto)), covered(start) | part)
+
+    @given(offsets, st.lists(ids, max_size=4))
+    def test_steps_make_the_whole(self, target: StreamOffset, steps: list[int]) -> None:
+        """C6: batches of any size end at the target, and never go back."""
+        at = StreamOffset()
+        for upto in sorted(steps):
+            after = at.towards(target, upto)
+            self.assertLessEqual(covered(at), covered(after))
+            at = after
+        self.assertEqual(covered(at.towards(target, target.furthest)), covered(target))
+
+    @given(offsets)
+    def test_json_and_pickle(self, offset: StreamOffset) -> None:
+        """An offset survives the checkpoint and the way to an executor."""
+        text = json.dumps(offset.to_json())
+        self.assertEqual(StreamOffset.from_json(json.loads(text)), offset)
+        self.assertEqual(pickle.loads(pickle.dumps(offset)), offset)
+
+    def test_keeps_who_is_behind(self) -> None:
+        """A writer that is known stays known where it is not beyond the minimum."""
+        offset = StreamOffset(5, {"a": 0, "b": 5})
+        self.assertEqual([offset.position(w) for w in ("a", "b", "new")], [0, 5, 5])
+        self.assertEqual(StreamOffset().furthest, 0)
+        self.assertEqual(offset.furthest, 5)
+
+    def test_of_token(self) -> None:
+        """A token says the same as an offset."""
+        offset = StreamOffset.of_token(MultiWriterStreamToken(5, {"a": 7}))
+        self.assertEqual(offset, StreamOffset(5, {"a": 7}))
+
+    def test_bad_json(self) -> None:
+        """What is no position is refused with an example."""
+        wrong: tuple[object, ...] = (
+            -1,
+            True,
+            "5",
+            2**63,
+            [],
+            {"minimum": -1},
+            {"writers": []},
+            {"writers": {"a": 1.5}},
+            {"more": 1},
+        )
+        for value in wrong:
+            error = self.assertRaises(PipelineError, StreamOffset.from_json, value)
+            self.assertIn('{"minimum": 5, "writers": {"master": 7}}', str(error))
+
+
+class OffsetsTests(SynchronousTestCase):
+    """Tests for the offsets of all streams."""
+
+    @given(st.dictionaries(st.sampled_from(("events", "a", "z")), offsets))
+    def test_text_is_the_same(self, found: dict[str, StreamOffset]) -> None:
+        """Equal offsets are the same text, however they came to be: Spark compares it."""
+        backwards = {
+            name: StreamOffset(
+                offset.minimum, dict(sorted(offset.writers.items(), reverse=True))
+            )
+            for name, offset in sorted(found.items(), reverse=True)
+        }
+        texts = {json.dumps(offsets_to_json(each)) for each in (found, backwards)}
+        self.assertEqual(len(texts), 1)
+        self.assertEqual(offsets_from_json(json.loads(texts.pop())), found)
+
+    def test_bad_json(self) -> None:
+        """What is no offset is refused, with the stream's name."""
+        error = self.assertRaises(PipelineError, offsets_from_json, {"events": "x"})
+        self.assertIn("stream events", str(error))
+        self.assertRaises(PipelineError, offsets_from_json, [1])
+
+
+class SpansTests(SynchronousTestCase):
+    """Tests for what lies between two offsets."""
+
+    @given(offsets, offsets)
+    def test_each_row_once(self, start: StreamOffset, more: StreamOffset) -> None:
+        """Spans hold each row that is to be read once, and no other."""
+        end = start.advance(more)
+        found: list[tuple[str, int]] = []
+        for span in spans(start, end):
+            self.assertLess(span.low, span.high)
+            who = [
+                w
+                for w in EVERYBODY
+                if w in span.writers or (span.others and w not in span.known)
+            ]
+            found += [
+                (w, id_) for w in who for id_ in range(span.low + 1, span.high + 1)
+            ]
+        self.assertEqual(len(found), len(set(found)))
+        self.assertEqual(set(found), covered(end) - covered(start))
+
+    @given(offsets, offsets)
+    def test_ascending(self, start: StreamOffset, more: StreamOffset) -> None:
+        """Spans are in order and do not overlap, so that a batch may end anywhere."""
+        found = spans(start, start.advance(more))
+        for before, after in itertools.pairwise(found):
+            self.assertLessEqual(before.high, after.low)
+
+    def test_one_span_for_all(self) -> None:
+        """History that all writers have finished is one span."""
+        (span,) = spans(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
+        self.assertEqual((span.low, span.high, span.others), (0, 9, True))

@@ -1,0 +1,169 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.options`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import PipelineSettings, settings_of_config
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.options import (
+    SourceOptions,
+    parse_token,
+    reader_options,
+)
+
+CONFIG = """
+server_name: example.org
+database:
+  name: psycopg2
+  args: {dbname: synapse, user: synapse_user, password: "hush hush"}
+stream_writers:
+  receipts: [r1, r2]
+instance_map:
+  main: {host: localhost, port: 9093}
+  r1: {host: localhost, port: 9101}
+  r2: {host: localhost, port: 9102}
+synapse_replication:
+  streams:
+    - receipts
+    - {name: orders, table: shop.orders, id_column: id, columns: {item: text, n: integer},
+       sequence: orders_seq, writers: [r1, r2], writer_column: writer, negative: true}
+"""
+
+
+def parse(**options: str) -> SourceOptions:
+    """Check options for a database."""
+    return SourceOptions.parse({"dsn": "dbname=x", **options})
+
+
+class SourceOptionsTests(SynchronousTestCase):
+    """Tests for what may be given to the data source."""
+
+    def refuse(self, *parts: str, **options: str) -> None:
+        """See that options are refused with a text that names these parts."""
+        error = self.assertRaises(PipelineError, parse, **options)
+        for part in parts:
+            self.assertIn(part, str(error))
+
+    def test_usual(self) -> None:
+        """Names are compared without regard to case, as everywhere in Spark."""
+        options = parse(
+            STREAMS="events, receipts",
+            writers="w1",
+            maxrowspertrigger="10",
+            numPartitions="3",
+            startingToken=" Latest ",
+        )
+        self.assertEqual(options.streams, ("events", "receipts"))
+        self.assertEqual(options.writers, ("w1",))
+        self.assertEqual((options.max_rows, options.num_partitions), (10, 3))
+        self.assertEqual(options.starting_token, "latest")
+        self.assertEqual(options.conninfo, {"dbname": "x"})
+
+    def test_defaults(self) -> None:
+        """A database alone means all of its rows."""
+        options = parse()
+        self.assertEqual((options.streams, options.writers), (None, None))
+        self.assertEqual(
+            (options.starting_token, options.ending_token), ("earliest", "latest")
+        )
+
+    def test_mistakes(self) -> None:
+        """Each mistake names its option, and what to write."""
+        self.refuse("option stream:", "streams", stream="events")
+        self.refuse("there is no stream evnts", "receipts", streams="evnts")
+        self.refuse("typing", "record the wire", streams="typing")
+        self.refuse("option streams is 'a,,b'", streams="a,,b")
+        self.refuse("option writers", writers="")
+        for count in ("0", "-1", "1.5", "x", "", str(2**31)):
+            self.refuse(
+                "option maxRowsPerTrigger", "1 or more", maxRowsPerTrigger=count
+            )
+            self.refuse("option numPartitions", "1 or more", numPartitions=count)
+        for token in ("x", "-5", '{"events": [1]}', "{", "m5~x", '{"events": "m1~2"}'):
+            self.refuse("option startingToken", "m5~1.7", startingToken=token)
+            self.refuse("option endingToken", "m5~1.7", endingToken=token)
+
+    def test_one_database(self) -> None:
+        """There is one of dsn and config, and neither is repeated."""
+        for options in ({}, {"dsn": "dbname=x", "config": "x.yaml"}):
+            error = self.assertRaises(PipelineError, SourceOptions.parse, options)
+            self.assertIn("options dsn and config", str(error))
+        error = self.assertRaises(
+            PipelineError, SourceOptions.parse, {"dsn": "password=hush hush"}
+        )
+        self.assertIn("option dsn", str(error))
+        self.assertNotIn("hush", str(error))
+        self.assertNotIn("hush", repr(parse(dsn="dbname=x password=hush")))
+
+    def _config(self) -> str:
+        path = Path(self.mktemp())
+        path.write_text(CONFIG)
+        return str(path)
+
+    def test_config(self) -> None:
+        """A configuration also tells writers and streams of the user's own."""
+        options = SourceOptions.parse({"config": self._config(), "streams": "orders"})
+        self.assertEqual(options.declared_writers["receipts"], ("r1", "r2"))
+        orders = options.catalog["orders"]
+        self.assertEqual(
+            (orders.sequence, orders.negative, orders.positions_name),
+            ("orders_seq", True, "orders"),
+        )
+        (query,) = orders.queries
+        self.assertEqual(
+            (query.range.table, query.range.id_column, query.range.writer_column),
+            ("shop.orders", "id", "writer"),
+        )
+
+    def test_settings_travel(self) -> None:
+        """What a job knows of a configuration reaches the data source whole."""
+        path = self._config()
+        settings = settings_of_config([path])
+        travelled = SourceOptions.parse(reader_options(settings))
+        read = SourceOptions.parse({"config": path})
+        self.assertEqual(travelled.catalog, read.catalog)
+        self.assertEqual(
+            {k: tuple(v) for k, v in travelled.declared_writers.items()},
+            dict(read.declared_writers),
+        )
+        self.assertEqual(travelled.conninfo["password"], "hush hush")
+        self.assertNotIn("hush", repr(settings))
+
+    def test_settings_of_dsn_travel(self) -> None:
+        """A database alone is handed on, too."""
+        options = SourceOptions.parse(reader_options(PipelineSettings({"dbname": "y"})))
+        self.assertEqual(options.conninfo, {"dbname": "y"})
+
+
+class TokenTests(SynchronousTestCase):
+    """Tests for tokens as they are written."""
+
+    def test_forms(self) -> None:
+        """A number, the text form, and JSON of either or of positions."""
+        names = {1: "a", 2: "b"}
+
+        def parse(text: str) -> dict[str, StreamOffset]:
+            return parse_token("startingToken", text, ["events"], names.__getitem__)
+
+        self.assertEqual(parse("5"), {"events": StreamOffset(5)})
+        self.assertEqual(parse("m5~2.7"), {"events": StreamOffset(5, {"b": 7})})
+        self.assertEqual(
+            parse('{"events": "m5~1.7", "caches": 3, "x": {"minimum": 1}}'),
+            {
+                "events": StreamOffset(5, {"a": 7}),
+                "caches": StreamOffset(3),
+                "x": StreamOffset(1),
+            },
+        )
+
+    def test_unknown_instance(self) -> None:
+        """An instance that the database does not know is named."""
+        error = self.assertRaises(
+            PipelineError, parse_token, "endingToken", "m5~9.7", [], {}.__getitem__
+        )
+        self.assertIn("9", str(error))
+        self.assertIn("endingToken", str(error))

@@ -1,0 +1,168 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.partitions`.
+
+How parts and batches are cut is also tested in ``test_planning`` and
+``test_streaming``, as a reader sees it.
+"""
+
+from __future__ import annotations
+
+import psycopg2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.source.catalog import catalog_of
+from synapse_replication.pipeline.source.offsets import Span, StreamOffset
+from synapse_replication.pipeline.source.partitions import (
+    IDS_PER_TASK,
+    MOST_TASKS,
+    Part,
+    cut_by_rows,
+    narrow,
+    pack,
+    split,
+)
+from synapse_replication.pipeline.source.ranges import Present
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+RECEIPTS = catalog_of()["receipts"]
+TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
+WITH_INDEX = Present(TABLES, frozenset(), TABLES, frozenset())
+BY_WRITER = Present(TABLES, frozenset(), frozenset(), TABLES)
+WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
+
+
+def part(low: int, high: int, present: Present = WITH_INDEX) -> Part:
+    """Make a part of all writers' receipts."""
+    span = Span(low, high, (), others=True, nameless=True, known=())
+    return Part(RECEIPTS, present, span, "")
+
+
+PARTS = st.lists(
+    st.builds(
+        lambda low, size: part(low, low + size),
+        st.integers(0, 10**9),
+        st.integers(1, 10**7),
+    ),
+    min_size=1,
+    max_size=6,
+)
+COUNTS = st.none() | st.integers(1, 50)
+
+
+class SplitTests(SynchronousTestCase):
+    """Cutting parts into smaller ones."""
+
+    @settings(derandomize=True, deadline=None)
+    @given(PARTS, COUNTS)
+    def test_nothing_is_left_out(self, parts: list[Part], count: int | None) -> None:
+        """The pieces of each part join, in order, to that part again."""
+        pieces = split(parts, count)
+        for whole in parts:
+            low = whole.span.low
+            while low < whole.span.high:
+                piece = pieces.pop(0)
+                self.assertEqual(piece.span.low, low)
+                self.assertGreater(piece.size, 0)
+                low = piece.span.high
+            self.assertEqual(low, whole.span.high)
+        self.assertEqual(pieces, [])
+
+    def test_as_many_as_asked_for(self) -> None:
+        """One part becomes as many of about the same size as are asked for."""
+        sizes = [piece.size for piece in split([part(10, 1010)], 3)]
+        self.assertEqual(sizes, [333, 333, 334])
+
+    def test_as_many_as_are_worth_it(self) -> None:
+        """By itself, it makes no more tasks than are worth their start."""
+        self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
+        self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
+        self.assertEqual(len(split([part(0, 2**40)], None)), MOST_TASKS)
+
+    def test_without_an_index(self) -> None:
+        """A table whose ids no index leads to is read in one piece."""
+        whole = part(0, 10**9, WITHOUT)
+        self.assertEqual(split([whole], 9), [whole])
+
+    def test_index_by_writer(self) -> None:
+        """An index that begins with the writer leads to the ids of each, too."""
+        self.assertEqual(len(split([part(0, 90, BY_WRITER)], 9)), 9)
+
+
+class PackTests(SynchronousTestCase):
+    """Putting small parts together."""
+
+    @settings(derandomize=True, deadline=None)
+    @given(PARTS, COUNTS)
+    def test_each_part_once(self, parts: list[Part], count: int | None) -> None:
+        """Each part is in one task, and no task is empty."""
+        tasks = pack(parts, count)
+        packed = [each for task in tasks for each in task]
+        self.assertCountEqual(
+            [each.span for each in packed], [each.span for each in parts]
+        )
+        self.assertTrue(all(tasks))
+        if count is not None:
+            self.assertEqual(len(tasks), min(count, len(parts)))
+
+    def test_even(self) -> None:
+        """Each part goes to the task that has least to do."""
+        tasks = pack([part(0, size) for size in (1, 2, 3, 4, 5, 9)], 2)
+        self.assertEqual(
+            sorted(sum(each.size for each in task) for task in tasks), [12, 12]
+        )
+
+    def test_as_many_as_are_worth_it(self) -> None:
+        """By itself, it begins one more task as soon as the others have enough."""
+        half = part(0, IDS_PER_TASK // 2)
+        self.assertEqual(len(pack([half] * 2, None)), 1)
+        self.assertEqual(len(pack([half] * 3, None)), 2)
+        self.assertEqual(len(pack([half] * 4, None)), 2)
+
+
+class CutTests(SynchronousTestCase):
+    """Looking into a database: streams ``one``, ``two`` and ``few``."""
+
+    def setUp(self) -> None:
+        connection = psycopg2.connect(shared_postgres().new_database())
+        self.addCleanup(connection.close)
+        self.txn = connection.cursor()
+        self.streams = []
+        for name, ids in (("one", range(11, 21)), ("two", range(1, 11)), ("few", [7])):
+            self.txn.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, item text)")
+            for id_ in ids:
+                self.txn.execute(f"INSERT INTO {name} VALUES ({id_})")
+            declared = TableStream(
+                name=name,
+                table=name,
+                id_column="id",
+                columns=["item"],
+                sequence=f"{name}_seq",
+                writers=["a"],
+            )
+            table = frozenset({name})
+            present = Present(table, frozenset(), table, frozenset())
+            self.streams.append((catalog_of([declared])[name], present))
+
+    def cut(self, limit: int) -> list[int]:
+        start = {stream.name: StreamOffset() for stream, _ in self.streams}
+        end = {stream.name: StreamOffset(30) for stream, _ in self.streams}
+        found = cut_by_rows(self.txn, self.streams, start, end, limit)
+        return [found[stream.name].minimum for stream, _ in self.streams]
+
+    def test_streams_share_the_limit(self) -> None:
+        """Streams get even shares of it; what one does not need is for the others."""
+        self.assertEqual(self.cut(7), [13, 3, 30])
+        self.assertEqual(self.cut(20), [19, 30, 30])
+        self.assertEqual(self.cut(21), [30, 30, 30])
+
+    def test_narrow(self) -> None:
+        """Ids without rows are cut off at both ends; nothing is left of no rows."""
+        stream, present = self.streams[0]
+        span = Span(0, 100, (), others=True, nameless=True, known=())
+        found = narrow(self.txn, Part(stream, present, span, "a"))
+        assert found is not None
+        self.assertEqual((found.span.low, found.span.high), (10, 20))
+        self.txn.execute("DELETE FROM one")
+        self.assertIsNone(narrow(self.txn, Part(stream, present, span, "a")))

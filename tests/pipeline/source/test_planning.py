@@ -1,0 +1,221 @@
+"""Tests for planning and reading with a real database, without Spark."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import parse_dsn
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.options import SourceOptions, reader_options
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.pushdown import Wanted
+from tests.pipeline.histories import (
+    ORDERS,
+    extract_dsn,
+    history_dsn,
+    plan,
+    read,
+    rows_of,
+)
+from tests.storage.synapse_extract import ON_THE_WIRE
+from tests.support.big_database import SHARES
+
+
+class RowsTests(SynchronousTestCase):
+    """Tests for what is read."""
+
+    def test_as_on_the_wire(self) -> None:
+        """Each stream gives the rows that its writers sent, in their order."""
+        found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+        rows = rows_of(extract_dsn(), plan(extract_dsn()))
+        for row in sorted(
+            rows, key=lambda r: (r["stream"], r["stream_id"], r["row_index"])
+        ):
+            key = row["stream"], row["instance_name"]
+            found.setdefault(key, []).append((row["stream_id"], json.loads(row["row"])))
+        for key, expected in ON_THE_WIRE.items():
+            if key[0] not in ("account_data", "caches"):
+                self.assertEqual(found[key], expected, key)
+
+    def test_account_data_once(self) -> None:
+        """Account data has rows without a writer; they are read once, not per writer."""
+        found = read(extract_dsn(), streams="account_data")
+        self.assertEqual([token for _, _, token, _ in found], [2, 3, 4])
+        # Of the extract nobody knows the writers; of the other there is one.
+        self.assertEqual({writer for _, writer, _, _ in found}, {""})
+        dsn = history_dsn()
+        writers = {writer for _, writer, _, _ in read(dsn, streams="account_data")}
+        self.assertEqual(writers, {"master"})
+
+    def test_places_in_a_token(self) -> None:
+        """Rows of one token are numbered from 0, across tables."""
+        found = read(extract_dsn(), streams="events", writers="p1")
+        places = [place for _, _, token, place in found if token == 3]
+        self.assertEqual(places, [0, 1, 2])
+
+    def test_any_partitions_make_the_whole(self) -> None:
+        """However it is cut, each row is read once; negative ids are positive tokens."""
+        for dsn in (extract_dsn(), history_dsn()):
+            streams = ",".join(s.stream.name for task in plan(dsn) for s in task)
+            whole = read(dsn, numPartitions="1", streams=streams)
+            self.assertEqual(len(whole), len(set(whole)))
+            self.assertTrue(all(token > 0 for _, _, token, _ in whole))
+            for count in ("2", "7", "40"):
+                self.assertEqual(
+                    read(dsn, numPartitions=count, streams=streams), whole, count
+                )
+
+    def test_number_of_partitions(self) -> None:
+        """There are as many tasks as asked for; ids without rows make none."""
+        self.assertEqual(len(plan(history_dsn(), numPartitions="8")), 8)
+        self.assertEqual(len(plan(history_dsn())), 1)
+        tokens = '{"receipts": 4000}'
+        (task,) = plan(
+            history_dsn(), streams="receipts", startingToken=tokens, endingToken="4500"
+        )
+        (part,) = task
+        self.assertEqual((part.span.low, part.span.high), (4000, 4500))
+
+    def test_history_is_whole(self) -> None:
+        """All rows of history are there, one id in a thousand was never used."""
+        found = read(history_dsn())
+        for stream, share in SHARES.items():
+            count = sum(1 for row in found if row[0] == stream and row[3] == 0)
+            ids = int(20_000 * share)
+            self.assertEqual(count, ids - (ids + 1) // 1000, stream)
+
+    def test_written_ts(self) -> None:
+        """When a row was written is told where the table tells, in UTC."""
+        rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="caches")))
+        self.assertEqual(rows[0]["written_ts"].isoformat(), "2026-10-10T00:21:36+00:00")
+        rows = list(rows_of(history_dsn(), plan(history_dsn(), streams="to_device")))
+        self.assertEqual({row["written_ts"] for row in rows}, {None})
+
+    def test_wanted(self) -> None:
+        """Conditions that are pushed down give exactly the rows they ask for."""
+        everything = read(history_dsn())
+        wanted = Wanted(
+            streams=frozenset({"events", "receipts"}),
+            writers=frozenset({"writer2"}),
+            low=100,
+            high=3000,
+        )
+        expected = [
+            row
+            for row in everything
+            if row[0] in ("events", "receipts")
+            and row[1] == "writer2"
+            and 100 < row[2] <= 3000
+        ]
+        self.assertTrue(expected)
+        self.assertEqual(read(history_dsn(), wanted), expected)
+        self.assertEqual(plan(history_dsn(), Wanted(streams=frozenset())), [])
+
+
+class DeclaredTests(SynchronousTestCase):
+    """Tests for a stream of the user's own table."""
+
+    def read(self, **options: str) -> list[tuple[str, int, Any]]:
+        """Read orders."""
+        settings = PipelineSettings(parse_dsn(extract_dsn()), declared=(ORDERS,))
+        given = {**reader_options(settings), "streams": "orders", **options}
+        tasks = Planner(SourceOptions.parse(given), continuous=False).batch()
+        return sorted(
+            (row["instance_name"], row["stream_id"], json.loads(row["row"]))
+            for row in rows_of(extract_dsn(), tasks)
+        )
+
+    def test_read(self) -> None:
+        """It is read as the built-in ones, also of writers that are no more."""
+        self.assertEqual(
+            self.read(),
+            [
+                ("a", 1, ["pen", "2026-01-02T03:04:05+00:00"]),
+                ("b", 2, ['ink, "black"', None]),
+                ("gone", 3, ["two\nlines", None]),
+            ],
+        )
+
+    def test_odd_name(self) -> None:
+        """A writer's name is a value, whatever characters it has."""
+        self.assertEqual(self.read(writers="' OR TRUE --"), [])
+        with (
+            closing(psycopg2.connect(extract_dsn())) as connection,
+            connection,
+            connection.cursor() as txn,
+        ):
+            for name in ("o'ne\\il", "a"):
+                txn.execute("UPDATE orders SET writer = %s WHERE id = -1", (name,))
+                connection.commit()
+                self.assertEqual(len(self.read(writers=name)), 1)
+
+
+class ErrorTests(SynchronousTestCase):
+    """Tests for what cannot be read."""
+
+    def refuse(self, *parts: str, **options: str) -> None:
+        """See that reading is refused with a text that names these parts."""
+        dsn = options.pop("dsn", None) or history_dsn()
+        given = SourceOptions.parse({"dsn": dsn, **options})
+        error = self.assertRaises(PipelineError, Planner(given, continuous=False).batch)
+        for part in parts:
+            self.assertIn(part, str(error))
+        self.assertLess(len(str(error)), 500)
+
+    def test_unreachable(self) -> None:
+        """A database that is not there is named, without its password."""
+        self.refuse(
+            "host=127.0.0.1 port=1 dbname=x",
+            "cannot be reached",
+            "is it running",
+            dsn="host=127.0.0.1 port=1 dbname=x password=hush",
+        )
+
+    def test_no_such_table(self) -> None:
+        """A stream that this database has not is named, with its table."""
+        self.refuse("stream presence", "presence_stream", streams="presence")
+
+    def test_token_of_the_future(self) -> None:
+        """C41: a token that was never given out is refused, with both numbers."""
+        for option in ("startingToken", "endingToken"):
+            self.refuse(option, "events", "9999999", "8000", **{option: "9999999"})
+        self.refuse(
+            "startingToken", "receipts", "6000", startingToken='{"receipts": 6000}'
+        )
+
+    def test_token_of_another_stream(self) -> None:
+        """A token for a stream that is not read is refused."""
+        self.refuse(
+            "endingToken: stream caches is not read",
+            streams="events",
+            endingToken='{"caches": 1}',
+        )
+
+    def test_read_only(self) -> None:
+        """Nothing that the pipeline sends can change the database."""
+        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
+
+        def write() -> None:
+            with reading(conninfo, PLAN_TIMEOUT) as txn:
+                txn.execute("DELETE FROM events")
+
+        error = self.assertRaises(PipelineError, write)
+        self.assertIn("read-only transaction", str(error))
+
+    def test_time_limit(self) -> None:
+        """A statement that takes too long is ended, and said to be."""
+        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
+
+        def sleep() -> None:
+            with reading(conninfo, 0.05) as txn:
+                txn.execute("SELECT pg_sleep(60)")
+
+        error = self.assertRaises(PipelineError, sleep)
+        self.assertIn("statement timeout", str(error))

@@ -1,0 +1,89 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.pushdown`."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.source.offsets import Span
+from synapse_replication.pipeline.source.pushdown import (
+    EVERYTHING,
+    Wanted,
+    push_filters,
+)
+
+ALL = Span(0, 100, ("a", "b"), others=True, nameless=True, known=("a", "b"))
+
+
+class PushFiltersTests(SynchronousTestCase):
+    """Tests for conditions that the source answers itself."""
+
+    def take(self, *filters: Filter) -> Wanted:
+        """Give what is wanted where all conditions are taken over."""
+        wanted, left = push_filters(EVERYTHING, filters)
+        self.assertEqual(left, [])
+        return wanted
+
+    def test_streams_and_writers(self) -> None:
+        """Names are taken over, and several conditions narrow each other."""
+        wanted = self.take(
+            IsNotNull(("stream",)),
+            In(("stream",), ("events", "caches", None)),
+            EqualTo(("stream",), "events"),
+            In(("instance_name",), ("a", "b")),
+            EqualNullSafe(("instance_name",), "b"),
+        )
+        self.assertEqual(wanted.streams, {"events"})
+        self.assertEqual(wanted.writers, {"b"})
+
+    def test_ids(self) -> None:
+        """Bounds are exact: open below, closed above."""
+        wanted = self.take(
+            GreaterThan(("stream_id",), 5),
+            GreaterThanOrEqual(("stream_id",), 8),
+            LessThan(("stream_id",), 50),
+            LessThanOrEqual(("stream_id",), 60),
+        )
+        self.assertEqual((wanted.low, wanted.high), (7, 49))
+        self.assertEqual(self.take(EqualTo(("stream_id",), 9)), Wanted(low=8, high=9))
+
+    def test_left_to_spark(self) -> None:
+        """What cannot be taken over is handed back, the same objects."""
+        filters: list[Filter] = [
+            EqualTo(("row_index",), 0),
+            Not(EqualTo(("stream",), "events")),
+            EqualTo(("stream",), 5),
+            EqualTo(("row", "stream"), "events"),
+            IsNotNull(("written_ts",)),
+        ]
+        wanted, left = push_filters(EVERYTHING, filters)
+        self.assertEqual(wanted, EVERYTHING)
+        self.assertEqual([id(each) for each in left], [id(each) for each in filters])
+
+    def test_of_span(self) -> None:
+        """A span is cut to what is wanted of it, or is not read at all."""
+        self.assertEqual(EVERYTHING.of_span(ALL, ""), ALL)
+        self.assertIsNone(Wanted(low=100).of_span(ALL, ""))
+        self.assertIsNone(Wanted(high=0).of_span(ALL, ""))
+        cut = Wanted(low=5, high=7, writers=frozenset({"a"})).of_span(ALL, "b")
+        self.assertEqual(
+            cut, Span(5, 7, ("a",), others=False, nameless=False, known=("a", "b"))
+        )
+
+    def test_rows_without_writer(self) -> None:
+        """Rows that do not tell their writer are those of the only one there is."""
+        span = Wanted(writers=frozenset({"sole"})).of_span(ALL, "sole")
+        assert span is not None
+        self.assertEqual((span.writers, span.others, span.nameless), ((), False, True))
+        self.assertIsNone(Wanted(writers=frozenset({"x"})).of_span(ALL, "sole"))

@@ -1,0 +1,72 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.reading`."""
+
+from __future__ import annotations
+
+import pickle
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.reading import (
+    RowsPartition,
+    partitions_of,
+    read_parts,
+)
+from tests.pipeline.histories import extract_dsn, history_dsn, plan
+
+
+class PartitionTests(SynchronousTestCase):
+    """What Spark hands to tasks."""
+
+    def test_partitions(self) -> None:
+        """A task has its parts, also when it comes out at another process."""
+        tasks = plan(extract_dsn(), numPartitions="3")
+        partitions = pickle.loads(pickle.dumps(partitions_of(tasks)))
+        self.assertEqual([partition.parts for partition in partitions], tasks)
+        self.assertGreater(len(tasks), 1)
+
+    def test_nothing(self) -> None:
+        """With nothing to read there is one task, which reads nothing."""
+        (partition,) = partitions_of([])
+        self.assertEqual(partition.parts, ())
+        self.assertEqual(list(read_parts({}, partition.parts)), [])
+
+    def test_said(self) -> None:
+        """Logs of Spark name the streams and spans, and nothing of the database."""
+        (task,) = plan(extract_dsn(), streams="receipts")
+        said = repr(RowsPartition(task))
+        self.assertIn("'receipts'", said)
+        self.assertIn("Span(", said)
+        self.assertNotIn("sole_writer", said)
+
+
+class ReadTests(SynchronousTestCase):
+    """Reading from a real database."""
+
+    def test_one_after_the_other(self) -> None:
+        """All parts of a task are read, in their order."""
+        conninfo = SourceOptions.parse({"dsn": extract_dsn()}).conninfo
+        (task,) = plan(extract_dsn(), streams="receipts,events", numPartitions="1")
+        self.assertEqual({part.stream.name for part in task}, {"receipts", "events"})
+        streams = [
+            row["stream"]
+            for batch in read_parts(conninfo, task)
+            for row in batch.to_pylist()
+        ]
+        order = list(dict.fromkeys(part.stream.name for part in task))
+        self.assertEqual(list(dict.fromkeys(streams)), order)
+
+    def test_leaving_early(self) -> None:
+        """A reader that is left before its end lets go of the database."""
+        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
+        (task,) = plan(history_dsn(), streams="events")
+        batches = read_parts(conninfo, task)
+        next(batches)
+        del batches
+        with reading(conninfo, PLAN_TIMEOUT) as txn:
+            txn.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' "
+                "AND query LIKE 'COPY%' AND datname = current_database()"
+            )
+            self.assertEqual(txn.fetchall(), [(0,)])

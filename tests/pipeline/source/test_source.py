@@ -1,0 +1,67 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.source`, in Spark.
+
+What is read, and in which parts, is tested without Spark in ``test_planning``.
+"""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA
+from synapse_replication.pipeline.spark.failures import short_failures
+from tests.pipeline.extracts import by_writer, extract_dsn, read, server
+from tests.storage.synapse_extract import ON_THE_WIRE
+
+
+class SourceTests(SynchronousTestCase):
+    """Tests for the data source as people use it."""
+
+    def test_rows_are_as_on_the_wire(self) -> None:
+        """All streams give the rows that their writers sent, in their order."""
+        frame = read(extract_dsn())
+        self.assertEqual(frame.schema, ROWS_SCHEMA)
+        found = by_writer(frame)
+        for key, rows in ON_THE_WIRE.items():
+            if key[0] != "account_data":
+                self.assertEqual(found.get(key), rows, key)
+
+    def test_conditions_are_pushed_down(self) -> None:
+        """Spark checks only what the source cannot; no plan shows the password."""
+        frame = read(extract_dsn(), filterPushdown="true").where(
+            "stream = 'events' AND instance_name IN ('p1', 'x') AND stream_id >= 5 "
+            "AND stream_id < 8 AND row_index = 0"
+        )
+        self.assertEqual(sorted(row.stream_id for row in frame.collect()), [5, 6, 7])
+        plan = frame._jdf.queryExecution().toString()
+        (physical,) = plan.split("== Physical Plan ==")[1:]
+        self.assertIn("row_index", physical.split("Filter")[1])
+        self.assertNotIn("stream_id", physical.split("Filter")[1].split("\n")[0])
+        self.assertNotIn(server().password, plan)
+        self.assertNotIn(server().password, str(frame))
+
+    def test_a_frame_serves_many_queries(self) -> None:
+        """What one query asks for limits no other query of the same frame."""
+        frame = read(extract_dsn())
+        everything = frame.count()
+        caches = frame.where("stream = 'caches'")
+        events = frame.where("stream = 'events'")
+        counts = caches.count(), events.count()
+        self.assertEqual(frame.count(), everything)
+        self.assertEqual(caches.union(events).count(), sum(counts))
+
+    def test_nothing_to_read(self) -> None:
+        """A query for nothing gives nothing."""
+        self.assertEqual(read(extract_dsn()).where("stream = 'none'").collect(), [])
+
+    def test_failure_is_short(self) -> None:
+        """What is wrong comes out of Spark as one sentence, without the password."""
+
+        def fail() -> None:
+            with short_failures():
+                read("host=127.0.0.1 port=1 dbname=x password=hush").collect()
+
+        error = self.assertRaises(PipelineError, fail)
+        self.assertIn("host=127.0.0.1 port=1 dbname=x", str(error))
+        self.assertLess(len(str(error)), 400)
+        self.assertNotIn("hush", str(error))

@@ -1,0 +1,385 @@
+"""Tests for :mod:`synapse_replication.pipeline.source.streaming`, with a real database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+
+import attrs
+import psycopg2
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.source.completeness import Surveyor
+from synapse_replication.pipeline.source.jdbc import latest_token
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.streaming import RowsStreamReader
+from synapse_replication.testing.servers import shared_postgres
+from tests.pipeline.shared_session import shared_session
+
+SCHEMA = """
+CREATE TABLE receipts_linearized (
+    stream_id bigint NOT NULL, room_id text NOT NULL, receipt_type text NOT NULL,
+    user_id text NOT NULL, event_id text NOT NULL, data text NOT NULL,
+    instance_name text, thread_id text);
+CREATE INDEX receipts_linearized_id ON receipts_linearized (stream_id);
+CREATE SEQUENCE receipts_sequence;
+CREATE TABLE cache_invalidation_stream_by_instance (
+    stream_id bigint NOT NULL UNIQUE, instance_name text NOT NULL,
+    cache_func text NOT NULL, keys text[], invalidation_ts bigint);
+CREATE SEQUENCE cache_invalidation_stream_seq;
+CREATE TABLE stream_positions (
+    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL,
+    UNIQUE (stream_name, instance_name));
+SELECT setval('receipts_sequence', 1000);
+"""
+
+
+class Database:
+    """A database with receipts and caches, and what their writers do."""
+
+    def __init__(self) -> None:
+        self.dsn = shared_postgres().new_database()
+        self.sql(SCHEMA)
+
+    def sql(self, *statements: str) -> None:
+        """Run statements in one transaction."""
+        with (
+            closing(psycopg2.connect(self.dsn)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
+            for statement in statements:
+                cursor.execute(statement)
+
+    def insert(self, writer: str | None, first: int, last: int) -> None:
+        """Write receipts; the writer has not said that they are all."""
+        name = "NULL" if writer is None else f"'{writer}'"
+        self.sql(
+            "INSERT INTO receipts_linearized SELECT id, '!r', 'm.read', '@u:x', "
+            f"'$e', '{{}}', {name}, NULL FROM generate_series({first}, {last}) id",
+        )
+
+    def write(self, writer: str, first: int, last: int) -> None:
+        """Write receipts, as a writer that finishes them in order."""
+        self.insert(writer, first, last)
+        self.store(writer, last)
+
+    def store(self, writer: str, position: int) -> None:
+        """Store up to where a writer has finished."""
+        self.sql(
+            f"INSERT INTO stream_positions VALUES ('receipts', '{writer}', {position}) "
+            "ON CONFLICT (stream_name, instance_name) "
+            "DO UPDATE SET stream_id = EXCLUDED.stream_id"
+        )
+
+
+class Follower:
+    """Does what Spark does with the reader, without Spark."""
+
+    def __init__(
+        self,
+        database: Database,
+        declared: Mapping[str, Sequence[str]] | None = None,
+        **options: str,
+    ) -> None:
+        given = {"dsn": database.dsn, "streams": "receipts", **options}
+        self.options = attrs.evolve(
+            SourceOptions.parse(given), declared_writers=declared or {}
+        )
+        self.reader = RowsStreamReader(self.options)
+        self.offset = self.reader.initialOffset()
+
+    def restart(self) -> None:
+        """Go on by another reader, from the checkpoint."""
+        self.reader = RowsStreamReader(self.options)
+        self.offset = json.loads(json.dumps(self.offset))
+
+    def read(self, limit: ReadLimit | None = None) -> list[tuple[str, int]]:
+        """Read one batch, and give writer and id of each row."""
+        limit = limit or self.reader.getDefaultReadLimit()
+        end = self.reader.latestOffset(self.offset, limit)
+        if json.dumps(end) == json.dumps(self.offset):
+            return []
+        rows = [
+            (row["instance_name"], row["stream_id"])
+            for partition in self.reader.partitions(self.offset, end)
+            for batch in self.reader.read(partition)
+            for row in batch.to_pylist()
+        ]
+        self.offset = end
+        return sorted(rows)
+
+
+def of(writer: str, *tokens: int) -> list[tuple[str, int]]:
+    """Write rows of a writer down."""
+    return [(writer, token) for token in tokens]
+
+
+class OffsetTests(SynchronousTestCase):
+    """Tests for what is read, and what is waited for."""
+
+    def setUp(self) -> None:
+        self.database = Database()
+
+    def test_row_committed_late(self) -> None:
+        """A row that commits below another writer's position still arrives."""
+        self.database.write("slow", 1, 1)
+        self.database.write("quick", 2, 4)
+        follower = Follower(self.database)
+        self.assertEqual(follower.read(), of("quick", 2, 3, 4) + of("slow", 1))
+        # slow took 5 long ago; others have written since.
+        self.database.write("quick", 6, 7)
+        self.assertEqual(follower.read(), of("quick", 6, 7))
+        follower.restart()
+        self.database.write("slow", 5, 5)
+        self.assertEqual(follower.read(), of("slow", 5))
+        self.assertEqual(follower.read(), [])
+
+    def test_not_beyond_what_is_complete(self) -> None:
+        """A committed row waits until its writer has finished all below it."""
+        self.database.write("a", 1, 1)
+        self.database.insert("a", 3, 3)
+        follower = Follower(self.database)
+        self.assertEqual(follower.read(), of("a", 1))
+        self.database.write("a", 2, 2)
+        self.database.store("a", 3)
+        self.assertEqual(follower.read(), of("a", 2, 3))
+
+    def test_declared_writer_without_position(self) -> None:
+        """A writer that is known from the configuration is waited for by name."""
+        self.database.write("a", 2, 9)
+        follower = Follower(self.database, {"receipts": ["a", "new"]})
+        self.assertEqual(len(follower.read()), 8)
+        follower.restart()
+        self.database.write("new", 1, 1)
+        self.assertEqual(follower.read(), of("new", 1))
+
+    def test_unknown_writer(self) -> None:
+        """Rows of a removed writer, and of none, are history that all have passed."""
+        self.database.insert("removed", 1, 2)
+        self.database.insert(None, 3, 3)
+        self.database.write("a", 4, 5)
+        follower = Follower(self.database)
+        # Of the only writer are rows that do not say whose they are.
+        self.assertEqual(follower.read(), of("a", 3, 4, 5) + of("removed", 1, 2))
+
+    def test_row_of_nobody_knows_whom(self) -> None:
+        """A row that does not tell its writer waits for all writers."""
+        self.database.write("slow", 1, 1)
+        self.database.write("quick", 2, 4)
+        self.database.insert(None, 5, 5)
+        self.database.write("quick", 6, 6)
+        follower = Follower(self.database)
+        self.assertEqual(follower.read(), of("quick", 2, 3, 4, 6) + of("slow", 1))
+        # It may have been slow's, who had not finished what is before it.
+        self.database.insert(None, 3, 3)
+        self.database.write("slow", 7, 7)
+        self.assertEqual(follower.read(), of("", 3, 5) + of("slow", 7))
+
+    def test_writer_is_removed(self) -> None:
+        """A writer that is no more is read to its end, once others have passed it."""
+        self.database.write("a", 1, 1)
+        self.database.write("b", 2, 2)
+        follower = Follower(self.database)
+        self.assertEqual(len(follower.read()), 2)
+        self.database.write("b", 3, 3)
+        self.database.sql("DELETE FROM stream_positions WHERE instance_name = 'b'")
+        self.assertEqual(follower.read(), [])
+        self.database.write("a", 4, 4)
+        self.assertEqual(follower.read(), of("a", 4) + of("b", 3))
+
+    def test_positions_go_back(self) -> None:
+        """Positions that were set back make no row come again."""
+        self.database.write("a", 1, 3)
+        follower = Follower(self.database)
+        self.assertEqual(len(follower.read()), 3)
+        self.database.store("a", 1)
+        self.assertEqual(follower.read(), [])
+
+    def test_without_positions(self) -> None:
+        """Who would read on is told to fill in positions; an empty stream is fine."""
+        follower = Follower(self.database)
+        self.assertEqual(follower.read(), [])
+        self.database.insert("a", 1, 3)
+        error = self.assertRaises(PipelineError, follower.read)
+        self.assertIn("synapse-replication pipeline bootstrap", str(error))
+
+    def test_limit(self) -> None:
+        """A batch has no more rows than asked for, and all come in the end."""
+        self.database.write("a", 1, 4)
+        self.database.write("b", 5, 9)
+        follower = Follower(self.database, maxRowsPerTrigger="4")
+        sizes = [len(follower.read()) for _ in range(4)]
+        self.assertEqual(sizes, [4, 4, 1, 0])
+
+    def test_token_of_many_rows(self) -> None:
+        """C6: a token with more rows than the limit is read whole."""
+        for _ in range(5):
+            self.database.insert("a", 1, 1)
+        self.database.write("a", 2, 2)
+        follower = Follower(self.database, maxRowsPerTrigger="2")
+        self.assertEqual(follower.read(), of("a", *[1] * 5))
+        self.assertEqual(follower.read(), of("a", 2))
+
+    def test_available_now(self) -> None:
+        """What comes while a run reads what was there is left for the next."""
+        self.database.write("a", 1, 3)
+        follower = Follower(self.database)
+        follower.reader.prepareForTriggerAvailableNow()
+        self.database.write("a", 4, 5)
+        self.assertEqual(follower.read(ReadMaxRows(2)), of("a", 1, 2))
+        self.assertEqual(follower.read(ReadMaxRows(2)), of("a", 3))
+        self.assertEqual(follower.read(ReadMaxRows(2)), [])
+        newest = follower.reader.reportLatestOffset()
+        assert newest is not None
+        self.assertEqual(newest["receipts"]["minimum"], 5)
+
+    def test_starting_and_ending_token(self) -> None:
+        """A query begins after its first token and ends at its last."""
+        self.database.write("a", 1, 9)
+        follower = Follower(self.database, startingToken="2", endingToken="5")
+        self.assertEqual(follower.read(), of("a", 3, 4, 5))
+        self.assertEqual(follower.read(), [])
+        latest = Follower(self.database, startingToken="latest")
+        self.database.write("a", 10, 10)
+        self.assertEqual(latest.read(), of("a", 10))
+
+    def test_backfill_and_on(self) -> None:
+        """A backfill up to the latest token, and a query from there, give all once."""
+        self.database.write("slow", 1, 1)
+        self.database.write("quick", 2, 5)
+        self.database.insert("quick", 7, 7)
+        settings = settings_of_dsn(self.database.dsn)
+        token = latest_token(settings, streams="receipts")
+        backfill = Follower(self.database, endingToken=token)
+        self.assertEqual(backfill.read(), of("quick", 2, 3, 4, 5) + of("slow", 1))
+        self.database.store("quick", 7)
+        self.database.write("slow", 6, 6)
+        follower = Follower(self.database, startingToken=token)
+        self.assertEqual(follower.read(), of("quick", 7) + of("slow", 6))
+
+    def test_checkpoint_of_the_future(self) -> None:
+        """C41: a checkpoint that is ahead of the database is refused."""
+        self.database.write("a", 1, 9)
+        follower = Follower(self.database)
+        follower.offset = {"receipts": {"minimum": 5000, "writers": {}}}
+        error = self.assertRaises(PipelineError, follower.read)
+        for part in ("receipts", "5000", "1000", "restored from an older copy"):
+            self.assertIn(part, str(error))
+
+    def test_more_streams_later(self) -> None:
+        """A stream that is added to a query is read from its beginning."""
+        self.database.write("a", 1, 1)
+        follower = Follower(self.database)
+        follower.read()
+        follower.options = attrs.evolve(
+            follower.options, streams=("caches", "receipts")
+        )
+        follower.restart()
+        self.database.sql(
+            "INSERT INTO cache_invalidation_stream_by_instance VALUES "
+            "(nextval('cache_invalidation_stream_seq'), 'b', 'f', NULL, NULL)"
+        )
+        self.assertEqual(follower.read(), of("b", 1))
+
+    def test_initial_is_explicit(self) -> None:
+        """The first offset names each stream, so that it can be compared."""
+        follower = Follower(self.database)
+        self.assertEqual(follower.offset, {"receipts": {"minimum": 0, "writers": {}}})
+
+
+_INVALIDATE = """
+    INSERT INTO cache_invalidation_stream_by_instance VALUES
+    (nextval('cache_invalidation_stream_seq'), '{}', 'f', NULL, NULL)
+"""
+
+
+class StreamOfEverybodyTests(SynchronousTestCase):
+    """Tests for caches, which has no positions."""
+
+    def setUp(self) -> None:
+        self.database = Database()
+        self.open = psycopg2.connect(self.database.dsn)
+        self.addCleanup(self.open.close)
+
+    def follow(self, sleep: Callable[[float], None]) -> Follower:
+        """Follow caches; waiting does something else than wait."""
+        now = iter(range(1000))
+        follower = Follower(self.database, streams="caches")
+        surveyor = Surveyor({}, continuous=True, clock=lambda: next(now), sleep=sleep)
+        follower.reader._planner._surveyor = surveyor
+        return follower
+
+    def test_waits_for_open_transaction(self) -> None:
+        """An id that an open transaction holds is not passed over."""
+        with self.open.cursor() as txn:
+            txn.execute(_INVALIDATE.format("slow"))
+        self.database.sql(_INVALIDATE.format("quick"))
+
+        def commit(_: float) -> None:
+            # A newer one takes a greater id, and is not waited for.
+            self.open.commit()
+            with self.open.cursor() as txn:
+                txn.execute(_INVALIDATE.format("newer"))
+
+        follower = self.follow(commit)
+        self.assertEqual(follower.read(), of("quick", 2) + of("slow", 1))
+        follower = self.follow(lambda _: self.open.commit())
+        self.assertEqual(follower.read()[0], ("newer", 3))
+
+    def test_transaction_that_does_not_end(self) -> None:
+        """A transaction that holds up the stream for long is spoken of."""
+        with self.open.cursor() as txn:
+            txn.execute(_INVALIDATE.format("slow"))
+        follower = self.follow(lambda _: None)
+        error = self.assertRaises(PipelineError, follower.read)
+        self.assertIn("sequence cache_invalidation_stream_seq", str(error))
+
+    def test_rolled_back(self) -> None:
+        """An id that was given back holds nothing up."""
+        with self.open.cursor() as txn:
+            txn.execute(_INVALIDATE.format("slow"))
+        self.open.rollback()
+        self.database.sql(_INVALIDATE.format("quick"))
+        self.assertEqual(self.follow(lambda _: None).read(), of("quick", 2))
+
+
+class SparkTests(SynchronousTestCase):
+    """Tests for queries of Spark that read on."""
+
+    def run_once(self, database: Database, **options: str) -> list[int]:
+        """Read all that is there, and give the number of rows of each batch."""
+        sizes: list[int] = []
+
+        def keep(batch: DataFrame, batch_id: int) -> None:
+            sizes.append(batch.count())
+
+        given = {"dsn": database.dsn, "streams": "receipts", **options}
+        source = shared_session().readStream.format("synapse_replication")
+        query = (
+            source.options(**given)
+            .load()
+            .writeStream.option("checkpointLocation", f"{self.checkpoint}")
+            .trigger(availableNow=True)
+            .foreachBatch(keep)
+            .start()
+        )
+        query.awaitTermination()
+        return sizes
+
+    def test_runs(self) -> None:
+        """Each run reads what came since the one before, in batches of the limit."""
+        self.checkpoint = self.mktemp()
+        database = Database()
+        database.write("a", 1, 10)
+        database.write("b", 11, 25)
+        sizes = self.run_once(database, maxRowsPerTrigger="10")
+        self.assertEqual(sizes, [10, 10, 5])
+        database.write("a", 26, 26)
+        self.assertEqual(sum(self.run_once(database)), 1)
+        self.assertEqual(sum(self.run_once(database)), 0)

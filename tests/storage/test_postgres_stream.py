@@ -1,0 +1,492 @@
+"""Tests for :mod:`synapse_replication.storage.postgres_stream`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import psycopg2
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from synapse_replication.clock import ReactorClock
+from synapse_replication.errors import (
+    CatchUpError,
+    LocalProtocolError,
+    StreamConfigurationError,
+)
+from synapse_replication.storage.database import (
+    Database,
+    Transaction,
+    TransactionRunner,
+)
+from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.postgres_stream import (
+    PostgresStream,
+    WriterIds,
+    standard_stream,
+    table_stream,
+)
+from synapse_replication.storage.row_queries import declared_query
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.stream import Stream, StreamUpdateResult
+from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.servers import shared_postgres
+
+T = TypeVar("T")
+
+
+class NowDatabase:
+    """Runs each transaction at once, on one connection."""
+
+    def __init__(self, connection: psycopg2.extensions.connection) -> None:
+        self.connection = connection
+        self.transactions: list[str] = []
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        self.transactions.append(description)
+        try:
+            with (
+                self.connection,
+                self.connection.cursor(cursor_factory=Transaction) as txn,
+            ):
+                return defer.succeed(func(txn))
+        except psycopg2.Error:
+            return defer.fail()
+
+
+class CountingIds:
+    """Gives ids one after the other, of a sequence that nobody else uses."""
+
+    def __init__(self, sign: int = 1) -> None:
+        self.sign = sign
+        self.last = 1
+        self.unfinished: set[int] = set()
+        self.others: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def get_next(self) -> AsyncIterator[int]:
+        self.last += 1
+        self.unfinished.add(self.last)
+        try:
+            yield self.sign * self.last
+        finally:
+            self.unfinished.discard(self.last)
+
+    def get_current_token_for_writer(self, instance_name: str) -> int:
+        if instance_name == "w1":
+            return self.sign * max(self.last, *map(abs, self.others.values()), 1)
+        return self.others.get(instance_name, self.sign)
+
+    def get_minimal_local_current_token(self) -> int:
+        return self.sign * self.last
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        self.others[instance_name] = new_id
+
+
+if TYPE_CHECKING:
+    _stream: type[Stream] = PostgresStream
+    _database: type[TransactionRunner] = NowDatabase
+    _ids: type[WriterIds] = CountingIds
+
+ORDERS = TableStream(
+    name="orders",
+    table="orders",
+    id_column="stream_id",
+    writer_column="writer",
+    columns={"item": str, "amount": int | None},
+    sequence="orders_seq",
+    writers=["w1", "w2"],
+)
+
+SCHEMA = """
+CREATE TABLE orders (
+    stream_id bigint NOT NULL, writer text NOT NULL, item text NOT NULL, amount integer);
+CREATE INDEX orders_by_writer ON orders (writer, stream_id);
+"""
+
+
+class PostgresStreamTests(SynchronousTestCase):
+    """Tests for a declared stream, on a real table."""
+
+    def setUp(self) -> None:
+        connection = psycopg2.connect(shared_postgres().new_database())
+        self.addCleanup(connection.close)
+        self.database = NowDatabase(connection)
+        self.ids = CountingIds()
+        self.execute(SCHEMA)
+
+    def execute(self, sql: str) -> list[Any]:
+        with self.database.connection as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+    def make(self, declaration: TableStream = ORDERS, **options: Any) -> PostgresStream:
+        return table_stream(
+            declaration, self.database, self.ids, instance_name="w1", **options
+        )
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.successResultOf(defer.ensureDeferred(coroutine))
+
+    def row(self, *values: Any) -> Any:
+        return ORDERS.row_type(*values)
+
+    def fetch_all(
+        self, stream: PostgresStream, writer: str, after: int, upto: int
+    ) -> list[tuple[int, Any]]:
+        """Page to the end; check that no page reports more than it has."""
+        updates: list[tuple[int, Any]] = []
+        while True:
+            page = self.wait(stream.get_updates_since(writer, after, upto))
+            self.assertGreater(page.upto_token, after)
+            self.assertTrue(all(after < t <= page.upto_token for t, _ in page.updates))
+            updates += page.updates
+            after = page.upto_token
+            if not page.limited:
+                self.assertEqual(page.upto_token, upto)
+                return updates
+
+    def test_what_was_written_is_fetched(self) -> None:
+        """Rows written together have one token, and come back as they were."""
+        stream = self.make()
+
+        first = self.wait(stream.write([self.row("tea", 3), self.row("☕\n", None)]))
+        second = self.wait(stream.write([self.row("milk", -1)]))
+
+        self.assertEqual((first, second), (2, 3))
+        self.assertEqual(
+            self.wait(stream.get_updates_since("w1", 1, 3)),
+            StreamUpdateResult(
+                [(2, ["tea", 3]), (2, ["☕\n", None]), (3, ["milk", -1])], 3, False
+            ),
+        )
+        self.assertEqual(self.execute("SELECT DISTINCT writer FROM orders"), [("w1",)])
+        self.assertEqual(
+            self.database.transactions, ["write_orders"] * 2 + ["catch_up_orders"]
+        )
+
+    def test_each_writer_has_its_rows(self) -> None:
+        """Catch-up gives the rows of the writer that was asked for, and no others."""
+        self.execute("INSERT INTO orders VALUES (5, 'w1', 'a', 1), (6, 'w2', 'b', 2)")
+        stream = self.make()
+
+        self.assertEqual(self.fetch_all(stream, "w1", 0, 9), [(5, ["a", 1])])
+        self.assertEqual(self.fetch_all(stream, "w2", 0, 9), [(6, ["b", 2])])
+
+    def test_pages_make_the_whole_table(self) -> None:
+        """C5: more rows than a page holds: the pages together equal the table."""
+        self.execute(
+            "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i' || n, n "
+            "FROM generate_series(2, 400) AS n"
+        )
+        stream = self.make(page_rows=7)
+
+        self.assertEqual(
+            self.fetch_all(stream, "w1", 0, 1000),
+            [(n, [f"i{n}", n]) for n in range(2, 401, 2)],
+        )
+        page = self.wait(stream.get_updates_since("w1", 0, 1000))
+        self.assertEqual((page.upto_token, page.limited), (14, True))
+
+    def test_a_token_is_never_split(self) -> None:
+        """C6: a token with more rows than a page comes whole."""
+        self.execute(
+            "INSERT INTO orders SELECT token, 'w1', 'i', n FROM "
+            "(VALUES (2, 1), (3, 150), (4, 2), (5, 3)) AS v (token, count), "
+            "generate_series(1, count) AS n"
+        )
+        stream = self.make(page_rows=2)
+
+        page = self.wait(stream.get_updates_since("w1", 0, 5))
+        self.assertEqual(len(page.updates), 151)
+        self.assertEqual((page.upto_token, page.limited), (3, True))
+        self.assertEqual(
+            [token for token, _ in self.fetch_all(stream, "w1", 0, 5)],
+            [2] + [3] * 150 + [4] * 2 + [5] * 3,
+        )
+
+    def test_a_full_last_page_is_the_end(self) -> None:
+        """A page that ends with the last token asked for says so."""
+        self.execute("INSERT INTO orders VALUES (5, 'w1', 'a', 1)")
+
+        page = self.wait(self.make(page_rows=1).get_updates_since("w1", 0, 5))
+
+        self.assertEqual((page.upto_token, page.limited), (5, False))
+
+    def test_nothing_asked_is_no_query(self) -> None:
+        """An empty range costs nothing."""
+        result = self.wait(self.make().get_updates_since("w1", 5, 5))
+
+        self.assertEqual(result, StreamUpdateResult([], 5, False))
+        self.assertEqual(self.database.transactions, [])
+
+    def test_ids_below_zero(self) -> None:
+        """A negative stream counts down in the table and up on the wire."""
+        self.ids = CountingIds(sign=-1)
+        stream = self.make(attrs.evolve(ORDERS, negative=True), page_rows=1)
+
+        tokens = [self.wait(stream.write([self.row("a", n)])) for n in range(3)]
+
+        self.assertEqual(tokens, [2, 3, 4])
+        self.assertEqual(
+            self.execute("SELECT stream_id FROM orders ORDER BY 1"),
+            [(-4,), (-3,), (-2,)],
+        )
+        self.assertEqual(
+            self.fetch_all(stream, "w1", 2, 4), [(3, ["a", 1]), (4, ["a", 2])]
+        )
+        self.assertEqual(stream.minimal_local_current_token(), 4)
+        self.assertTrue(stream.has_local_updates(3, 4))
+        self.assertFalse(stream.has_local_updates(4, 9))
+        stream.advance("w2", 7)
+        self.assertEqual(stream.current_token("w2"), 7)
+        self.assertEqual(self.ids.others, {"w2": -7})
+
+    def test_positions_are_those_of_the_ids(self) -> None:
+        """Where writers stand is known to the id generator alone."""
+        stream = self.make()
+        stream.advance("w2", 7)
+
+        self.assertEqual(stream.current_token("w2"), 7)
+
+    def test_an_idle_writer_moves_without_a_query(self) -> None:
+        """C29, C53: what others write moves what we announce; nothing is read."""
+        stream = self.make()
+        self.wait(stream.write([self.row("a", 1)]))
+        stream.advance("w2", 7)
+
+        self.assertEqual(stream.minimal_local_current_token(), 7)
+        self.assertTrue(stream.has_local_updates(1, 7))
+        self.assertFalse(stream.has_local_updates(2, 7))
+        self.assertFalse(stream.has_local_updates(2, 2))
+
+    def test_without_a_writer_column(self) -> None:
+        """The one writer of a table without names wrote all of it."""
+        self.execute("ALTER TABLE orders DROP COLUMN writer")
+        stream = self.make(attrs.evolve(ORDERS, writer_column=None, writers=["w1"]))
+
+        self.wait(stream.write([self.row("a", 1)]))
+
+        self.assertEqual(self.fetch_all(stream, "w1", 0, 2), [(2, ["a", 1])])
+
+    def test_columns_of_any_type(self) -> None:
+        """Arrays, JSON, times and numbers without limit survive the round trip."""
+        self.execute(
+            "CREATE TABLE things (id bigint, a text[], b jsonb, c timestamptz, "
+            "d numeric, e double precision, f json, g bytea)"
+        )
+        self.execute("SET TIME ZONE 'UTC'")
+        things = TableStream(
+            name="things",
+            table="public.things",
+            id_column="id",
+            columns=["a", "b", "c", "d", "e", "f", "g"],
+            sequence="things_seq",
+            writers="w1",
+        )
+        values = [
+            ["x", None],
+            {"k": [1, None, "v"]},
+            "2026-11-21T03:00:00.5+00:00",
+            2**63,
+            0.1,
+            [True],
+            "\\x00ff",
+        ]
+        stream = self.make(things)
+
+        self.wait(stream.write([things.row_type(*values)]))
+
+        self.assertEqual(self.fetch_all(stream, "w1", 0, 2), [(2, values)])
+
+    def test_a_failed_write_leaves_no_row(self) -> None:
+        """If one row is refused none is written, and the token is given up."""
+        self.execute("ALTER TABLE orders ADD CHECK (amount < 100)")
+        stream = self.make()
+        result = stream.write([self.row("a", 1), self.row("b", 100)])
+
+        self.failureResultOf(defer.ensureDeferred(result), psycopg2.IntegrityError)
+
+        self.assertEqual(self.execute("SELECT * FROM orders"), [])
+        self.assertEqual(self.ids.unfinished, set())
+
+    def test_what_cannot_be_written(self) -> None:
+        """No rows, and what JSON cannot say, are refused before a token is taken."""
+        stream = self.make()
+        for rows in ([], [self.row("a", float("nan"))]):
+            self.failureResultOf(
+                defer.ensureDeferred(stream.write(rows)), LocalProtocolError
+            )
+        self.assertEqual(self.ids.last, 1)
+
+    def test_writing_wakes_the_streamer(self) -> None:
+        """Each write is told to whoever sends it on, after its commit."""
+        seen: list[Any] = []
+        stream = self.make(
+            on_write=lambda: seen.append(
+                (self.execute("SELECT * FROM orders"), set(self.ids.unfinished))
+            )
+        )
+
+        self.wait(stream.write([self.row("a", 1)]))
+
+        self.assertEqual(seen, [([(2, "w1", "a", 1)], set())])
+
+    def test_no_table(self) -> None:
+        """Catch-up without its table fails with stream, writer, range and reason."""
+        self.execute("DROP TABLE orders")
+        result = self.make().get_updates_since("w1", 3, 9)
+
+        failure = self.failureResultOf(defer.ensureDeferred(result), CatchUpError)
+
+        message = failure.getErrorMessage()
+        self.assertIn("orders written by w1 in (3, 9]", message)
+        self.assertIn('"orders" does not exist', message)
+
+    def test_page_rows_is_checked(self) -> None:
+        """A page of no rows is refused by name."""
+        self.assertRaises(StreamConfigurationError, self.make, page_rows=0)
+
+    def explain(self, writer: str, after: int, up_to: int) -> str:
+        """Give the plan of a page of catch-up, as JSON text."""
+        query = declared_query(ORDERS)
+        parameters = {
+            "instance_name": writer,
+            "after": after,
+            "up_to": up_to,
+            "limit": 1000,
+        }
+        with self.database.connection as connection, connection.cursor() as cursor:
+            cursor.execute("EXPLAIN (FORMAT JSON) " + query.sql, parameters)
+            return json.dumps(cursor.fetchall())
+
+    def test_catch_up_walks_an_index(self) -> None:
+        """C58: the plan uses the index, and sorts no more than a page or two."""
+        self.execute(
+            "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i', n "
+            "FROM generate_series(2, 50000) AS n"
+        )
+        self.execute("ANALYZE orders")
+
+        for after, up_to in ((0, 50_000), (25_000, 25_100), (49_990, 60_000)):
+            plan = self.explain("w1", after, up_to)
+            self.assertIn("orders_by_writer", plan)
+            self.assertNotIn("Seq Scan", plan)
+        self.assertNotIn('"Sort"', self.explain("w1", 0, 50_000))
+
+
+class StandardStreamTests(SynchronousTestCase):
+    """Tests for Synapse's own streams, which are read and not written here."""
+
+    def make(self, name: str) -> PostgresStream:
+        connection = psycopg2.connect(shared_postgres().dsn())
+        self.addCleanup(connection.close)
+        return standard_stream(
+            STANDARD_STREAMS[name],
+            NowDatabase(connection),
+            CountingIds(-1 if STANDARD_STREAMS[name].negative else 1),
+            instance_name="w1",
+        )
+
+    def test_positions_of_a_server_that_never_backfilled(self) -> None:
+        """C32: tokens of ``backfill`` are above zero on the wire from the start."""
+        stream = self.make("backfill")
+
+        self.assertEqual(stream.minimal_local_current_token(), 1)
+        self.assertEqual(stream.current_token("w2"), 1)
+
+    def test_streams_in_memory_have_no_tables(self) -> None:
+        """A stream that is held in memory is refused, with what to make of it."""
+        error = self.assertRaises(StreamConfigurationError, self.make, "typing")
+
+        self.assertIn("MemoryStream", str(error))
+
+    def test_rows_are_written_by_other_means(self) -> None:
+        """Synapse's tables have columns that are on no wire: no row is written."""
+        row = STANDARD_STREAMS["push_rules"].description.codec.from_json(["@a:x"])
+        result = defer.ensureDeferred(self.make("push_rules").write([row]))
+
+        self.failureResultOf(result, StreamConfigurationError)
+
+
+class RealIdsTests(TestCase):
+    """Tests for a declared stream with its id generator, in threads."""
+
+    async def make(self, dsn: str, instance_name: str) -> PostgresStream:
+        database = Database(dsn, self.reactor, max_connections=4)
+        self.addCleanup(database.close)
+        ids = await load_id_generator(
+            database,
+            IdStream(
+                stream_name=ORDERS.positions_name,
+                sequence=ORDERS.sequence,
+                tables=ORDERS.id_columns,
+                writers=ORDERS.writers,
+            ),
+            instance_name,
+            self.reactor,
+            ReactorClock(self.reactor),
+        )
+        return table_stream(ORDERS, database, ids, instance_name=instance_name)
+
+    @property
+    def reactor(self) -> Any:
+        from twisted.internet import reactor  # noqa: TID251
+
+        return reactor
+
+    def test_two_writers_at_once(self) -> Deferred[None]:
+        """
+        Two processes write at once; what each announces covers its rows, and each
+        finds all rows of the other.
+        """
+        dsn = shared_postgres().new_database()
+        connection = psycopg2.connect(dsn)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(SCHEMA)
+            cursor.execute(
+                "CREATE SEQUENCE orders_seq START 2; CREATE TABLE stream_positions ("
+                "stream_name text NOT NULL, instance_name text NOT NULL, "
+                "stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name))"
+            )
+        connection.close()
+
+        async def run() -> None:
+            streams = [await self.make(dsn, name) for name in ORDERS.writers]
+            written = await defer.gatherResults(
+                [
+                    defer.ensureDeferred(
+                        streams[n % 2].write([ORDERS.row_type("item", n)] * (1 + n % 3))
+                    )
+                    for n in range(40)
+                ]
+            )
+            self.assertEqual(sorted(written), list(range(2, 42)))
+            for number, (name, stream) in enumerate(
+                zip(ORDERS.writers, streams, strict=True)
+            ):
+                other = streams[1 - number]
+                upto = stream.minimal_local_current_token()
+                self.assertTrue(stream.has_local_updates(1, upto))
+                page = await other.get_updates_since(name, 1, upto)
+                self.assertEqual(
+                    list(page.updates),
+                    sorted(
+                        (written[n], ["item", n])
+                        for n in range(number, 40, 2)
+                        for _ in range(1 + n % 3)
+                    ),
+                )
+                other.advance(name, upto)
+                self.assertGreaterEqual(other.current_token(name), upto)
+
+        return defer.ensureDeferred(run())

@@ -1,0 +1,206 @@
+"""Tests for :mod:`synapse_replication.streams.standard.registry`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import RowDecodeError, StreamConfigurationError
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    default_writers,
+)
+from synapse_replication.streams.table import IdColumn
+
+NAMES = [
+    "events",
+    "backfill",
+    "presence",
+    "presence_federation",
+    "typing",
+    "receipts",
+    "push_rules",
+    "pushers",
+    "caches",
+    "device_lists",
+    "to_device",
+    "federation",
+    "account_data",
+    "profile_updates",
+    "sticky_events",
+    "thread_subscriptions",
+    "un_partial_stated_room",
+    "un_partial_stated_event",
+    "quarantined_media",
+]
+
+#: Rows as a real deployment sends them, or, for the five streams that were never
+#: seen to carry any, as their fields say.
+ROWS: dict[str, list[Any]] = {
+    "events": [["state", ["!r", "m.room.create", "", None]]],
+    "backfill": [["$e", "!r", "m.room.message", None, None, "$other"]],
+    "presence": [
+        ["@a:x", "online", 1795207379411, 1795207379447, 0, None, True],
+        ["@a:x", "unavailable", 0, 1, 2, "st \u2615 a b\nc", False],
+    ],
+    "presence_federation": [["remote.example", "@a:x"]],
+    "typing": [["!r:x", ["@a0:x"]], ["!r:x", []]],
+    "receipts": [
+        ["!r:x", "m.read", "@a:x", "$e", None, {"ts": 1795207381916}],
+        ["!r:x", "m.read.private", "@a:x", "$e", "main", {"ts": 1}],
+    ],
+    "push_rules": [["@a:x"]],
+    "pushers": [["@a:x", "t.bed", "pk 1", False]],
+    "caches": [
+        ["get_user_by_id", ["@a1:x"], 1795207344959],
+        ["ignored_by", None, 1795207569825],
+        ["get_monthly_active_count", [], None],
+    ],
+    "device_lists": [["@a0:x", False, False]],
+    "to_device": [["@a3:x"], ["remote.example"]],
+    "federation": [["k", {"key": {"a": 1}}]],
+    "account_data": [["@a:x", None, "t.bed"], ["@a:x", "!r", "m.fully_read"]],
+    "profile_updates": [
+        ["@a:x", "joined_room", None],
+        ["@a:x", "update", ["displayname"]],
+    ],
+    "sticky_events": [["!r", "$e"]],
+    "thread_subscriptions": [["@a:x", "!r", "$e"]],
+    "un_partial_stated_room": [["!r"]],
+    "un_partial_stated_event": [["$e", True]],
+    "quarantined_media": [[None, "IWcsxTOn", True], ["remote.example", "m", False]],
+}
+
+
+class StandardStreamsTests(SynchronousTestCase):
+    """Tests for the list of standard streams."""
+
+    def test_every_stream_of_the_spec(self) -> None:
+        """All 19 streams are there, under their names on the wire."""
+        self.assertEqual(list(STANDARD_STREAMS), NAMES)
+        for name, stream in STANDARD_STREAMS.items():
+            self.assertEqual(name, stream.description.name)
+
+    def test_rows_survive_the_round_trip(self) -> None:
+        """Each stream's rows are read into typed rows, and written as they came."""
+        self.assertEqual(list(ROWS), NAMES)
+        for name, values in ROWS.items():
+            with self.subTest(stream=name):
+                codec = STANDARD_STREAMS[name].description.codec
+                decoded = codec.decode([json.dumps(value).encode() for value in values])
+                self.assertEqual(decoded.with_extra_fields, 0)
+                self.assertEqual([codec.to_json(row) for row in decoded.rows], values)
+                self.assertFalse(hasattr(decoded.rows[0], "__dict__"))
+
+    def test_fields_go_by_their_names_in_the_field(self) -> None:
+        """Rows have the attributes that users of the field's classes know."""
+        codec = STANDARD_STREAMS["caches"].description.codec
+        row = codec.from_json(["f", ["k"], 5])
+
+        self.assertEqual(
+            (row.cache_func, row.keys, row.invalidation_ts), ("f", ["k"], 5)
+        )
+
+    def test_types_are_checked(self) -> None:
+        """A row with a value of the wrong type is refused."""
+        codec = STANDARD_STREAMS["typing"].description.codec
+
+        self.assertRaises(RowDecodeError, codec.decode, [b'["!r","@a:x"]'])
+
+    def test_caches_are_not_like_the_others(self) -> None:
+        """Late rows of ``caches`` are delivered; it is reset, and does not echo."""
+        for name, stream in STANDARD_STREAMS.items():
+            facts = stream.description
+            self.assertEqual(facts.idempotent, name == "caches", name)
+            self.assertEqual(facts.announce_own_moves_only, name == "caches", name)
+            self.assertEqual(stream.anybody_writes, name == "caches", name)
+
+    def test_streams_held_in_memory(self) -> None:
+        """Three streams have no tables, and may be reset by their writer."""
+        in_memory = {
+            name
+            for name, stream in STANDARD_STREAMS.items()
+            if stream.description.held_in_memory
+        }
+
+        self.assertEqual(in_memory, {"typing", "federation", "presence_federation"})
+        for name, stream in STANDARD_STREAMS.items():
+            facts = stream.description
+            self.assertEqual(facts.resettable, name in in_memory | {"caches"}, name)
+            self.assertEqual(stream.sequence is None, name in in_memory, name)
+            self.assertEqual(stream.id_columns == (), name in in_memory, name)
+            self.assertEqual(
+                stream.positions_name is None, name in in_memory | {"caches"}, name
+            )
+
+    def test_rows_that_replace_older_ones(self) -> None:
+        """Who types in a room now is all there is to say about the room."""
+        keys = {n: s.key for n, s in STANDARD_STREAMS.items() if s.key is not None}
+
+        self.assertEqual(keys.keys(), {"typing", "presence_federation"})
+        row = STANDARD_STREAMS["typing"].description.codec.from_json(["!r", ["@a:x"]])
+        self.assertEqual(keys["typing"](row), "!r")
+
+    def test_names_in_stream_positions(self) -> None:
+        """Five streams go by another name in ``stream_positions``."""
+        others = {
+            name: stream.positions_name
+            for name, stream in STANDARD_STREAMS.items()
+            if stream.positions_name not in (None, name)
+        }
+
+        self.assertEqual(
+            others,
+            {
+                "presence": "presence_stream",
+                "push_rules": "push_rules_stream",
+                "device_lists": "device_lists_stream",
+                "un_partial_stated_room": "un_partial_stated_room_stream",
+                "un_partial_stated_event": "un_partial_stated_event_stream",
+            },
+        )
+
+    def test_backfill_counts_down(self) -> None:
+        """Old events share the table of new ones, with ids below zero."""
+        backfill = STANDARD_STREAMS["backfill"]
+
+        self.assertTrue(backfill.negative)
+        self.assertEqual(
+            backfill.id_columns[0],
+            IdColumn("events", "stream_ordering", "instance_name"),
+        )
+
+
+class DefaultWritersTests(SynchronousTestCase):
+    """Tests for who writes which stream."""
+
+    def test_main_writes_what_is_not_configured(self) -> None:
+        """Without ``stream_writers`` the main process writes all but ``caches``."""
+        writers = default_writers({})
+
+        self.assertEqual(writers.pop("caches"), ())
+        self.assertEqual(set(writers.values()), {("master",)})
+
+    def test_event_writers_write_what_comes_with_events(self) -> None:
+        """Streams that are written along with an event follow its writers."""
+        writers = default_writers({"events": ["p1", "p2"], "typing": ["w"]})
+
+        with_events = {name for name, who in writers.items() if who == ("p1", "p2")}
+        self.assertEqual(
+            with_events, {"events", "backfill", "profile_updates", "sticky_events"}
+        )
+        self.assertEqual(writers["typing"], ("w",))
+        self.assertEqual(writers["receipts"], ("master",))
+
+    def test_mistakes_are_named(self) -> None:
+        """C64: an unknown key, or one without writers, is refused with the mend."""
+        error = self.assertRaises(
+            StreamConfigurationError, default_writers, {"event": ["a"]}
+        )
+        self.assertIn("unknown key event; write one of account_data,", str(error))
+        error = self.assertRaises(
+            StreamConfigurationError, default_writers, {"events": []}
+        )
+        self.assertIn("stream_writers.events is empty", str(error))

@@ -1,0 +1,125 @@
+"""Tests for :mod:`synapse_replication.streams.standard.rows`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import RowDecodeError
+from synapse_replication.streams.standard.rows import (
+    EventsRowCodec,
+    EventsStreamAllStateRow,
+    EventsStreamCurrentStateRow,
+    EventsStreamEventRow,
+    EventsStreamRow,
+    UnknownEventsStreamRow,
+)
+
+EVENT: list[Any] = [
+    "$e",
+    "!r",
+    "m.room.member",
+    "@u:x",
+    None,
+    None,
+    "join",
+    False,
+    True,
+]
+
+
+class EventsRowCodecTests(SynchronousTestCase):
+    """Tests for rows of the form ``[type, data]``."""
+
+    codec = EventsRowCodec("events")
+
+    def decode(self, *values: Any) -> list[EventsStreamRow]:
+        return self.codec.decode([json.dumps(value).encode() for value in values]).rows
+
+    def test_each_type_has_a_class(self) -> None:
+        """The type says which class the data is."""
+        self.assertEqual(
+            self.decode(
+                ["ev", EVENT],
+                ["state", ["!r", "m.room.name", "", None]],
+                ["state-all", ["!r"]],
+            ),
+            [
+                EventsStreamRow(
+                    "ev",
+                    EventsStreamEventRow(
+                        "$e",
+                        "!r",
+                        "m.room.member",
+                        "@u:x",
+                        None,
+                        None,
+                        "join",
+                        False,
+                        True,
+                    ),
+                ),
+                EventsStreamRow(
+                    "state", EventsStreamCurrentStateRow("!r", "m.room.name", "", None)
+                ),
+                EventsStreamRow("state-all", EventsStreamAllStateRow("!r")),
+            ],
+        )
+
+    def test_round_trip(self) -> None:
+        """A row is written as it was read."""
+        for value in (["ev", EVENT], ["state-all", ["!r"]], ["new", {"a": [1]}]):
+            row = self.codec.from_json(value)
+            self.assertEqual(json.loads(self.codec.encode(row)), value)
+            self.assertEqual(self.decode(value), [row])
+
+    def test_unknown_type_is_counted(self) -> None:
+        """C17: a row of a newer peer's type keeps its place, raw, and is counted."""
+        decoded = self.codec.decode([b'["new",{"a":1}]', b'["state-all",["!r"]]'])
+
+        self.assertEqual(
+            [row.data for row in decoded.rows],
+            [UnknownEventsStreamRow({"a": 1}), EventsStreamAllStateRow("!r")],
+        )
+        self.assertEqual(decoded.with_extra_fields, 1)
+
+    def test_extra_fields_are_counted(self) -> None:
+        """C63: fields that a newer peer added are cut off and counted."""
+        decoded = self.codec.decode(
+            [json.dumps(["ev", [*EVENT, "new"]]).encode(), b'["state-all",["!r"],1]']
+        )
+
+        self.assertEqual(decoded.with_extra_fields, 2)
+        self.assertEqual(len(decoded.rows), 2)
+
+    def test_row_of_an_older_peer(self) -> None:
+        """C63: fields that older peers did not send have their defaults."""
+        [row] = self.decode(["ev", EVENT[:6]])
+
+        self.assertEqual(
+            row.data,
+            EventsStreamEventRow("$e", "!r", "m.room.member", "@u:x", None, None),
+        )
+
+    def test_wrong_rows_are_refused(self) -> None:
+        """What is no row is an error that names the stream and which it was."""
+        good = b'["state-all",["!r"]]'
+        for text in (
+            b"[]",
+            b'["ev"]',
+            b"{}",
+            b"[1,[]]",
+            b'["ev",["$e"]]',
+            b'["state",["!r","t","",7]]',
+            b'["ev",',
+            b'["\xff",[]]',
+            b'["ev",' + b"[" * 100_000,
+        ):
+            with self.subTest(text=text[:40]):
+                error = self.assertRaises(
+                    RowDecodeError, self.codec.decode, [good, text]
+                )
+                self.assertEqual((error.stream_name, error.index), ("events", 1))
+        self.assertRaises(RowDecodeError, self.codec.from_json, "x")

@@ -1,0 +1,475 @@
+"""A real Synapse deployment as real processes, seen from outside only.
+
+Theory of operation: :class:`SynapseDeployment` writes one shared
+``homeserver.yaml`` and a ``worker.yaml`` for each worker into a folder, and starts
+a process for each with an interpreter that has matrix-synapse installed. How a
+process is started is a *launcher*: a function from its module and its arguments
+to a command line, so that a test may start it as it comes (:func:`stock`) or
+with parts of it replaced. Everything here blocks, as in
+:mod:`synapse_replication.testing.servers`, and processes end with the thread
+that started them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeAlias
+
+import attrs
+import yaml
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.private_process import die_with_parent, free_port
+from tests.support.client_api import ApiUser, ClientApi
+
+__all__ = [
+    "Launcher",
+    "SynapseDeployment",
+    "SynapseProcess",
+    "WorkerSpec",
+    "interpreter",
+    "log_problems",
+    "stock",
+]
+
+#: How long a process may take to start (it may share two cores with others and
+#: has an empty database to fill) and to stop, in s.
+START_TIMEOUT = 120.0
+STOP_TIMEOUT = 30.0
+
+#: What the main process is called in ``stream_writers`` and on the wire.
+MAIN = "master"
+
+_LOG_MARKS = (" - ERROR - ", " - CRITICAL - ", "Traceback (most recent call last)")
+
+Launcher: TypeAlias = Callable[[str, Sequence[str]], list[str]]
+"""``(module, arguments) -> command line``."""
+
+
+def interpreter() -> str:
+    """Give the Python that has matrix-synapse installed.
+
+    It is this one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
+    """
+    return os.environ.get("SYNAPSE_REPLICATION_SYNAPSE_PYTHON", sys.executable)
+
+
+def stock(module: str, arguments: Sequence[str]) -> list[str]:
+    """Start a module as it comes: a :data:`Launcher`."""
+    return [interpreter(), "-m", module, *arguments]
+
+
+@attrs.frozen
+class WorkerSpec:
+    """A worker.
+
+    :ivar name: its instance name.
+    :ivar resources: of its client listener, if it is to have one: ``client``,
+        ``federation``.
+    :ivar settings: more of its own configuration, which goes before what all share.
+    """
+
+    name: str
+    resources: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+class SynapseProcess:
+    """One process of the deployment.
+
+    :ivar name: its instance name, ``master`` for the main process.
+    :ivar log: the path of its log.
+    :ivar api: where it serves the client API; only ``/health`` if its specification
+        gives it no resource.
+    :ivar launcher: how it is started the next time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        api: ClientApi,
+        launcher: Launcher,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.api = api
+        self.launcher = launcher
+        self._module = module
+        self._arguments = tuple(arguments)
+        self._environ = dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the running process."""
+        if self._process is None:
+            raise ServerStartError(f"{self.name} is not running")
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start it and do not wait for it."""
+        if self._process is not None:
+            return
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.launcher(self._module, self._arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.log.parent,
+                env={**os.environ, **self._environ},
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGKILL),
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers.
+
+        :raises ServerStartError: it ended, or took too long.
+        """
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self.api.is_healthy():
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
+                self.kill()
+                how = "took too long" if status is None else f"ended with {status}"
+                raise ServerStartError(f"{self.name} {how}: {self.log_tail()}")
+            time.sleep(0.1)
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self.launch()
+        self.wait_until_ready()
+
+    def _end(self, signal_number: signal.Signals) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        process.send_signal(signal_number)
+        try:
+            return process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
+
+    def stop(self) -> int | None:
+        """Stop it with SIGTERM.
+
+        :return: its exit status; ``None`` if it had to be killed or did not run.
+        """
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, launcher: Launcher | None = None) -> None:
+        """Stop it in order and start it again, perhaps in another way."""
+        self.stop()
+        if launcher is not None:
+            self.launcher = launcher
+        self.start()
+
+    def log_tail(self, length: int = 3000) -> str:
+        """Give the end of its log."""
+        return self._log_text()[-length:].strip()
+
+    def problems(self) -> list[str]:
+        """Give the lines of its log that tell of an error, with what follows each."""
+        return log_problems(self._log_text().splitlines())
+
+    def _log_text(self) -> str:
+        # One that was never started has none.
+        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
+
+
+def log_problems(lines: Iterable[str], context: int = 25) -> list[str]:
+    """Find errors and tracebacks in the lines of a log.
+
+    :param context: the most lines that an error is reported with.
+    """
+    found: list[list[str]] = []
+    left = 0
+    for line in lines:
+        if any(mark in line for mark in _LOG_MARKS) and not left:
+            found.append([])
+            left = context
+        if left:
+            found[-1].append(line)
+            left -= 1
+    return ["\n".join(problem) for problem in found]
+
+
+class SynapseDeployment:
+    """A homeserver of several processes.
+
+    :param database: the connection parameters of an empty database (UTF8, C
+        locale), as psycopg2 takes them.
+    :param redis: the ``redis`` section of the configuration, without ``enabled``.
+    :param workers: the workers; the main process is always there.
+    :param stream_writers: the writers by stream, as in the configuration.
+    :param launchers: how each process is started, by its instance name; those
+        that are not named start as they come.
+    :param settings: more of ``homeserver.yaml``.
+    :param environ: more environment variables of the processes.
+    :ivar directory: the folder of configuration and logs.
+    :ivar processes: by instance name, the main one first.
+    :ivar config_file: the shared ``homeserver.yaml``.
+    :ivar secret: ``worker_replication_secret``.
+    :ivar database: see above.
+    :ivar stream_writers: see above.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Mapping[str, Any],
+        redis: Mapping[str, Any],
+        workers: Sequence[WorkerSpec] = (),
+        stream_writers: Mapping[str, Sequence[str]] | None = None,
+        launchers: Mapping[str, Launcher] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] | None = None,
+        server_name: str = "repl.test",
+    ) -> None:
+        self.server_name = server_name
+        self.secret = secrets.token_hex(16)
+        self.registration_secret = secrets.token_hex(16)
+        self.directory = Path(tempfile.mkdtemp(prefix="synapse-replication-peer-"))
+        self.config_file = self.directory / "homeserver.yaml"
+        self.processes: dict[str, SynapseProcess] = {}
+        self.replication_ports = {MAIN: free_port()} | {
+            spec.name: free_port() for spec in workers
+        }
+        self.database = dict(database)
+        self._redis = dict(redis)
+        self.stream_writers = {k: list(v) for k, v in (stream_writers or {}).items()}
+        self._settings = dict(settings or {})
+        self._environ = dict(environ or {})
+        launchers = launchers or {}
+        main_port = free_port()
+        (self.directory / "signing.key").write_text(_signing_key())
+        self._write("homeserver.yaml", self._shared_config(main_port))
+        self._write_log_config(MAIN)
+        self._add(
+            MAIN,
+            "synapse.app.homeserver",
+            [self.config_file],
+            main_port,
+            launchers.get(MAIN),
+        )
+        for spec in workers:
+            self._add_worker(spec, launchers.get(spec.name))
+
+    # -- configuration ------------------------------------------------------------
+
+    def worker_file(self, name: str) -> Path:
+        """Give the path of a worker's own configuration file."""
+        return self.directory / f"{name}.yaml"
+
+    def log_file(self, name: str) -> Path:
+        """Give the path of a process's log."""
+        return self.directory / f"{name}.log"
+
+    def _add(
+        self,
+        name: str,
+        module: str,
+        files: Sequence[Path],
+        port: int,
+        launcher: Launcher | None,
+    ) -> None:
+        arguments = [part for file in files for part in ("-c", str(file))]
+        self.processes[name] = SynapseProcess(
+            name,
+            module,
+            arguments,
+            self.log_file(name),
+            ClientApi("127.0.0.1", port),
+            launcher or stock,
+            self._environ,
+        )
+
+    def _add_worker(self, spec: WorkerSpec, launcher: Launcher | None) -> None:
+        port = free_port()
+        listeners = [
+            _listener(self.replication_ports[spec.name], ["replication"]),
+            _listener(port, [*spec.resources, "health"]),
+        ]
+        self._write(
+            f"{spec.name}.yaml",
+            {
+                "worker_app": "synapse.app.generic_worker",
+                "worker_name": spec.name,
+                "worker_listeners": listeners,
+                "worker_log_config": str(self._write_log_config(spec.name)),
+                **spec.settings,
+            },
+        )
+        self._add(
+            spec.name,
+            "synapse.app.generic_worker",
+            [self.config_file, self.worker_file(spec.name)],
+            port,
+            launcher,
+        )
+
+    def _shared_config(self, main_port: int) -> dict[str, Any]:
+        plenty = {"per_second": 100_000, "burst_count": 100_000}
+        instance_map = {
+            "main" if name == MAIN else name: {"host": "127.0.0.1", "port": port}
+            for name, port in self.replication_ports.items()
+        }
+        return {
+            "server_name": self.server_name,
+            "report_stats": False,
+            "pid_file": str(self.directory / "main.pid"),
+            "signing_key_path": str(self.directory / "signing.key"),
+            "media_store_path": str(self.directory / "media"),
+            "log_config": str(self.directory / f"{MAIN}.log.yaml"),
+            "macaroon_secret_key": secrets.token_hex(16),
+            "form_secret": secrets.token_hex(16),
+            "registration_shared_secret": self.registration_secret,
+            "worker_replication_secret": self.secret,
+            "listeners": [
+                _listener(main_port, ["client", "federation"]),
+                _listener(self.replication_ports[MAIN], ["replication"]),
+            ],
+            "database": {
+                "name": "psycopg2",
+                "args": {**self.database, "cp_min": 1, "cp_max": 5},
+            },
+            "redis": {"enabled": True, **self._redis},
+            "instance_map": instance_map,
+            "stream_writers": self.stream_writers,
+            "trusted_key_servers": [],
+            "suppress_key_server_warning": True,
+            "federation_domain_whitelist": [],
+            "presence": {"enabled": True},
+            # /sync shows so many events of a room at once.
+            "filter_timeline_limit": 100_000,
+            "rc_message": plenty,
+            "rc_registration": plenty,
+            "rc_login": {"address": plenty, "account": plenty},
+            "rc_joins": {"local": plenty, "remote": plenty},
+            "rc_invites": {"per_room": plenty, "per_user": plenty},
+            "rc_presence": {"per_user": plenty},
+            **self._settings,
+        }
+
+    def _write_log_config(self, name: str) -> Path:
+        return self._write(
+            f"{name}.log.yaml",
+            {
+                "version": 1,
+                "disable_existing_loggers": False,
+                "formatters": {
+                    "plain": {
+                        "format": "%(asctime)s - %(name)s - %(lineno)d - "
+                        "%(levelname)s - %(request)s - %(message)s"
+                    }
+                },
+                "handlers": {
+                    "file": {
+                        "class": "logging.FileHandler",
+                        "formatter": "plain",
+                        "filename": str(self.log_file(name)),
+                    }
+                },
+                "loggers": {"synapse.storage.SQL": {"level": "WARNING"}},
+                "root": {"level": "INFO", "handlers": ["file"]},
+            },
+        )
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> Path:
+        path = self.directory / name
+        path.write_text(yaml.safe_dump(dict(content), sort_keys=False))
+        return path
+
+    # -- life ---------------------------------------------------------------------
+
+    @property
+    def main(self) -> SynapseProcess:
+        """The main process."""
+        return self.processes[MAIN]
+
+    def start(self) -> SynapseDeployment:
+        """Start all: the main process, which fills the database, then the rest.
+
+        :raises ServerStartError: one did not come up; all are stopped again.
+        """
+        try:
+            self.main.start()
+            for process in self.processes.values():
+                process.launch()
+            for process in self.processes.values():
+                process.wait_until_ready()
+        except BaseException:
+            self.halt()
+            raise
+        return self
+
+    def halt(self) -> None:
+        """Stop all processes, workers first, and keep configuration and logs."""
+        for process in reversed(self.processes.values()):
+            process.stop()
+
+    def stop(self) -> None:
+        """Stop all for good, and remove the folder. May be called twice."""
+        self.halt()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> SynapseDeployment:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- use ----------------------------------------------------------------------
+
+    def register(self, name: str) -> ApiUser:
+        """Make a user by way of the main process."""
+        return self.main.api.register(name, self.registration_secret)
+
+    def problems(self) -> dict[str, list[str]]:
+        """Give what the logs tell of errors, by process; nothing for a good one."""
+        found = {
+            process.name: process.problems() for process in self.processes.values()
+        }
+        return {name: problems for name, problems in found.items() if problems}
+
+
+def _signing_key() -> str:
+    seed = base64.b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+    return f"ed25519 a_{secrets.token_hex(2)} {seed}\n"
+
+
+def _listener(port: int, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "port": port,
+        "bind_addresses": ["127.0.0.1"],
+        "resources": [{"names": list(names), "compress": False}],
+    }

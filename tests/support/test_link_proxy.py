@@ -1,0 +1,111 @@
+"""Tests for :mod:`tests.support.link_proxy`."""
+
+from __future__ import annotations
+
+import socket
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.support.link_proxy import Cut, LinkProxy
+
+#: s that something may take to come, and that what must not come is waited for.
+SOON = 5.0
+NEVER = 0.1
+
+
+class LinkProxyTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.target = socket.create_server(("127.0.0.1", 0))
+        self.target.settimeout(SOON)
+        self.addCleanup(self.target.close)
+        self.proxy = LinkProxy(self.target.getsockname())
+        self.addCleanup(self.proxy.close)
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        process = socket.create_connection(("127.0.0.1", self.proxy.port), SOON)
+        self.addCleanup(process.close)
+        server, _ = self.target.accept()
+        server.settimeout(SOON)
+        self.addCleanup(server.close)
+        return process, server
+
+    def assert_passes(
+        self, source: socket.socket, sink: socket.socket, data: bytes = b"hello"
+    ) -> None:
+        source.sendall(data)
+        self.assertEqual(sink.recv(100), data)
+
+    def assert_vanishes(self, source: socket.socket, sink: socket.socket) -> None:
+        source.sendall(b"lost")
+        sink.settimeout(NEVER)
+        self.assertRaises(socket.timeout, sink.recv, 100)
+        sink.settimeout(SOON)
+
+    def subscribe(self) -> tuple[socket.socket, socket.socket]:
+        process, server = self.connect()
+        self.assert_passes(process, server, b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nx\r\n")
+        return process, server
+
+    def test_all_passes(self) -> None:
+        """What is not cut goes both ways, and so does an end."""
+        process, server = self.connect()
+        self.assert_passes(process, server)
+        self.assert_passes(server, process)
+        server.close()
+        self.assertEqual(process.recv(100), b"")
+
+    def test_publishes_vanish(self) -> None:
+        """Publishes are lost while replies and the subscription go on both ways."""
+        process, server = self.connect()
+        subscriber, channel = self.subscribe()
+        self.proxy.cut(Cut.PUBLISHES)
+        self.assert_vanishes(process, server)
+        self.assert_passes(server, process)
+        self.assert_passes(subscriber, channel)
+        self.assert_passes(channel, subscriber)
+
+    def test_replies_vanish(self) -> None:
+        """Replies to publishes are lost, and the publishes arrive."""
+        process, server = self.connect()
+        subscriber, channel = self.subscribe()
+        self.proxy.cut(Cut.REPLIES)
+        self.assert_vanishes(server, process)
+        self.assert_passes(process, server)
+        self.assert_passes(subscriber, channel)
+        self.assert_passes(channel, subscriber)
+
+    def test_pings_vanish(self) -> None:
+        """What a subscriber sends is lost, and messages reach it."""
+        publishing = self.connect()
+        process, server = self.subscribe()
+        self.proxy.cut(Cut.PINGS)
+        self.assert_vanishes(process, server)
+        self.assert_passes(server, process)
+        self.assert_passes(*publishing)
+
+    def test_subscription_vanishes(self) -> None:
+        """What is sent to a subscriber is lost while publishes go on."""
+        publishing = self.connect()
+        process, server = self.subscribe()
+        self.proxy.cut(Cut.SUBSCRIPTION)
+        self.assert_vanishes(server, process)
+        self.assert_passes(process, server)
+        self.assert_passes(*publishing)
+
+    def test_healing_closes_what_lost_bytes(self) -> None:
+        """No stream goes on with a hole in it; the others stay."""
+        process, server = self.connect()
+        subscription = self.subscribe()
+        self.proxy.cut(Cut.PUBLISHES)
+        self.assert_vanishes(process, server)
+        self.proxy.heal()
+        self.assertEqual(process.recv(100), b"")
+        self.assertEqual(server.recv(100), b"")
+        self.assert_passes(*subscription)
+        self.assert_passes(*self.connect())
+
+    def test_no_target(self) -> None:
+        """A connection is closed if nothing answers behind."""
+        self.target.close()
+        with socket.create_connection(("127.0.0.1", self.proxy.port), SOON) as process:
+            self.assertEqual(process.recv(100), b"")

@@ -1,0 +1,161 @@
+"""Bugs that others had, put back on purpose: the simulation must find each.
+
+Each is a set of parts of which one is wrong; the rest is the real code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from synapse_replication.handlers.receiving.receiver import StreamReceiver
+from synapse_replication.handlers.receiving.writer_state import Link, WriterState
+from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.testing.simulation.process import Parts
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import RdataRun
+
+__all__ = ["BUGS"]
+
+
+class _AsksBeforeItHears(RedisSubscriber):
+    """C1: REPLICATE goes out before the subscription is confirmed."""
+
+    def authenticated(self) -> None:
+        self.factory.command_handler.new_connection(self)
+        # As slow as a subscription may be.
+        self.factory.reactor_clock.callLater(0.1, super().authenticated)
+
+    def _subscribed(self) -> None:
+        self.link_established()
+        self.link_proved()
+
+
+class _DoesNotWaitForCatchUp(StreamReceiver):
+    """C3: rows that arrive during a catch-up are handed on at once."""
+
+    def _take_slice(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        tokens: list[Any],
+        rows: list[bytes],
+    ) -> Awaitable[None] | None:
+        catch_up, state.catch_up = state.catch_up, None
+        try:
+            return super()._take_slice(link, instance_name, state, tokens, rows)
+        finally:
+            state.catch_up = state.catch_up or catch_up
+
+
+class _OneBatchPerStream(StreamReceiver):
+    """C7: the rows of a batch are gathered by stream, not by writer."""
+
+    def _take_slice(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        tokens: list[Any],
+        rows: list[bytes],
+    ) -> Awaitable[None] | None:
+        others = [
+            other
+            for (name, _), other in link.writers.items()
+            if name == self._name and other is not state
+        ]
+        for other in others:
+            state.pending = other.pending + state.pending
+            other.pending = []
+        return super()._take_slice(link, instance_name, state, tokens, rows)
+
+
+class _PositionDropsAllBatches(StreamReceiver):
+    """C8: the POSITION of one writer drops the unfinished batches of all."""
+
+    async def _take_position(self, link: Link, position: PositionCommand) -> None:
+        for (name, _), state in link.writers.items():
+            if name == self._name:
+                state.pending = []
+        await super()._take_position(link, position)
+
+
+class _ConnectsStreams(StreamReceiver):
+    """C9: a POSITION of one writer makes the rows of all writers welcome."""
+
+    def _take_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        key = self._name, run.instance_name
+        if key not in link.writers and any(
+            name == self._name and state.is_connected
+            for (name, _), state in link.writers.items()
+        ):
+            link.writers[key] = WriterState(is_connected=True)
+        return super()._take_rows(link, run)
+
+
+class _ForgetsUnreadableRows(StreamReceiver):
+    """C10: a row that cannot be read is passed over, the others are kept."""
+
+    def put_lost_row(self, link: Link, instance_name: str) -> None:
+        """Say nothing."""
+
+
+class _AnnouncesOnRemotePositions(WriterPositions):
+    """C11: what others announce moves the announced position over an own id, and
+    not what is remembered of own rows."""
+
+    def advance(self, instance_name: str, id_: int) -> None:
+        super().advance(instance_name, id_)
+        if self.is_writer and not self._in_flight:
+            # Ids being fetched are not looked at, nor are own finished ones.
+            self._announced = max(self._announced, self.max_finished)
+
+    def has_local_updates(self, from_token: int) -> bool:
+        return from_token < self._local
+
+
+class _IgnoresFetches(WriterPositions):
+    """C25: between nextval and its registration, an id counts for nothing."""
+
+    def _own_limit(self) -> int | None:
+        heap = self._in_flight_heap
+        while heap and heap[0] not in self._in_flight:
+            heap.pop(0)
+        return heap[0] - 1 if heap else None
+
+    def is_usable(self, fetch: int, id_: int) -> bool:
+        return id_ not in self._in_flight and id_ not in self._finished
+
+
+class _ComparesNoEpochs(StreamReceiver):
+    """C46: only a lower POSITION says that a writer in memory began again."""
+
+    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+        pass
+
+
+class _SavesNoEpochs(StreamReceiver):
+    """C46: what a process hears first is taken for the epoch of what it saved."""
+
+    _first: dict[str, str] | None = None
+
+    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+        self._first = self._first or {}
+        if self._first.setdefault(instance_name, epoch) != epoch:
+            super().put_epoch(link, instance_name, token, epoch)
+
+
+BUGS: Mapping[str, Parts] = {
+    "C1": Parts(subscriber=_AsksBeforeItHears),
+    "C3": Parts(receiver=_DoesNotWaitForCatchUp),
+    "C7": Parts(receiver=_OneBatchPerStream),
+    "C8": Parts(receiver=_PositionDropsAllBatches),
+    "C9": Parts(receiver=_ConnectsStreams),
+    "C10": Parts(receiver=_ForgetsUnreadableRows),
+    "C11": Parts(positions=_AnnouncesOnRemotePositions),
+    "C25": Parts(positions=_IgnoresFetches),
+    "C46": Parts(receiver=_ComparesNoEpochs),
+    "C46, saved": Parts(receiver=_SavesNoEpochs),
+}

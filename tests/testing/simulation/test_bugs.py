@@ -1,0 +1,59 @@
+"""The simulation finds bugs that others had."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.simulation.runner import simulate
+from tests.testing.simulation.bugs import BUGS
+
+#: How many seeds may pass before a bug is found.
+MAX_SEEDS = 150
+
+
+class BugTests(SynchronousTestCase):
+    def check(self, case: str) -> None:
+        for seed in range(MAX_SEEDS):
+            if simulate(seed, BUGS[case]).failure is not None:
+                return
+        self.fail(f"{MAX_SEEDS} seeds do not find the bug of {case}")
+
+    def test_asks_before_it_hears(self) -> None:
+        """C1: REPLICATE before the subscription is confirmed."""
+        self.check("C1")
+
+    def test_does_not_wait_for_catch_up(self) -> None:
+        """C3: rows are handed on in the middle of a catch-up."""
+        self.check("C3")
+
+    def test_one_batch_per_stream(self) -> None:
+        """C7: batches of two writers are mixed."""
+        self.check("C7")
+
+    def test_position_drops_all_batches(self) -> None:
+        """C8: a POSITION drops another writer's batch."""
+        self.check("C8")
+
+    def test_connects_streams(self) -> None:
+        """C9: a POSITION connects another writer."""
+        self.check("C9")
+
+    def test_forgets_unreadable_rows(self) -> None:
+        """C10: the rest of a batch joins the next one."""
+        self.check("C10")
+
+    def test_announces_on_remote_positions(self) -> None:
+        """C11: a POSITION covers a row that was not sent."""
+        self.check("C11")
+
+    def test_ignores_fetches(self) -> None:
+        """C25: a position overtakes an id between nextval and its registration."""
+        self.check("C25")
+
+    def test_compares_no_epochs(self) -> None:
+        """C46: the rows of a writer that started again and passed us are missed."""
+        self.check("C46")
+
+    def test_saves_no_epochs(self) -> None:
+        """C46: so are they if the reader starts again, too."""
+        self.check("C46, saved")

@@ -1,0 +1,137 @@
+"""The database double: sequences, visibility, retries, faults."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage import queries
+from synapse_replication.storage.postgres_stream import declared_insert
+from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.database import (
+    DatabaseClient,
+    SimulatedDatabase,
+)
+from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.process import TABLES, Parts
+
+_EVENTS = TABLES[0]
+
+
+class SimulatedDatabaseTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = SimulatedClock()
+        self.committed: list[tuple[str, str, int]] = []
+        self.database = SimulatedDatabase(
+            self.clock,
+            Random(1),
+            TABLES,
+            lambda stream, writer, id_, rows: self.committed.append(
+                (stream, writer, id_)
+            ),
+        )
+        network = SimulatedNetwork(self.clock, Random(1), Parts())
+        self.reactor = ProcessReactor(self.clock, network, "w")
+        self.client = DatabaseClient(self.database, self.reactor)
+
+    def next_ids(self, count: int = 1) -> list[int]:
+        def run(txn: Any) -> list[int]:
+            txn.execute(queries.NEXT_IDS, {"sequence": '"events_seq"', "count": count})
+            return [id_ for (id_,) in txn.fetchall()]
+
+        taken = self.client.transact("get_next_ids", run, autocommit=True)
+        self.clock.run_until(self.clock.seconds() + 1)
+        return self.successResultOf(taken)
+
+    def insert(self, id_: int) -> Any:
+        def run(txn: Any) -> None:
+            txn.execute(
+                declared_insert(_EVENTS).sql,
+                {"id": id_, "instance_name": "w", "rows": '[{"row_id":1,"key":"k"}]'},
+            )
+
+        return self.client.transact("insert", run)
+
+    def settle(self) -> None:
+        self.clock.run_until(self.clock.seconds() + 1)
+
+    def test_ids_are_not_rolled_back(self) -> None:
+        """Ids go up, also after a transaction that took some failed."""
+        self.assertEqual(self.next_ids(2), [2, 3])
+
+        def run(txn: Any) -> None:
+            txn.execute(queries.NEXT_IDS, {"sequence": '"events_seq"', "count": 1})
+            raise ZeroDivisionError
+
+        failed = self.client.transact("fail", run)
+        self.settle()
+        self.failureResultOf(failed, ZeroDivisionError)
+        self.assertEqual(self.next_ids(), [5])
+
+    def test_commit(self) -> None:
+        """Rows are seen from the commit on, which comes before its answer."""
+        done = self.insert(2)
+        self.assertEqual(self.committed, [])
+        self.settle()
+        self.successResultOf(done)
+        self.assertEqual(self.committed, [("events", "w", 2)])
+
+    def test_id_is_used(self) -> None:
+        """An id that another transaction used is refused."""
+        self.insert(2)
+        self.settle()
+        again = self.insert(2)
+        self.settle()
+        self.failureResultOf(again, psycopg2.IntegrityError)
+
+    def test_down(self) -> None:
+        """What is not committed when the server goes down never will be."""
+        done = self.insert(2)
+        self.database.point = lambda point, name: self.database.stop()
+        self.settle()
+        self.failureResultOf(done, psycopg2.OperationalError)
+        done = self.insert(3)
+        self.settle()
+        self.failureResultOf(done, psycopg2.OperationalError)
+        self.assertEqual(self.committed, [])
+
+    def test_lost_answer(self) -> None:
+        """A commit whose answer is lost is a commit, and a failure."""
+        self.database.lost_answer_chance = 1.0
+        done = self.insert(2)
+        self.settle()
+        self.failureResultOf(done, psycopg2.OperationalError)
+        self.assertEqual(self.committed, [("events", "w", 2)])
+
+    def test_repeated(self) -> None:
+        """A transaction that met another is run again, and at last fails."""
+        self.database.retry_chance = 1.0
+        done = self.insert(2)
+        self.settle()
+        self.failureResultOf(done, psycopg2.errors.SerializationFailure)
+        self.assertEqual(self.committed, [])
+
+    def test_behind(self) -> None:
+        """A sequence falls behind, and is brought forward."""
+        self.next_ids(40)
+        self.database.fall_behind(32)
+        self.assertEqual(self.next_ids(), [10])
+        self.database.set_sequence("events_seq", 50)
+        self.assertEqual(self.next_ids(), [51])
+
+    def test_dead(self) -> None:
+        """The dead get no answer; what they committed may be there."""
+        done = self.insert(2)
+        self.reactor.kill()
+        self.settle()
+        self.assertNoResult(done)
+        self.assertEqual(self.committed, [])
+
+    def test_unknown_statement(self) -> None:
+        """A statement that the double does not know is an error."""
+        done = self.client.transact("x", lambda txn: txn.execute("SELECT 1"))
+        self.settle()
+        self.failureResultOf(done, AssertionError)

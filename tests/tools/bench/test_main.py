@@ -1,0 +1,66 @@
+"""Tests for :mod:`scripts.tools.bench.__main__`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+
+from click.testing import CliRunner, Result
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.bench import __main__ as program
+from scripts.tools.bench import tasks
+from scripts.tools.bench.tasks import Task
+
+
+class RecordedRunner:
+    """Runs nothing: each task of ours is twice as good."""
+
+    def __init__(self, peer: str, rounds: int, quick: bool, say: object) -> None:
+        self.rounds = rounds
+
+    def run(self, wanted: Iterable[Task]) -> list[tasks.Result]:
+        """Give figures for each round."""
+        return [
+            tasks.Result(task, unit, [1000.0] * self.rounds, [500.0] * self.rounds)
+            for task in wanted
+            for unit in task.units
+        ]
+
+
+class CommandLineTests(SynchronousTestCase):
+    """``scripts/bench``"""
+
+    def run_it(self, *arguments: str) -> Result:
+        """Run the program with an environment that has no Synapse."""
+        return CliRunner().invoke(program.bench, ["--peer", sys.executable, *arguments])
+
+    def test_no_peer(self) -> None:
+        """Without a real Synapse there is nothing to compare: an error, not a skip."""
+        self.patch(program, "_ASK_VERSION", "import no_such_module")
+        done = self.run_it("--only", "parse")
+        self.assertEqual(done.exit_code, 1)
+        self.assertIn("has no matrix-synapse; install it there", done.output)
+
+    def test_no_such_task(self) -> None:
+        """A task that is not there is an error that names those that are."""
+        done = self.run_it("--only", "nothing")
+        self.assertEqual(done.exit_code, 2)
+        self.assertIn("there are: parse, ", done.output)
+
+    def test_report(self) -> None:
+        """The table and the JSON have a line for each unit of each task."""
+        self.patch(program, "_version_of", lambda peer: "1.2.3")
+        self.patch(program, "Runner", RecordedRunner)
+        done = self.run_it("--only", "end to end, 1,000/s", "--rounds", "3")
+        self.assertIn("matrix-synapse 1.2.3", done.output)
+        self.assertIn("end to end, 1,000/s, p50", done.output)
+        self.assertIn("end to end, 1,000/s, p99", done.output)
+        report = json.loads(self.run_it("--json", "--quick").output)
+        self.assertEqual(report["peer"], "matrix-synapse 1.2.3")
+        self.assertEqual(len(report["load_at_start_and_end"]), 2)
+        self.assertEqual(
+            len(report["results"]), sum(len(task.units) for task in tasks.TASKS)
+        )
+        self.assertEqual(report["results"][0]["ratio"], 2.0)

@@ -1,0 +1,46 @@
+"""Tests for :mod:`scripts.tools.bench.tasks`."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.bench import ours_redis, ours_storage, ours_wire
+from scripts.tools.bench.tasks import TASKS, Result, Unit
+
+
+class ResultTests(SynchronousTestCase):
+    def test_more_a_second_is_better(self) -> None:
+        """The ratio compares medians, so that one slow round changes nothing."""
+        result = Result(TASKS[0], Unit.PER_SECOND, [10.0, 1.0, 12.0], [5.0, 5.0, 50.0])
+        self.assertEqual(result.ratio, 2.0)
+
+    def test_less_of_all_else_is_better(self) -> None:
+        """Of times and bytes, the smaller one is the better one."""
+        result = Result(TASKS[0], Unit.P99, [2.0], [8.0])
+        self.assertEqual(result.ratio, 4.0)
+        self.assertEqual(Result(TASKS[0], Unit.CPU, [0.0], [8.0]).ratio, float("inf"))
+
+    def test_json_has_every_round(self) -> None:
+        """A reader of the JSON can compute what the table does not show."""
+        shown = Result(TASKS[0], Unit.PER_SECOND, [1.0, 3.0], [2.0, 2.0]).to_json()
+        self.assertEqual(
+            shown["ours"],
+            {"median": 2.0, "least": 1.0, "most": 3.0, "rounds": [1.0, 3.0]},
+        )
+
+
+class TaskTests(SynchronousTestCase):
+    def test_every_task_is_done_by_our_side(self) -> None:
+        """Each task names a measure that exists, under a name of its own."""
+        groups = {
+            "redis": ours_redis.MEASURES,
+            "storage": ours_storage.MEASURES,
+            "wire": ours_wire.MEASURES,
+        }
+        for task in TASKS:
+            self.assertIn(task.measure, groups[task.group])
+        self.assertEqual(len({task.name for task in TASKS}), len(TASKS))
+
+    def test_small_work_is_noticed(self) -> None:
+        """Our side tells how long it took."""
+        self.assertGreater(ours_wire.MEASURES["parse"](lines=500)["seconds"], 0)

@@ -1,0 +1,39 @@
+"""Tests for :mod:`scripts.tools.faults.__main__`: one scenario."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from twisted.trial.unittest import SynchronousTestCase
+
+COMMAND = [sys.executable, "-m", "scripts.tools.faults"]
+
+
+class FaultsTests(SynchronousTestCase):
+    def test_reader_killed(self) -> None:
+        """A reader is killed and started again under load, and every row comes once."""
+        done = subprocess.run(
+            [*COMMAND, "--scenario", "reader-killed", "--json"],
+            capture_output=True,
+            check=False,
+            timeout=110,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        (found,) = json.loads(done.stdout)["scenarios"]
+        self.assertGreater(found["written"], 100)
+        self.assertGreater(found["catch_ups"], 0)
+        self.assertEqual(found["received"], 2 * found["written"])
+        self.assertEqual(
+            (found["lost"], found["doubled"], found["reordered"], found["agreed"]),
+            (0, 0, 0, True),
+        )
+
+    def test_a_scenario_that_is_none(self) -> None:
+        """An unknown name is refused, with those that there are."""
+        done = subprocess.run(
+            [*COMMAND, "--scenario", "flood"], capture_output=True, check=False
+        )
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"disk-full", done.stderr)

@@ -1,0 +1,50 @@
+"""Tests for :mod:`scripts.tools.faults.report`."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.report import show_json, show_table
+from scripts.tools.faults.run import Result
+
+RESULTS = [
+    Result("redis-killed", 10, 20, catch_ups=4, seconds=1.26, agreed=True),
+    Result("main-killed", 10, 18, lost=2),
+    Result("disk-full", left_out="only root may mount"),
+    Result("reader-killed", error="reader1 ended"),
+]
+
+
+class ShowTests(SynchronousTestCase):
+    def test_table(self) -> None:
+        """A line for each scenario, and below why one is not there."""
+        file = io.StringIO()
+        show_table(Console(file=file, width=40), RESULTS)
+        text = file.getvalue()
+        rows = [
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in text.splitlines()
+            if line.startswith("│")
+        ]
+        self.assertEqual(
+            rows[0], ["redis-killed", "10", "20", "0", "0", "0", "0", "4", "1.3", "yes"]
+        )
+        self.assertEqual(
+            rows[1], ["main-killed", "10", "18", "0", "2", "0", "0", "0", "never", "no"]
+        )
+        self.assertIn("disk-full left out: only root may mount", text)
+        self.assertIn("reader-killed failed: reader1 ended", text)
+
+    def test_json(self) -> None:
+        """The same for programs, with the seed and whether each was good."""
+        value = json.loads(show_json(RESULTS, 7))
+        self.assertEqual(value["seed"], 7)
+        self.assertEqual(
+            [scenario["good"] for scenario in value["scenarios"]],
+            [True, False, True, False],
+        )
+        self.assertEqual(value["scenarios"][0]["seconds"], 1.26)

@@ -1,0 +1,78 @@
+"""Tests for :mod:`scripts.tools.faults.run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.run import (
+    Result,
+    Settings,
+    are_level,
+    make_result,
+    run_scenario,
+)
+from scripts.tools.faults.scenarios import SCENARIOS
+from synapse_replication.demo.check import Tally
+
+GOOD = [
+    Tally("events", "event_writer1", reader, 12, 12, 0, 0, 0, 99, 98)
+    for reader in ("reader1", "reader2")
+]
+
+
+def result(*tallies: Tally, seconds: float | None = 1.0) -> Result:
+    return make_result("x", list(tallies), catch_ups=3, seconds=seconds)
+
+
+class MakeResultTests(SynchronousTestCase):
+    def test_good(self) -> None:
+        """Rows written count once, rows received count at each reader."""
+        found = result(*GOOD)
+        self.assertEqual((found.written, found.received), (12, 24))
+        self.assertTrue(found.is_good)
+
+    def test_each_fault_is_told(self) -> None:
+        """One lost, doubled or reordered row, at one reader, is enough."""
+        for other in (
+            attrs.evolve(GOOD[1], missing=1),
+            attrs.evolve(GOOD[1], duplicated=1),
+            attrs.evolve(GOOD[1], out_of_order=1),
+        ):
+            found = result(GOOD[0], other)
+            self.assertFalse(found.is_good)
+            self.assertEqual(found.lost + found.doubled + found.reordered, 1)
+
+    def test_positions_that_differ(self) -> None:
+        """Readers at different positions are no good, nor are ones that came late."""
+        apart = result(GOOD[0], attrs.evolve(GOOD[1], final_position=98))
+        self.assertFalse(apart.is_good)
+        self.assertFalse(result(*GOOD, seconds=None).is_good)
+
+    def test_an_error_or_no_rows(self) -> None:
+        """Whatever the numbers, an error is one, and so is a run without rows."""
+        self.assertFalse(attrs.evolve(result(*GOOD), error="it ended").is_good)
+        self.assertFalse(result(*(attrs.evolve(t, written=0) for t in GOOD)).is_good)
+
+
+class AreLevelTests(SynchronousTestCase):
+    def test_every_reader_and_writer(self) -> None:
+        """Each reader must be at each writer's position, or further."""
+        targets = {("s", "a"): 3, ("s", "b"): 5}
+        there = {("s", "a"): 4, ("s", "b"): 5}
+        self.assertTrue(are_level(targets, [there, there]))
+        self.assertFalse(are_level(targets, [there, there | {("s", "a"): 2}]))
+        self.assertFalse(are_level(targets, [there, {("s", "a"): 3}]))
+
+
+class RunScenarioTests(SynchronousTestCase):
+    def test_left_out(self) -> None:
+        """What cannot be done here says why, and starts nothing."""
+        scenario = attrs.evolve(
+            SCENARIOS["disk-full"], why_left_out=lambda: "only root may"
+        )
+        found = run_scenario(scenario, Settings(Path("none"), 1.0, 1), self.fail)
+        self.assertEqual(found, Result("disk-full", left_out="only root may"))
+        self.assertTrue(found.is_good)

@@ -1,0 +1,80 @@
+"""Tests for :mod:`scripts.tools.faults.scenarios`."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, cast
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.deployment import FaultDeployment
+from scripts.tools.faults.scenarios import SCENARIOS
+from tests.support.link_proxy import Cut
+
+
+class Noting:
+    """Notes down what is done to it, and to what."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.postgres = self.redis = self.proxy = self
+        self.processes: Any = self
+
+    def __getitem__(self, name: str) -> Noting:
+        self.calls.append(name)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: object) -> None:
+            self.calls.append(" ".join([name, *map(str, arguments)]))
+
+        return call
+
+
+class NoChance(random.Random):
+    """Nothing takes any time."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return 0.0
+
+
+class ScenariosTests(SynchronousTestCase):
+    def calls(self, name: str) -> list[str]:
+        calls: list[str] = []
+        SCENARIOS[name].cause(cast(FaultDeployment, Noting(calls)), NoChance())
+        return calls
+
+    def test_what_is_done_is_undone(self) -> None:
+        """Each fault is caused where its name says, and lifted."""
+        for name, calls in {
+            "main-killed": ["kill master", "start_again master"],
+            "reader-killed": ["kill reader1", "start_again reader1"],
+            "writer-frozen": ["event_writer1", "freeze", "thaw"],
+            "redis-killed": ["kill", "start"],
+            "redis-frozen": ["freeze", "thaw"],
+            "postgres-killed": ["kill", "start"],
+            "redis-frozen-long": ["freeze", "thaw"],
+            "publishes-cut-long": [f"cut {Cut.PUBLISHES}", "heal"],
+            "publishes-cut": [f"cut {Cut.PUBLISHES}", "heal"],
+            "replies-cut": [f"cut {Cut.REPLIES}", "heal"],
+            "subscription-cut": [f"cut {Cut.SUBSCRIPTION}", "heal"],
+            "pings-cut-long": [f"cut {Cut.PINGS}", "heal"],
+            "tcp-writer-killed": ["kill event_writer1", "start_again event_writer1"],
+            "tcp-reader-frozen-long": ["reader1", "freeze", "thaw"],
+            "tcp-rows-cut": [f"cut {Cut.REPLIES}", "heal"],
+            "tcp-pings-cut-long": [f"cut {Cut.PUBLISHES}", "heal"],
+        }.items():
+            self.assertEqual(self.calls(name), calls, name)
+
+    def test_direct_tcp(self) -> None:
+        """What is called after direct TCP uses it, and nothing else does."""
+        for name, scenario in SCENARIOS.items():
+            needs = scenario.needs
+            self.assertEqual(needs.direct_tcp, name.startswith("tcp-"), name)
+            self.assertEqual(needs.extension, not name.startswith("classic-"), name)
+
+    def test_who_may_mount(self) -> None:
+        """An ordinary user is told why there is no full disk."""
+        self.patch(os, "geteuid", lambda: 1000)
+        self.assertIn("root", SCENARIOS["disk-full"].why_left_out())

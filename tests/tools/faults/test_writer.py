@@ -1,0 +1,94 @@
+"""Tests for :mod:`scripts.tools.faults.writer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.writer import (
+    REFUSED_PAUSE,
+    SteadyWriter,
+    own_writes,
+)
+from synapse_replication.demo.script import Write, read_script
+from synapse_replication.recordings.reader import shipped_recording
+from tests.demo.test_writer import MemoryHost
+
+#: s in which one of the rows is due.
+ROW = 0.1
+
+
+class SteadyWriterTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.begin_file = Path(self.mktemp())
+        self.begin_file.touch()
+        self.end_file = Path(self.mktemp())
+        self.log_file = Path(self.mktemp())
+        self.written: list[list[Any]] = []
+
+    def write(self, rows: list[Any]) -> int:
+        self.written.append(rows)
+        return len(self.written)
+
+    def start(self, write: Callable[[list[Any]], Any]) -> MemoryHost:
+        host = MemoryHost(write)
+        writes = (Write("typing", "typing_writer", [[n]], n) for n in range(100))
+        writer = SteadyWriter(host, writes, 1 / ROW, self.begin_file, self.log_file)
+        writer.end_file = self.end_file
+        writer.startService()
+        return host
+
+    def log(self) -> list[Any]:
+        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
+    def test_it_ends_when_told(self) -> None:
+        """It writes until the file exists, and notes that it has finished."""
+        host = self.start(self.write)
+        host.reactor.pump([ROW] * 5)
+        count = len(self.written)
+        self.assertGreater(count, 4)
+        self.end_file.touch()
+        host.reactor.pump([ROW] * 20)
+        self.assertEqual(len(self.written), count)
+        self.assertEqual(self.log()[-1], {"finished": True})
+
+    def test_a_refused_write_is_passed_over(self) -> None:
+        """A write that the database refuses is not noted, and the next is made."""
+        refused: list[list[Any]] = []
+
+        def write(rows: list[Any]) -> int:
+            if not refused:
+                refused.append(rows)
+                raise psycopg2.OperationalError("No space left on device")
+            return self.write(rows)
+
+        host = self.start(write)
+        host.reactor.pump([ROW] * int(2 * REFUSED_PAUSE / ROW + 10))
+        self.end_file.touch()
+        host.reactor.pump([ROW] * 20)
+        self.assertEqual(refused, [[[0]]])
+        self.assertNotIn([[0]], self.written)
+        self.assertGreater(len(self.written), 4)
+        self.assertEqual(len(self.log()), len(self.written) + 1)
+
+    def test_a_restart_keeps_the_notes(self) -> None:
+        """A process that is started again adds to what it noted down before."""
+        self.log_file.write_text('{"finished": false}\n')
+        self.start(self.write)
+        self.assertEqual(len(self.log()), 2)
+
+
+class OwnWritesTests(SynchronousTestCase):
+    def test_a_part_of_a_script(self) -> None:
+        """What is left out at the beginning is not waited for either."""
+        script = list(read_script(shipped_recording(), 400))[100:]
+        first = script[0]
+        own = list(own_writes(script, first.instance_name))
+        self.assertEqual(own[0], attrs.evolve(first, row_number=0))
+        self.assertEqual({write.instance_name for write in own}, {first.instance_name})

@@ -1,0 +1,134 @@
+"""What lies in a transport's buffers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Connection
+from twisted.internet.testing import MemoryReactor, StringTransport
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.transport.buffers import (
+    LARGEST_READ,
+    USUAL_READ,
+    ReadSize,
+    TransportBuffers,
+    read_buffers,
+)
+from synapse_replication.transport.tls import server_context
+
+
+class SocketTransport:
+    """As much of Twisted's TCP transport as is looked at."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.dataBuffer = b"12345"
+        self.offset = 2
+        self._tempDataLen = 10
+        self._end = end
+
+    def getHandle(self) -> socket.socket:
+        return self._end
+
+
+class ReadSizeTests(SynchronousTestCase):
+    """``ReadSize``"""
+
+    def setUp(self) -> None:
+        self.transport = SimpleNamespace(bufferSize=USUAL_READ)
+        self.read_size = ReadSize()
+
+    def receive(self, *lengths: int) -> int:
+        """Bring so much with each read; give what the next asks for."""
+        for length in lengths:
+            self.read_size.received(self.transport, length)
+        return int(self.transport.bufferSize)
+
+    def test_grows(self) -> None:
+        """A read that brings all that was asked for has more behind it."""
+        self.assertEqual(self.receive(USUAL_READ - 1), USUAL_READ)
+        self.assertEqual(self.receive(USUAL_READ), 2 * USUAL_READ)
+        self.assertEqual(self.receive(2 * USUAL_READ - 1), 2 * USUAL_READ)
+        self.assertEqual(self.receive(2 * USUAL_READ), 4 * USUAL_READ)
+
+    def test_bounded(self) -> None:
+        """It does not grow for ever."""
+        self.assertEqual(self.receive(*[LARGEST_READ] * 9), LARGEST_READ)
+
+    def test_shrinks(self) -> None:
+        """When the peer takes breaks again, reads are as usual again."""
+        self.receive(*[LARGEST_READ] * 9)
+        self.assertEqual(self.receive(LARGEST_READ // 2), LARGEST_READ // 2)
+        self.assertEqual(self.receive(*[10] * 9), USUAL_READ)
+
+    def test_real_transport(self) -> None:
+        """A real transport heeds it."""
+        one, other = socket.socketpair()
+        self.addCleanup(other.close)
+        received: list[int] = []
+        protocol: Any = SimpleNamespace(
+            dataReceived=lambda data: received.append(len(data))
+        )
+        transport = Connection(one, protocol, MemoryReactor())
+        self.addCleanup(transport.loseConnection)
+        transport.protocol = protocol
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_READ)
+        other.sendall(bytes(3 * USUAL_READ))
+        transport.doRead()
+        self.read_size.received(transport, received[-1])
+        transport.doRead()
+        self.assertEqual(received, [USUAL_READ, 2 * USUAL_READ])
+
+
+class ReadBuffersTests(SynchronousTestCase):
+    """``read_buffers``"""
+
+    def test_no_socket(self) -> None:
+        """A transport without a socket has nothing in the kernel."""
+        self.assertEqual(read_buffers(StringTransport()), TransportBuffers(0, 0, 0))
+        self.assertEqual(read_buffers(None), TransportBuffers(0, 0, 0))
+
+    def test_socket(self) -> None:
+        """What is in the process and what is in the kernel is told apart."""
+        one, other = socket.socketpair()
+        self.addCleanup(one.close)
+        self.addCleanup(other.close)
+        other.send(b"123")
+        buffers = read_buffers(SocketTransport(one))
+        self.assertEqual((buffers.send, buffers.kernel_read), (13, 3))
+        self.assertEqual(buffers.kernel_send, 0)
+
+    def test_tls(self) -> None:
+        """Over TLS they are those of the socket below, before and in the handshake."""
+        one, other = socket.socketpair()
+        self.addCleanup(one.close)
+        self.addCleanup(other.close)
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        issued = PrivateAuthority(folder).issue("server", "main.example")
+        factory = TLSMemoryBIOFactory(
+            server_context(issued.certificate, issued.private_key),
+            False,
+            Factory.forProtocol(Protocol),
+        )
+        protocol = factory.buildProtocol(None)
+        transport = SocketTransport(one)
+        protocol.makeConnection(transport)
+        other.send(b"123")
+        self.assertEqual(
+            read_buffers(protocol.wrappedProtocol.transport),  # type: ignore[attr-defined]
+            TransportBuffers(13, 0, 3),
+        )
+
+    def test_closed_socket(self) -> None:
+        """A socket that was closed meanwhile does no harm."""
+        one, other = socket.socketpair()
+        one.close()
+        other.close()
+        self.assertEqual(read_buffers(SocketTransport(one)), TransportBuffers(13, 0, 0))

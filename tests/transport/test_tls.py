@@ -1,0 +1,256 @@
+"""Tests for :mod:`synapse_replication.transport.tls`, with real handshakes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from OpenSSL import SSL
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.transport.tls import client_context, explain, server_context
+
+
+class _End(Protocol):
+    """Says hello, and keeps what came and how it ended.
+
+    :ivar heard: fires with what came, or with nothing if it ended before.
+    """
+
+    def __init__(self) -> None:
+        self.heard: Deferred[bytes] = Deferred()
+        self.why = ""
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(b"hello")
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard.callback(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        assert reason.value is not None
+        self.why = explain(reason.value)
+        if not self.heard.called:
+            self.heard.callback(b"")
+
+
+class CertificatesTests(TestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.authority = PrivateAuthority(self.folder)
+        self.server = self.authority.issue("server", "main.example")
+        self.client = self.authority.issue("client")
+
+    async def shake_hands(self, client: Any, server: Any) -> None:
+        """Connect two ends, until both heard something or ended."""
+        from twisted.internet import reactor as untyped  # noqa: TID251
+
+        reactor: Any = untyped
+        self.client_end, self.server_end = ends = _End(), _End()
+        port = reactor.listenSSL(
+            0, Factory.forProtocol(lambda: ends[1]), server, interface="127.0.0.1"
+        )
+        self.addCleanup(port.stopListening)
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
+        await wrapClientTLS(client, endpoint).connect(
+            Factory.forProtocol(lambda: ends[0])
+        )
+        self.heard = [await end.heard for end in ends]
+        for end in ends:
+            assert end.transport is not None
+            end.transport.loseConnection()
+
+    async def connect(self, hostname: str = "main.example", **more: Any) -> None:
+        """Connect to a server that asks for a certificate."""
+        options = {
+            "authority_file": self.authority.certificate,
+            "certificate_file": self.client.certificate,
+            "private_key_file": self.client.private_key,
+        } | more
+        await self.shake_hands(
+            client_context(hostname, **options),
+            server_context(
+                self.server.certificate,
+                self.server.private_key,
+                client_authority_file=self.authority.certificate,
+            ),
+        )
+
+    def assert_refused(self, client: str, server: str) -> None:
+        """See that nothing was heard, and that both ends were told why."""
+        self.assertEqual(self.heard, [b"", b""])
+        self.assertIn(client, self.client_end.why)
+        self.assertIn(server, self.server_end.why)
+
+    async def test_both_are_verified(self) -> None:
+        """Two ends of one authority hear each other."""
+        await self.connect()
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
+    async def test_renewed(self) -> None:
+        """What connects takes the certificate of now; a broken one is passed over."""
+        other = PrivateAuthority(self.folder, "other").issue("stranger")
+        mine = self.folder / "mine.pem"
+        pairs = [
+            issued.certificate.read_bytes() + issued.private_key.read_bytes()
+            for issued in (other, self.client)
+        ]
+        mine.write_bytes(pairs[0])
+        context = client_context(
+            "main.example",
+            authority_file=self.authority.certificate,
+            certificate_file=mine,
+        )
+        server = server_context(
+            self.server.certificate,
+            self.server.private_key,
+            client_authority_file=self.authority.certificate,
+        )
+        await self.shake_hands(context, server)
+        self.assertEqual(self.heard, [b"", b""])
+        for text in (pairs[1], b"half of it"):
+            mine.write_bytes(text)
+            await self.shake_hands(context, server)
+            self.assertEqual(self.heard, [b"hello"] * 2)
+
+    async def test_client_without_certificate(self) -> None:
+        """A client that has none hears and says nothing; both ends are told why."""
+        await self.connect(certificate_file=None, private_key_file=None)
+        self.assert_refused("asks for a certificate", "without a certificate")
+
+    async def test_client_of_another_authority(self) -> None:
+        """A client's certificate by somebody else is refused."""
+        other = PrivateAuthority(self.folder, "other").issue("stranger")
+        await self.connect(
+            certificate_file=other.certificate, private_key_file=other.private_key
+        )
+        self.assert_refused(
+            "does not trust the authority", "of no authority that is trusted here"
+        )
+
+    async def test_server_of_another_authority(self) -> None:
+        """A server's certificate by somebody else is refused; the server is told."""
+        other = PrivateAuthority(self.folder, "other")
+        await self.connect(authority_file=other.certificate)
+        self.assert_refused(
+            "of no authority that is trusted here", "does not trust the authority"
+        )
+
+    async def test_another_name(self) -> None:
+        """A certificate for another name is refused, with the name that was wanted."""
+        for name in ("writer.example", "127.0.0.1"):
+            await self.connect(name)
+            self.assert_refused(f"is not for {name}; connect by a name", "")
+
+    async def test_no_certificate_asked(self) -> None:
+        """A server without an authority for clients lets everybody in."""
+        await self.shake_hands(
+            client_context("main.example", authority_file=self.authority.certificate),
+            server_context(self.server.certificate, self.server.private_key),
+        )
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
+    async def test_folder_of_authorities(self) -> None:
+        """Authorities may be in a folder; each of them is trusted."""
+        folder = self.folder / "trusted"
+        folder.mkdir()
+        shutil.copy(self.authority.certificate, folder / "b.pem")
+        other = PrivateAuthority(self.folder, "other")
+        shutil.copy(other.certificate, folder / "a.pem")
+        await self.connect(authority_file=folder)
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
+    async def test_chain(self) -> None:
+        """What stands between a certificate and its authority is shown with it."""
+        between = PrivateAuthority(self.folder, "between", self.authority)
+        pairs = [between.issue("s", "main.example"), between.issue("c")]
+        chains = []
+        for pair in pairs:
+            chain = pair.certificate.with_suffix(".chain")
+            chain.write_bytes(
+                pair.certificate.read_bytes() + between.certificate.read_bytes()
+            )
+            chains.append(chain)
+        trusted = self.authority.certificate
+        await self.shake_hands(
+            client_context(
+                "main.example",
+                authority_file=trusted,
+                certificate_file=chains[1],
+                private_key_file=pairs[1].private_key,
+            ),
+            server_context(
+                chains[0], pairs[0].private_key, client_authority_file=trusted
+            ),
+        )
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
+    async def test_one_file_for_both(self) -> None:
+        """Certificate and key may be in one file."""
+        both = self.folder / "both.pem"
+        both.write_bytes(
+            self.client.private_key.read_bytes() + self.client.certificate.read_bytes()
+        )
+        await self.connect(certificate_file=both, private_key_file=None)
+        self.assertEqual(self.heard, [b"hello"] * 2)
+
+    def test_bad_files(self) -> None:
+        """Each file that does not hold what it should is named."""
+        empty = self.folder / "empty.pem"
+        empty.write_text("nothing")
+        broken = self.folder / "broken.pem"
+        broken.write_text(
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+        )
+        own, key = self.client.certificate, self.client.private_key
+        makes: list[Callable[[Path], object]] = [
+            lambda file: client_context("h", authority_file=file),
+            lambda file: client_context("h", certificate_file=file),
+            lambda file: client_context(
+                "h", certificate_file=own, private_key_file=file
+            ),
+            lambda file: server_context(file, key),
+            lambda file: server_context(own, file),
+            lambda file: server_context(own, key, client_authority_file=file),
+        ]
+        for make in makes:
+            for file in (empty, broken):
+                with self.assertRaisesRegex(ValueError, file.name):
+                    make(file)
+            with self.assertRaises(OSError):
+                make(self.folder / "none.pem")
+
+    def test_key_of_another(self) -> None:
+        """A key that is not the certificate's is found at once, and named."""
+        makes: list[Callable[[], object]] = [
+            lambda: client_context(
+                "h",
+                certificate_file=self.client.certificate,
+                private_key_file=self.server.private_key,
+            ),
+            lambda: server_context(self.client.certificate, self.server.private_key),
+        ]
+        for make in makes:
+            with self.assertRaisesRegex(
+                ValueError,
+                r"server\.key does not hold the private key of .*client\.crt",
+            ):
+                make()
+
+    def test_other_errors(self) -> None:
+        """What is not TLS's is said as it is; what is unknown keeps its words."""
+        self.assertEqual(explain(OSError("gone")), "gone")
+        self.assertEqual(explain(ConnectionResetError()), "ConnectionResetError")
+        odd = SSL.Error([("SSL routines", "", "odd thing")])
+        self.assertEqual(explain(odd), "TLS: odd thing")
+        self.assertEqual(explain(SSL.Error()), "TLS: Error")

@@ -1,0 +1,374 @@
+"""Commands and their lines."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import (
+    LocalProtocolError,
+    UnknownCommandError,
+    UnparsableLineError,
+)
+from synapse_replication.wire.commands.standard import (
+    COMMANDS,
+    VALID_CLIENT_COMMANDS,
+    VALID_SERVER_COMMANDS,
+    CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
+    ErrorCommand,
+    FederationAckCommand,
+    InvalidateCacheCommand,
+    LockReleasedCommand,
+    NameCommand,
+    NewActiveTaskCommand,
+    PingCommand,
+    PositionCommand,
+    RdataCommand,
+    RemoteServerUpCommand,
+    RemovePusherCommand,
+    ReplicateCommand,
+    ServerCommand,
+    UserIpCommand,
+    UserSyncCommand,
+    encode_command,
+    parse_command_from_line,
+)
+
+#: One line of each form that a real deployment was seen to send, or that the
+#: protocol knows, with what it says.
+LINES: dict[str, Command] = {
+    "SERVER repl.test": ServerCommand("repl.test"),
+    "NAME worker1": NameCommand("worker1"),
+    "REPLICATE ": ReplicateCommand(),
+    "POSITION typing stream_writer1 0 0": PositionCommand(
+        "typing", "stream_writer1", 0, 0
+    ),
+    "POSITION events event_persister1 1847 1848": PositionCommand(
+        "events", "event_persister1", 1847, 1848
+    ),
+    'RDATA caches master 4 ["get_user_by_id",["@a1:repl.test"],1795207344959]': (
+        RdataCommand(
+            "caches", "master", 4, ["get_user_by_id", ["@a1:repl.test"], 1795207344959]
+        )
+    ),
+    'RDATA caches master 5742 ["user_last_seen_monthly_active",null,1]': RdataCommand(
+        "caches", "master", 5742, ["user_last_seen_monthly_active", None, 1]
+    ),
+    'RDATA to_device stream_writer1 batch ["@a:repl.test"]': RdataCommand(
+        "to_device", "stream_writer1", None, ["@a:repl.test"]
+    ),
+    "RDATA backfill event_persister1 -7 []": RdataCommand(
+        "backfill", "event_persister1", -7, []
+    ),
+    "PING 1795207344959": PingCommand("1795207344959"),
+    "ERROR Failed to keep up": ErrorCommand("Failed to keep up"),
+    "USER_SYNC ssIOK @a1:repl.test DEV0 start 1795207379498": UserSyncCommand(
+        "ssIOK", "@a1:repl.test", "DEV0", True, 1795207379498
+    ),
+    "USER_SYNC ssIOK @a1:repl.test None end 5": UserSyncCommand(
+        "ssIOK", "@a1:repl.test", None, False, 5
+    ),
+    "CLEAR_USER_SYNC ssIOK": ClearUserSyncsCommand("ssIOK"),
+    "FEDERATION_ACK sync_worker1 0": FederationAckCommand("sync_worker1", 0),
+    "FEDERATION_ACK 12": FederationAckCommand(None, 12),
+    'USER_IP @a0:repl.test ["syt_secret","10.1.0.1","drive/1.0 (x; y)","DEV0",17]': (
+        UserIpCommand(
+            "@a0:repl.test", "syt_secret", "10.1.0.1", "drive/1.0 (x; y)", "DEV0", 17
+        )
+    ),
+    'USER_IP @a0:repl.test ["syt_secret","10.1.0.1","",null,17]': UserIpCommand(
+        "@a0:repl.test", "syt_secret", "10.1.0.1", "", None, 17
+    ),
+    "REMOTE_SERVER_UP remote.test": RemoteServerUpCommand("remote.test"),
+    'LOCK_RELEASED ["master","one_time_key_upload_lock","@s1:repl.test_DEV0"]': (
+        LockReleasedCommand("master", "one_time_key_upload_lock", "@s1:repl.test_DEV0")
+    ),
+    "NEW_ACTIVE_TASK uoJkBImDpsLsFRJZ": NewActiveTaskCommand("uoJkBImDpsLsFRJZ"),
+    "CANCEL_TASK qTIeZOCZncJGvyNc": CancelTaskCommand("qTIeZOCZncJGvyNc"),
+    "REMOVE_PUSHER m.http a push key @a:repl.test": RemovePusherCommand(
+        "m.http", "a push key", "@a:repl.test"
+    ),
+    'INVALIDATE_CACHE get_user ["@a:repl.test",1]': InvalidateCacheCommand(
+        "get_user", ["@a:repl.test", 1]
+    ),
+    "INVALIDATE_CACHE get_user null": InvalidateCacheCommand("get_user", None),
+}
+
+#: Lines of known commands that are not of their form.
+MALFORMED = [
+    "POSITION events w 1",
+    "POSITION events w 1 x",
+    "POSITION  w 1 2",
+    "POSITION events  1 2",
+    "RDATA  w 1 []",
+    "SERVER ",
+    "SERVER a b",
+    "REMOTE_SERVER_UP ",
+    "NEW_ACTIVE_TASK ",
+    "CANCEL_TASK a b",
+    "CLEAR_USER_SYNC ",
+    "CLEAR_USER_SYNC a b",
+    "USER_SYNC  @u:x D start 5",
+    "USER_SYNC i  D start 5",
+    "FEDERATION_ACK  5",
+    "POSITION events w 1 2 3",
+    "POSITION events w 1 +2",
+    "POSITION events w 1 1_0",
+    "POSITION events w 1 \u0661",
+    "POSITION events w 1 9223372036854775808",
+    "RDATA events w 1",
+    "RDATA events w one []",
+    "RDATA events w  []",
+    "RDATA events w 1 [NaN]",
+    "RDATA events w 1 [Infinity]",
+    "RDATA events w 1 [1] 2",
+    "RDATA events w 1 ['a']",
+    "RDATA events w 1 " + "[" * 100_000,
+    "USER_SYNC i @u:x start",
+    "USER_SYNC i start 5",
+    "USER_SYNC i @u:x D maybe 5",
+    "USER_SYNC i @u:x D start soon",
+    "FEDERATION_ACK w x",
+    "FEDERATION_ACK ",
+    "USER_IP @u:x",
+    "USER_IP @u:x []",
+    'USER_IP @u:x ["syt_secret","10.1.0.1","",null,"x"]',
+    "LOCK_RELEASED a b c",
+    'LOCK_RELEASED ["a","b"]',
+    "REMOVE_PUSHER a b",
+    "INVALIDATE_CACHE f",
+    "INVALIDATE_CACHE f 5",
+]
+
+WORDS = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters=" \n"), min_size=1
+)
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\n"))
+ANY_TEXTS = st.text(st.characters(blacklist_categories=["Cs"]))
+TOKENS = st.integers(-(2**63), 2**63 - 1)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | ANY_TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXTS, inner),
+    max_leaves=8,
+)
+COMMAND_STRATEGY = st.one_of(
+    st.builds(ServerCommand, WORDS),
+    st.builds(NameCommand, TEXTS),
+    st.builds(ReplicateCommand),
+    st.builds(PositionCommand, WORDS, WORDS, TOKENS, TOKENS),
+    st.builds(RdataCommand, WORDS, WORDS, st.none() | TOKENS, JSON),
+    st.builds(PingCommand, TEXTS),
+    st.builds(ErrorCommand, TEXTS),
+    st.builds(
+        UserSyncCommand,
+        WORDS,
+        WORDS,
+        st.none() | TEXTS.filter(lambda text: text != "None"),
+        st.booleans(),
+        TOKENS,
+    ),
+    st.builds(ClearUserSyncsCommand, WORDS),
+    st.builds(FederationAckCommand, st.none() | WORDS, TOKENS),
+    st.builds(
+        UserIpCommand,
+        WORDS,
+        ANY_TEXTS,
+        ANY_TEXTS,
+        ANY_TEXTS,
+        st.none() | ANY_TEXTS,
+        TOKENS,
+    ),
+    st.builds(RemoteServerUpCommand, WORDS),
+    st.builds(LockReleasedCommand, ANY_TEXTS, ANY_TEXTS, ANY_TEXTS),
+    st.builds(NewActiveTaskCommand, WORDS),
+    st.builds(CancelTaskCommand, WORDS),
+    st.builds(RemovePusherCommand, WORDS, TEXTS, WORDS),
+    st.builds(InvalidateCacheCommand, WORDS, st.none() | st.lists(JSON)),
+)
+
+
+class LineTests(SynchronousTestCase):
+    """From line to command and back."""
+
+    def test_each_form_is_read(self) -> None:
+        """Every form of a line says what the protocol says that it does."""
+        for line, command in LINES.items():
+            self.assertEqual(parse_command_from_line(line), command)
+
+    def test_each_form_is_written(self) -> None:
+        """Every command is written as the line that peers expect."""
+        for line, command in LINES.items():
+            self.assertEqual(encode_command(command), line.encode())
+
+    def test_every_command_has_a_line_here(self) -> None:
+        """No command is left out of these tests."""
+        self.assertEqual({command.NAME for command in LINES.values()}, COMMANDS.keys())
+
+    @settings(derandomize=True, deadline=None)
+    @given(COMMAND_STRATEGY)
+    def test_round_trip(self, command: Command) -> None:
+        """What is written is read as the same command."""
+        line = encode_command(command).decode()
+        self.assertEqual(parse_command_from_line(line), command)
+        self.assertNotIn("\n", line)
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.sampled_from(sorted(COMMANDS)), TEXTS)
+    def test_any_text_is_read_or_refused(self, name: str, text: str) -> None:
+        """No text makes anything but a command or an error of the protocol."""
+        try:
+            command = parse_command_from_line(f"{name} {text}")
+        except UnparsableLineError as error:
+            self.assertEqual(error.command_name, name)
+        else:
+            again = parse_command_from_line(encode_command(command).decode())
+            self.assertEqual(again, command)
+
+    def test_malformed(self) -> None:
+        """A line that is not of its command's form is refused by name (C18)."""
+        for line in MALFORMED:
+            error = self.assertRaises(
+                UnparsableLineError, parse_command_from_line, line
+            )
+            self.assertEqual(error.command_name, line.split()[0], line[:50])
+
+    def test_unknown(self) -> None:
+        """An unknown command is told apart from a malformed one (C17)."""
+        for line in ("FROB x", "", " ", "ping 1", "Command x"):
+            error = self.assertRaises(
+                UnknownCommandError, parse_command_from_line, line
+            )
+            self.assertEqual(error.command_name, line.split(" ")[0])
+
+    def test_errors_keep_secrets(self) -> None:
+        """An error about USER_IP does not repeat the access token."""
+        for text in ('["syt_secret",1]', '["syt_secret"', '["syt_secret","i","u",0,0]'):
+            error = self.assertRaises(
+                UnparsableLineError, parse_command_from_line, f"USER_IP @u:x {text}"
+            )
+            self.assertNotIn("syt_secret", str(error))
+
+    def test_replicate_of_older_peers(self) -> None:
+        """Arguments of REPLICATE, and the lack of a space behind it, do no harm."""
+        for line in ("REPLICATE", "REPLICATE events 12"):
+            self.assertEqual(parse_command_from_line(line), ReplicateCommand())
+
+
+class UserSyncTests(SynchronousTestCase):
+    """USER_SYNC, whose fields cannot always be told apart."""
+
+    def test_device_id_with_spaces(self) -> None:
+        """A device id may have spaces anywhere (C18)."""
+        for device_id in ("my phone", " my  phone ", "start", "a start 5", "", " "):
+            command = UserSyncCommand("i", "@u:x", device_id, True, 5)
+            self.assertEqual(
+                UserSyncCommand.from_line(command.to_line()), command, device_id
+            )
+
+    def test_older_form(self) -> None:
+        """The older form has no device id."""
+        self.assertEqual(
+            parse_command_from_line("USER_SYNC i @u:x end 5"),
+            UserSyncCommand("i", "@u:x", None, False, 5),
+        )
+
+    def test_device_called_none(self) -> None:
+        """A device whose id is ``None`` reads as no device: the line says the same."""
+        line = UserSyncCommand("i", "@u:x", "None", True, 5).to_line()
+        self.assertIsNone(UserSyncCommand.from_line(line).device_id)
+
+
+class EncodeTests(SynchronousTestCase):
+    """What a line cannot say is refused before it is sent."""
+
+    def test_line_end(self) -> None:
+        """The end of a line inside a field would begin a line of its own."""
+        for command in (
+            PingCommand("1\nERROR x"),
+            UserSyncCommand("i", "@u:x", "my\nphone", True, 5),
+        ):
+            self.assertRaises(LocalProtocolError, encode_command, command)
+
+    def test_line_end_inside_json(self) -> None:
+        """JSON escapes it."""
+        command = RdataCommand("s", "w", 1, ["a\nb\r\u2028"])
+        line = encode_command(command).decode()
+        self.assertEqual(parse_command_from_line(line), command)
+
+    def test_not_json(self) -> None:
+        """NaN, Infinity and what is not JSON are no rows."""
+        for value in (float("nan"), float("inf"), object(), "\ud800"):
+            self.assertRaises(
+                LocalProtocolError, RdataCommand("s", "w", 1, [value]).to_line
+            )
+
+    def test_rows(self) -> None:
+        """A row is written in one step just as in two, and refused just as well."""
+        for token in (7, None, -(2**63)):
+            command = RdataCommand("s", "w", token, ["a", None, {"b": [1.5]}])
+            line = f"RDATA {command.to_line()}".encode()
+            self.assertEqual(encode_command(command), line)
+        for bad in (
+            RdataCommand("s", "w", 1, [None, float("nan")]),
+            RdataCommand("s\nERROR x", "w", 1, []),
+            RdataCommand("s", "\ud800", 1, []),
+        ):
+            self.assertRaises(LocalProtocolError, encode_command, bad)
+
+    def test_not_text(self) -> None:
+        """Half a surrogate pair is no text."""
+        self.assertRaises(LocalProtocolError, encode_command, PingCommand("\ud800"))
+
+
+class CommandTests(SynchronousTestCase):
+    """The commands as values."""
+
+    def test_repr_masks_access_token(self) -> None:
+        """The access token does not get into a log by way of ``repr`` or ``str``."""
+        command = UserIpCommand("@u:x", "syt_secret", "10.1.0.1", "ua", None, 5)
+        self.assertNotIn("syt_secret", repr(command))
+        self.assertNotIn("syt_secret", str(command))
+        self.assertIn("10.1.0.1", repr(command))
+
+    def test_frozen(self) -> None:
+        """A command does not change."""
+        with self.assertRaises(attrs.exceptions.FrozenInstanceError):
+            PingCommand("1").data = "2"  # type: ignore[misc]
+
+    def test_text_commands_are_different(self) -> None:
+        """Commands of the same text but another name are not equal."""
+        self.assertNotEqual(PingCommand("x"), NameCommand("x"))
+
+    def test_redis_channels(self) -> None:
+        """USER_IP has a channel of its own."""
+        for command in COMMANDS.values():
+            self.assertEqual(
+                command.redis_channel_name("repl.test"),
+                "repl.test/USER_IP" if command is UserIpCommand else "repl.test",
+            )
+
+    def test_directions(self) -> None:
+        """Each command may go at least one way; presence and acks go to the server."""
+        self.assertEqual(VALID_CLIENT_COMMANDS | VALID_SERVER_COMMANDS, COMMANDS.keys())
+        self.assertEqual(
+            VALID_CLIENT_COMMANDS - VALID_SERVER_COMMANDS,
+            {
+                "NAME",
+                "REPLICATE",
+                "USER_SYNC",
+                "CLEAR_USER_SYNC",
+                "FEDERATION_ACK",
+                "USER_IP",
+                "REMOVE_PUSHER",
+                "INVALIDATE_CACHE",
+            },
+        )
+        self.assertEqual(VALID_SERVER_COMMANDS - VALID_CLIENT_COMMANDS, {"SERVER"})

@@ -1,0 +1,297 @@
+"""Lines that arrived together, to runs of rows and commands, and back."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import UnknownCommandError, UnparsableLineError
+from synapse_replication.wire.commands.standard import PingCommand, PositionCommand
+from synapse_replication.wire.rdata import (
+    InterleavedRun,
+    RdataRun,
+    RefusedLine,
+    rdata_lines,
+    read_lines,
+)
+from tests.wire.commands.test_standard import LINES
+
+
+def rdata(stream: str, writer: str, token: int | None, row: bytes) -> bytes:
+    return (
+        f"RDATA {stream} {writer} {'batch' if token is None else token} ".encode() + row
+    )
+
+
+class ReadLinesTests(SynchronousTestCase):
+    """Reading."""
+
+    def test_rows_of_one_writer(self) -> None:
+        """Rows of one writer make one run, and stay text."""
+        lines = [
+            rdata("events", "w1", None, b'["a b"]'),
+            rdata("events", "w1", 5, b"[not looked at]"),
+            rdata("events", "w1", -6, b""),
+        ]
+        self.assertEqual(
+            read_lines(lines),
+            [
+                RdataRun(
+                    "events",
+                    "w1",
+                    [None, 5, -6],
+                    [b'["a b"]', b"[not looked at]", b""],
+                )
+            ],
+        )
+
+    def test_writers_keep_their_order(self) -> None:
+        """Rows of several writers of a stream make one run, in their order (C7)."""
+        lines = [
+            rdata("events", "w1", None, b"[1]"),
+            rdata("events", "w2", None, b"[2]"),
+            rdata("events", "w2", 8, b"[3]"),
+            rdata("events", "w1", 7, b"[4]"),
+        ]
+        self.assertEqual(
+            read_lines(lines),
+            [
+                InterleavedRun(
+                    "events",
+                    ["w1", "w2", "w2", "w1"],
+                    [None, None, 8, 7],
+                    [b"[1]", b"[2]", b"[3]", b"[4]"],
+                )
+            ],
+        )
+
+    def test_interleaved_streams(self) -> None:
+        """A stream of one writer is a run of one, whatever the others are."""
+        lines = [
+            rdata("events", "w1", 1, b"[1]"),
+            rdata("caches", "w2", 1, b"[2]"),
+            rdata("events", "w2", 2, b"[3]"),
+            rdata("caches", "w2", 2, b"[4]"),
+            rdata("events", "w1", 3, b"[5]"),
+        ]
+        self.assertEqual(
+            read_lines(lines),
+            [
+                InterleavedRun(
+                    "events", ["w1", "w2", "w1"], [1, 2, 3], [b"[1]", b"[3]", b"[5]"]
+                ),
+                RdataRun("caches", "w2", [1, 2], [b"[2]", b"[4]"]),
+            ],
+        )
+
+    def test_parts_of_an_interleaved_run(self) -> None:
+        """Rows are cut out, left out, and taken apart by writer, in their order."""
+        run = InterleavedRun(
+            "s", ["a", "b", "b", "a"], [1, None, 2, 3], [b"1", b"2", b"3", b"4"]
+        )
+        b = RdataRun("s", "b", [None, 2], [b"2", b"3"])
+        self.assertEqual(
+            list(run.runs()),
+            [RdataRun("s", "a", [1], [b"1"]), b, RdataRun("s", "a", [3], [b"4"])],
+        )
+        self.assertEqual(list(run.without("a").runs()), [b])
+        self.assertEqual(
+            run.part(2, 9), InterleavedRun("s", ["b", "a"], [2, 3], [b"3", b"4"])
+        )
+
+    def test_streams_are_gathered(self) -> None:
+        """Rows of one stream are gathered from between those of others."""
+        lines = [
+            rdata("events", "w1", 1, b"[1]"),
+            rdata("caches", "w1", 1, b"[2]"),
+            rdata("events", "w1", 2, b"[3]"),
+            rdata("caches", "w1", 2, b"[4]"),
+        ]
+        self.assertEqual(
+            read_lines(lines),
+            [
+                RdataRun("events", "w1", [1, 2], [b"[1]", b"[3]"]),
+                RdataRun("caches", "w1", [1, 2], [b"[2]", b"[4]"]),
+            ],
+        )
+
+    def test_command_ends_runs(self) -> None:
+        """Rows do not move past another command, nor past a line that is refused."""
+        row = rdata("events", "w1", 1, b"[1]")
+        run = RdataRun("events", "w1", [1], [b"[1]"])
+        position = PositionCommand("events", "w1", 1, 2)
+        self.assertEqual(
+            read_lines([row, b"POSITION events w1 1 2", row]), [run, position, run]
+        )
+        before, refused, after = read_lines([row, b"FROB", row])
+        self.assertEqual([before, after], [run, run])
+        self.assertIsInstance(refused, RefusedLine)
+        before, refused, after = read_lines([row, b"RDATA events w1 x []", row])
+        self.assertEqual([before, after], [run, run])
+
+    def test_blank_lines(self) -> None:
+        """Blank lines are passed over, and end no run."""
+        row = rdata("events", "w1", 1, b"[1]")
+        self.assertEqual(
+            read_lines([b"", row, b"", row, b""]),
+            [RdataRun("events", "w1", [1, 1], [b"[1]", b"[1]"])],
+        )
+        self.assertEqual(read_lines([]), [])
+
+    def test_other_commands(self) -> None:
+        """Every other command is read as one."""
+        for line, command in LINES.items():
+            if command.NAME != "RDATA":
+                self.assertEqual(read_lines([line.encode()]), [command])
+
+    def test_refused(self) -> None:
+        """A bad line is refused in its place; the good ones around it are read."""
+        items = read_lines(
+            [b"PING 1", b"FROB x", b"POSITION x", b"PING \xff", b"\xff", b"PING 2"]
+        )
+        self.assertEqual((items[0], items[-1]), (PingCommand("1"), PingCommand("2")))
+        errors = [item.error for item in items if isinstance(item, RefusedLine)]
+        self.assertEqual(
+            [type(error) for error in errors],
+            [
+                UnknownCommandError,
+                UnparsableLineError,
+                UnparsableLineError,
+                UnparsableLineError,
+            ],
+        )
+
+    def test_refused_row_names_its_stream(self) -> None:
+        """A row that is refused says of which stream and writer one is missing (C10)."""
+        for line in (
+            b"RDATA events w1 x []",
+            b"RDATA events w1 1_0 []",
+            b"RDATA events w1 9223372036854775808 []",
+            b"RDATA events w1 5",
+            b"RDATA events w1",
+            b"RDATA events w1 \xff []",
+        ):
+            [item] = read_lines([line])
+            assert isinstance(item, RefusedLine)
+            self.assertIsInstance(item.error, UnparsableLineError)
+            self.assertEqual((item.stream_name, item.instance_name), ("events", "w1"))
+        [item] = read_lines([b"RDATA events"])
+        assert isinstance(item, RefusedLine)
+        self.assertIsNone(item.stream_name)
+
+    def test_names_that_are_no_text(self) -> None:
+        """Names that are not UTF-8 are refused, and begin no run."""
+        for line in (b"RDATA \xff w1 1 []", b"RDATA events \xff 1 []"):
+            good = rdata("events", "w1", 1, b"[1]")
+            run = RdataRun("events", "w1", [1], [b"[1]"])
+            before, *refused, after = read_lines([good, line, line, good])
+            self.assertEqual([before, after], [run, run])
+            self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
+            # Also where several writers have rows.
+            other = rdata("events", "w2", 2, b"[1]")
+            both, refusal = read_lines([good, other, line])
+            self.assertIsInstance(both, InterleavedRun)
+            self.assertIsInstance(refusal, RefusedLine)
+
+    def test_empty_names(self) -> None:
+        """A row of no stream, or of no writer, is refused."""
+        for line in (b"RDATA  w 1 []", b"RDATA s  1 []"):
+            (item,) = read_lines([line])
+            self.assertIsInstance(item, RefusedLine)
+
+    def test_greatest_tokens(self) -> None:
+        """Tokens of all 64 bits are read."""
+        for token in (2**63 - 1, -(2**63), 10**18, 10**18 - 1, -1, 0):
+            self.assertEqual(
+                read_lines([rdata("s", "w", token, b"[]")]),
+                [RdataRun("s", "w", [token], [b"[]"])],
+            )
+
+    @settings(derandomize=True, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from("st"),
+                st.sampled_from("vw"),
+                st.none() | st.integers(0, 9),
+            )
+            | st.sampled_from([b"PING 1", b"", b"FROB", b"RDATA s v x []"])
+        )
+    )
+    def test_order(self, plan: list[tuple[str, str, int | None] | bytes]) -> None:
+        """Rows of a stream keep their order, and stay on their side of commands."""
+        lines = [
+            one if isinstance(one, bytes) else rdata(*one, b"[%d]" % index)
+            for index, one in enumerate(plan)
+        ]
+        seen: list[tuple[str, str, int | None, int, int]] = []
+        others = 0
+        for item in read_lines(lines):
+            if isinstance(item, (RdataRun, InterleavedRun)):
+                runs = [item] if isinstance(item, RdataRun) else item.runs()
+                for run in runs:
+                    for token, row in zip(run.tokens, run.rows, strict=True):
+                        index = int(row[1:-1])
+                        seen.append(
+                            (run.stream_name, run.instance_name, token, index, others)
+                        )
+            else:
+                others += 1
+        expected = []
+        others = 0
+        for index, one in enumerate(plan):
+            if isinstance(one, tuple):
+                expected.append((*one, index, others))
+            elif one:
+                others += 1
+        for stream in "st":
+            self.assertEqual(
+                [row for row in seen if row[0] == stream],
+                [row for row in expected if row[0] == stream],
+            )
+
+    @settings(derandomize=True, deadline=None)
+    @given(st.lists(st.binary()))
+    def test_never_raises(self, lines: list[bytes]) -> None:
+        """Whatever arrives is answered, not raised."""
+        read_lines(lines)
+        read_lines([b"RDATA " + line for line in lines])
+
+
+class RdataLinesTests(SynchronousTestCase):
+    """Writing."""
+
+    def test_batches(self) -> None:
+        """All but the last row of a token carry ``batch``."""
+        self.assertEqual(
+            rdata_lines(
+                "events", "w1", [(5, [b"[1]"]), (-6, [b"[2]", b"[3]", b"[4]"])]
+            ),
+            [
+                b"RDATA events w1 5 [1]",
+                b"RDATA events w1 batch [2]",
+                b"RDATA events w1 batch [3]",
+                b"RDATA events w1 -6 [4]",
+            ],
+        )
+
+    @settings(derandomize=True, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(-(2**63), 2**63 - 1),
+                st.lists(st.binary().filter(lambda row: b"\n" not in row), min_size=1),
+            ),
+            min_size=1,
+        )
+    )
+    def test_round_trip(self, batches: list[tuple[int, list[bytes]]]) -> None:
+        """What is written is read as the same rows and tokens."""
+        [run] = read_lines(rdata_lines("events", "w1", batches))
+        assert isinstance(run, RdataRun)
+        self.assertEqual(run.rows, [row for _, rows in batches for row in rows])
+        self.assertEqual(
+            run.tokens,
+            [t for token, rows in batches for t in [None] * (len(rows) - 1) + [token]],
+        )
