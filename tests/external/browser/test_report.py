@@ -11,9 +11,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.job import write_report
-from tests.external.browser.test_status_page import make_browser
+from tests.external import skip_reason
+from tests.external.browser.browser import make_browser
 from tests.pipeline.reports import make_report_data
+
+skip = skip_reason("browser")
 
 #: What may be wider than the page: it is scrolled by itself.
 _WIDER = """
@@ -35,6 +37,8 @@ return [...document.querySelectorAll('svg.plot')].map(svg => {
 
 class ReportPageTests(SynchronousTestCase):
     def open(self, mode: str, width: int) -> Any:
+        from synapse_replication.pipeline.report.job import write_report
+
         folder = Path(self.mktemp()).absolute()
         write_report(make_report_data(), folder)
         browser = make_browser(mode, width)

@@ -12,9 +12,6 @@ from threading import Event
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
 from twisted.internet import reactor as _reactor  # noqa: TID251
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -25,39 +22,12 @@ from twisted.web.resource import Resource
 from synapse_replication.app.http_site import make_site
 from synapse_replication.handlers.observer import CatchUp, PeerNews
 from synapse_replication.instrumentation.status.observer import StatusObserver
+from tests.external import skip_reason
+from tests.external.browser.browser import PATIENCE, make_browser, wait_until
+
+skip = skip_reason("browser")
 
 reactor: Any = _reactor
-
-#: How long the page may take to show what is new, in s.
-PATIENCE = 30
-
-
-def make_browser(mode: str, width: int) -> webdriver.Chrome:
-    """Start a browser.
-
-    :param mode: ``light`` or ``dark``.
-    :param width: of the window, in pixels.
-    """
-    options = webdriver.ChromeOptions()
-    for argument in (
-        "headless=new",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-dev-shm-usage",
-    ):
-        options.add_argument(f"--{argument}")
-    options.binary_location = "/usr/bin/chromium"
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": mode}]},
-    )
-    return browser
 
 
 class StatusPageTests(TestCase):
@@ -115,13 +85,13 @@ class StatusPageTests(TestCase):
 
     def see(self, browser: Any, text: str) -> None:
         """Wait until the page shows a text, without being loaded again."""
-        WebDriverWait(browser, PATIENCE).until(
-            lambda seen: text in seen.find_element("tag name", "body").text
+        wait_until(
+            browser, lambda seen: text in seen.find_element("tag name", "body").text
         )
 
     def see_title(self, browser: Any, text: str) -> None:
         """Wait until the tab has a title."""
-        WebDriverWait(browser, PATIENCE).until(lambda seen: seen.title == text)
+        wait_until(browser, lambda seen: seen.title == text)
 
     def check_width(self, browser: Any) -> None:
         """See that nobody has to scroll sideways."""

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pyspark
-
 from synapse_replication.testing.servers import free_port
 
 __all__ = ["StandaloneCluster"]
@@ -66,6 +64,9 @@ class StandaloneCluster:
     def _start(self, name: str, main_class: str, *arguments: str) -> None:
         folder = self._folder / name
         folder.mkdir(parents=True)
+        # Within the function: the tests are imported where Spark is missing, too.
+        import pyspark
+
         home = Path(pyspark.__file__).parent
         environment = {
             **os.environ,

@@ -6,15 +6,20 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.external import skip_reason
 from tests.external.cluster.cluster import StandaloneCluster
 from tests.support.big_database import fill_database
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+skip = skip_reason("cluster")
 
 #: Rows in the database, about.
 ROWS = 20_000

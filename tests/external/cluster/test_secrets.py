@@ -11,7 +11,10 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.external import skip_reason
 from tests.support.big_database import fill_database
+
+skip = skip_reason("cluster")
 
 # Run by itself: what a Java process logs goes where it was started.
 _SCRIPT = """

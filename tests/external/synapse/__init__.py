@@ -1,5 +1,4 @@
-"""Tests against a real Synapse, run by ``tox -e synapse`` and by nothing else.
+"""Tests against a real Synapse. ``tox -e synapse``.
 
-They need matrix-synapse installed beside the package, and minutes, not seconds;
-so they live outside ``tests/``, which ``scripts/test`` and ``trial tests`` run.
+They need matrix-synapse installed beside the package, and minutes, not seconds.
 """

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import PrivateRedis
+from tests.external import skip_reason
 from tests.external.synapse.real import (
     Chat,
     OurProcess,
@@ -20,6 +21,8 @@ from tests.external.synapse.real import (
     stored_positions,
 )
 from tests.support.synapse_peer import WorkerSpec
+
+skip = skip_reason("synapse")
 
 #: Streams that the drive of a deployment of two processes writes rows to.
 WRITTEN = {

@@ -29,6 +29,7 @@ from synapse_replication.wire.extension import (
     MessageType,
     encode_message,
 )
+from tests.external import skip_reason
 from tests.external.synapse.homeserver import HomeserverTestCase, RecordingConnection
 from tests.external.synapse.real import (
     Chat,
@@ -42,6 +43,8 @@ from tests.external.synapse.real import (
 from tests.external.synapse.test_extension import Listener
 from tests.support.link_proxy import Cut, LinkProxy
 from tests.support.synapse_peer import MAIN, Launcher, WorkerSpec
+
+skip = skip_reason("synapse")
 
 WORKERS = ("persister1", "writer1", "sync1")
 

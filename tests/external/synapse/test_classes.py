@@ -12,11 +12,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.errors import UnknownCommandError
+from tests.external import skip_reason
 from tests.external.synapse.homeserver import (
     HomeserverTestCase,
     RecordingConnection,
     host_module,
 )
+
+skip = skip_reason("synapse")
 
 LINES = (
     "SERVER test",

@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import PrivateRedis
+from tests.external import skip_reason
 from tests.external.synapse.real import (
     Chat,
     Talker,
@@ -23,6 +24,8 @@ from tests.external.synapse.real import (
     stored_positions,
 )
 from tests.support.synapse_peer import Launcher, WorkerSpec, stock
+
+skip = skip_reason("synapse")
 
 WORKERS = ("persister1", "persister2", "writer1", "sync1")
 PROCESSES = ("master", *WORKERS)

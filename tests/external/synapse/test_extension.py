@@ -19,8 +19,11 @@ from synapse_replication.wire.extension import (
     MessageType,
     parse_message,
 )
+from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment, ours
 from tests.support.synapse_peer import Launcher, WorkerSpec
+
+skip = skip_reason("synapse")
 
 PROCESSES = ("master", "persister1", "writer1", "sync1")
 #: What is logged when a row of somebody did not come.
