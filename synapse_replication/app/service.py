@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -183,6 +184,7 @@ class ProcessService(Service):
         if extension is not None:
             extension.start()
             self._at_stop("saying goodbye", extension.stop)
+        self._at_stop("dropping unsent commands", handler.drop_unsent)
         self._at_stop("taking back syncing users", self._clear_users(handler))
         self._at_stop("handling what was received", handler.wait_until_idle)
         self._at_stop("sending what was written", streamer.stop)
@@ -199,11 +201,12 @@ class ProcessService(Service):
         self, client: HttpCatchUpClient
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
+        options = HandlerOptions(expects_links=_has_links(self._config))
         if self._backlog is None:
-            return ReplicationCommandHandler(host, observer), None
+            return ReplicationCommandHandler(host, observer, options=options), None
         partial = PartialResync(self._epochs, client.get_backlog, self._clock, observer)
         handler = ReplicationCommandHandler(
-            host, observer, options=HandlerOptions(partial=partial)
+            host, observer, options=attrs.evolve(options, partial=partial)
         )
         extension = ReplicationExtension(
             host,
@@ -414,6 +417,15 @@ class ProcessService(Service):
         if isinstance(result, Awaitable) and not isinstance(result, Deferred):
             return Deferred.fromCoroutine(_wait(result))
         return result
+
+
+def _has_links(config: ProcessConfig) -> bool:
+    return bool(
+        config.redis is not None
+        or config.tcp_connect
+        or config.tcp_listen
+        or any(listener.direct_tcp for listener in config.listeners)
+    )
 
 
 def _backlog_options(config: ExtensionConfig) -> BacklogOptions:

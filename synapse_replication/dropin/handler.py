@@ -53,7 +53,11 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         super().__init__(
             self.host,
             observer_of(hs),
-            options=handler.HandlerOptions(partial=partial_resync),
+            options=handler.HandlerOptions(
+                # Without Redis, Synapse is a single process.
+                expects_links=bool(hs.config.redis.redis_enabled),
+                partial=partial_resync,
+            ),
         )
         self.backlog = make_backlog(hs)
         self.extension = make_extension(hs, self.host, self, epochs, self.backlog)
@@ -141,6 +145,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     def _say_goodbye(self) -> None:
         if self.extension is not None:
             self.extension.stop()
+        self.drop_unsent()
 
     async def _in_time(self, deferred: Deferred[Any]) -> None:
         deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())

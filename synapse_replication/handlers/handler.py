@@ -75,11 +75,14 @@ class HandlerOptions:
     """How a command handler behaves.
 
     :ivar passive: send nothing at all, REPLICATE included.
+    :ivar expects_links: there will be links, so that commands are kept for the next
+        one while there is none. ``False`` for a process that stands alone.
     :ivar receiver: the bounds of each received stream.
     :ivar partial: asks writers for what they sent last; ``None`` if nobody is asked.
     """
 
     passive: bool = False
+    expects_links: bool = True
     receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     partial: PartialResync | None = None
 
@@ -102,7 +105,12 @@ class ReplicationCommandHandler(CommandSender):
         options: HandlerOptions | None = None,
     ) -> None:
         options = options or HandlerOptions()
-        super().__init__(host, observer, passive=options.passive)
+        super().__init__(
+            host,
+            observer,
+            passive=options.passive,
+            keeps_unsent=options.expects_links and not options.passive,
+        )
         self._is_started = False
         self._syncs = RepeatedSyncs()
         self._channels: list[str] = []
@@ -187,11 +195,13 @@ class ReplicationCommandHandler(CommandSender):
         if not connection.relays:
             self._send_to(connection, ReplicateCommand())
             self.announce_positions(connection)
+        self._send_unsent()
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
         """Begin with a connection that asks for positions, and tells ours, itself."""
         self._begin(connection)
+        self._send_unsent()
         self._send_syncing_users(connection)
 
     def _begin(self, connection: ReplicationConnection) -> None:

@@ -25,6 +25,7 @@ from synapse_replication.wire.connection import CloseReason
 __all__ = [
     "CatchUp",
     "CloseReason",
+    "CommandDropReason",
     "ConnectionBuffers",
     "DiscardReason",
     "PeerNews",
@@ -50,6 +51,14 @@ class DiscardReason(enum.Enum):
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
     REPEATED = "repeated"  #: a USER_SYNC that says nothing new
+
+
+class CommandDropReason(enum.Enum):
+    """Why a command of this process was never sent."""
+
+    QUEUE_FULL = "queue_full"  #: too many commands wait for a link
+    STOPPED = "stopped"  #: the process stopped before there was a link
+    FAILED = "failed"  #: a link raised; see the log
 
 
 class Resync(enum.Enum):
@@ -237,6 +246,11 @@ class ReplicationObserver:
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         """Rows of ours could not be fetched or sent; tried again later."""
+
+    def commands_dropped(
+        self, command: str, reason: CommandDropReason, count: int
+    ) -> None:
+        """``count`` commands of one name were not sent and never will be."""
 
     def position_write(
         self, stream_name: str, instance_name: str, token: int

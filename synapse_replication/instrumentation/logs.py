@@ -18,6 +18,7 @@ from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
+    CommandDropReason,
     DiscardReason,
     ReplicationObserver,
 )
@@ -39,6 +40,11 @@ _ALARMING = frozenset(
         DiscardReason.HANDLER_FAILED,
     }
 )
+_WHY_DROPPED = {
+    CommandDropReason.QUEUE_FULL: "too many wait for a link; look why there is none",
+    CommandDropReason.STOPPED: "the process stopped while it had no link",
+    CommandDropReason.FAILED: "a link failed; see the log",
+}
 #: Another epoch, or no longer there: the reader goes on elsewhere.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
@@ -294,6 +300,18 @@ class LoggingObserver(ReplicationObserver):
             stream=stream_name,
             error=error,
             log_failure=Failure(error),  # type: ignore[no-untyped-call]
+        )
+
+    def commands_dropped(
+        self, command: str, reason: CommandDropReason, count: int
+    ) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("commands_dropped", command, reason),
+            "{count} {command} commands were dropped and will not be sent: {why}",
+            count=count,
+            command=command,
+            why=_WHY_DROPPED[reason],
         )
 
     def failure(self, what: str, error: BaseException) -> None:

@@ -273,6 +273,14 @@ SENDING_FAILURES = _counter(
     "stream_name",
     says="Times that rows of ours could not be fetched or sent.",
 )
+DROPPED_COMMANDS = _counter(
+    "synapse_replication_dropped_commands",
+    "command",
+    "reason",
+    says="Commands of this process that were never sent, by reason: queue_full (too "
+    "many waited for a link), stopped (there was no link before the process stopped) "
+    "or failed.",
+)
 FAILURES = _counter(
     "synapse_replication_failures",
     says="Failures of background work of ours.",

@@ -31,6 +31,7 @@ from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
+    CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
     ReplicationObserver,
@@ -373,6 +374,11 @@ class PrometheusObserver(ReplicationObserver):
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         self._count(metrics.SENDING_FAILURES, stream_name)
+
+    def commands_dropped(
+        self, command: str, reason: CommandDropReason, count: int
+    ) -> None:
+        self._count(metrics.DROPPED_COMMANDS, command, reason.value, count=count)
 
     def connection_made(self, connection: str) -> None:
         self._count(metrics.CONNECTIONS_MADE, connection)

@@ -53,7 +53,10 @@ from twisted.internet.interfaces import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import (
+    CommandDropReason,
+    ReplicationObserver,
+)
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
 
@@ -270,9 +273,8 @@ class RedisSender:
         self._kept.extend((command_name, channel, line) for line in lines[:room])
         if len(lines) > room:
             self._lost += len(lines) - room
-            self._observer.failure(
-                f"keeping {command_name} until it can be published",
-                BufferError(f"{MAX_KEPT} commands wait already; it was dropped"),
+            self._observer.commands_dropped(
+                command_name, CommandDropReason.QUEUE_FULL, len(lines) - room
             )
 
     def drained(self) -> Deferred[None]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.observer import (
     CatchUp,
+    CommandDropReason,
     DiscardReason,
     PeerNews,
     ReplicationObserver,
@@ -73,6 +74,7 @@ class RecordingObserver(ReplicationObserver):
         self.restarted: list[str] = []
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
+        self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self.refused.append(error)
@@ -84,6 +86,11 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
         self.discards[stream_name, instance_name, reason] += count
+
+    def commands_dropped(
+        self, command: str, reason: CommandDropReason, count: int
+    ) -> None:
+        self.drops[command, reason] += count
 
     def extra_fields(self, stream_name: str, count: int) -> None:
         self.extra[stream_name] += count

@@ -9,7 +9,12 @@ from twisted.logger import ILogObserver, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError, UnknownCommandError
-from synapse_replication.handlers.observer import CatchUp, CloseReason, DiscardReason
+from synapse_replication.handlers.observer import (
+    CatchUp,
+    CloseReason,
+    CommandDropReason,
+    DiscardReason,
+)
 from synapse_replication.instrumentation.logs import (
     MAX_KEYS,
     REPEAT_AFTER,
@@ -99,6 +104,23 @@ class LoggingObserverTests(SynchronousTestCase):
             [
                 ("warn", text),
                 ("warn", text + " (and 9999 more like it since the last such line)"),
+            ],
+        )
+
+    def test_dropped_commands(self) -> None:
+        """Commands that are dropped make a line a minute for each name and reason."""
+        for _ in range(1000):
+            self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
+        self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)
+        text = "USER_SYNC commands were dropped and will not be sent: "
+        self.assertEqual(
+            self.lines(),
+            [
+                (
+                    "warn",
+                    f"1 {text}too many wait for a link; look why there is none",
+                ),
+                ("warn", f"7 {text}the process stopped while it had no link"),
             ],
         )
 

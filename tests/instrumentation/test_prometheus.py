@@ -11,6 +11,7 @@ from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
+    CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
     ReplicationObserver,
@@ -121,6 +122,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.catch_up_failed(event, error, 1, 1.0)
         observer.stream_updates_sent("events", 1)
         observer.sending_failed("events", error)
+        observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 2)
         observer.connection_made("redis")
         observer.connection_lost("redis", CloseReason.LOST, "gone")
         observer.connection_failed("redis", "refused", 1.0)

@@ -12,7 +12,11 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
+from synapse_replication.handlers.observer import (
+    CloseReason,
+    CommandDropReason,
+    ReplicationObserver,
+)
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
@@ -95,6 +99,11 @@ class RecordingObserver(ReplicationObserver):
 
     def line_refused(self, connection: str, error: Exception) -> None:
         self.events.add(("refused", str(error)))
+
+    def commands_dropped(
+        self, command: str, reason: CommandDropReason, count: int
+    ) -> None:
+        self.events.add(("commands_dropped", command, reason.value, count))
 
     def failure(self, what: str, error: BaseException) -> None:
         self.events.add(("failure", what, str(error)))

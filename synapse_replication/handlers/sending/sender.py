@@ -21,8 +21,12 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import (
+    CommandDropReason,
+    ReplicationObserver,
+)
 from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
@@ -81,19 +85,27 @@ class CommandSender:
     """Sends to every connection of this process.
 
     :param passive: send nothing at all.
+    :param keeps_unsent: keep commands while there is no link.
     """
 
     def __init__(
-        self, host: ReplicationHost, observer: ReplicationObserver, *, passive: bool
+        self,
+        host: ReplicationHost,
+        observer: ReplicationObserver,
+        *,
+        passive: bool,
+        keeps_unsent: bool = True,
     ) -> None:
         self._host = host
         self._observer = observer
         self._passive = passive
+        self._keeps_unsent = keeps_unsent
         self._instance_name = host.identity.instance_name
         self._links: dict[ReplicationConnection, Link] = {}
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
         self._when_ready: list[Callable[[], object]] = []
+        self._unsent = UnsentCommands(observer.commands_dropped)
 
     def listen_to_sending(self, listener: SendingListener) -> None:
         """Have a listener hear what is sent from now on; one at most."""
@@ -133,10 +145,16 @@ class CommandSender:
     # -- commands -----------------------------------------------------------------------
 
     def send_command(self, command: Command) -> None:
-        """Send a command on every connection.
+        """Send a command on every link, or keep it for the next one if there is none.
 
-        A connection on which it fails is reported; the others get it.
+        A link on which it fails is reported; the others get it. What is kept is
+        bounded, and only the newest command about a thing is: see
+        :mod:`~synapse_replication.handlers.sending.unsent`.
         """
+        if not self._links:
+            if self._keeps_unsent:
+                self._unsent.put(command)
+            return
         for connection in list(self._links):
             self._send_to(connection, command)
 
@@ -147,6 +165,16 @@ class CommandSender:
             connection.send_command(command)
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._observer.failure(f"sending {command.NAME}", error)
+            self._observer.commands_dropped(command.NAME, CommandDropReason.FAILED, 1)
+
+    def _send_unsent(self) -> None:
+        """Send what was kept while there was no link; to be called when there is one."""
+        for command in self._unsent.take():
+            self.send_command(command)
+
+    def drop_unsent(self) -> None:
+        """Drop and report the commands that wait for a link: the process stops."""
+        self._unsent.drop()
 
     def send_user_sync(
         self,

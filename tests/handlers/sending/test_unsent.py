@@ -1,0 +1,235 @@
+"""Tests of the commands that wait for a link."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.handlers.observer import CommandDropReason
+from synapse_replication.handlers.sending.unsent import UnsentCommands
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.commands.standard import (
+    ClearUserSyncsCommand,
+    Command,
+    FederationAckCommand,
+    LockReleasedCommand,
+    PositionCommand,
+    RemoteServerUpCommand,
+    ReplicateCommand,
+    UserSyncCommand,
+)
+from tests.handlers.fixtures import Row
+
+
+class UnsentCommandsTests(SynchronousTestCase):
+    """The newest command about a thing is kept, within bounds."""
+
+    def setUp(self) -> None:
+        self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
+
+    def make(self, max_commands: int = 100, max_bytes: int = 10_000) -> UnsentCommands:
+        def dropped(name: str, reason: CommandDropReason, count: int) -> None:
+            self.drops[name, reason] += count
+
+        return UnsentCommands(dropped, max_commands, max_bytes)
+
+    def lines(self, unsent: UnsentCommands) -> list[str]:
+        return [f"{command.NAME} {command.to_line()}" for command in unsent.take()]
+
+    def test_order(self) -> None:
+        """Commands of several names come back in the order of sending, once."""
+        unsent = self.make()
+        commands: list[Command] = [
+            RemoteServerUpCommand("a.example"),
+            LockReleasedCommand("w", "lock", "key"),
+            RemoteServerUpCommand("b.example"),
+        ]
+        for command in commands:
+            unsent.put(command)
+        self.assertEqual(len(unsent), 3)
+        self.assertEqual(unsent.take(), commands)
+        self.assertEqual(unsent.take(), [])
+
+    def test_newest_acknowledgement(self) -> None:
+        """Of several FEDERATION_ACK of an instance the newest is kept."""
+        unsent = self.make()
+        for token in range(1, 500):
+            unsent.put(FederationAckCommand("sender1", token))
+        unsent.put(FederationAckCommand("sender2", 7))
+        self.assertEqual(
+            self.lines(unsent),
+            ["FEDERATION_ACK sender1 499", "FEDERATION_ACK sender2 7"],
+        )
+        self.assertEqual(self.drops, {})
+
+    def test_user_syncs(self) -> None:
+        """The newest USER_SYNC of each user and device is kept."""
+        unsent = self.make()
+        unsent.put(UserSyncCommand("id", "@a:b", "D1", True, 1))
+        unsent.put(UserSyncCommand("id", "@a:b", "D2", True, 2))
+        unsent.put(UserSyncCommand("id", "@a:b", "D1", False, 3))
+        self.assertEqual(
+            self.lines(unsent),
+            ["USER_SYNC id @a:b D2 start 2", "USER_SYNC id @a:b D1 end 3"],
+        )
+
+    def test_cleared_user_syncs(self) -> None:
+        """CLEAR_USER_SYNC replaces what was to be said of its process before."""
+        unsent = self.make()
+        unsent.put(UserSyncCommand("id", "@a:b", None, True, 1))
+        unsent.put(UserSyncCommand("other", "@a:b", None, True, 1))
+        unsent.put(ClearUserSyncsCommand("id"))
+        unsent.put(UserSyncCommand("id", "@c:b", None, True, 2))
+        self.assertEqual(
+            self.lines(unsent),
+            [
+                "USER_SYNC other @a:b None start 1",
+                "CLEAR_USER_SYNC id",
+                "USER_SYNC id @c:b None start 2",
+            ],
+        )
+
+    def test_rows_and_positions(self) -> None:
+        """What a POSITION on the next link makes up for is not kept, nor counted."""
+        unsent = self.make()
+        unsent.put(PositionCommand("events", "w", 1, 2))
+        unsent.put(ReplicateCommand())
+        self.assertEqual(unsent.take(), [])
+        self.assertEqual(self.drops, {})
+
+    def test_bound_of_commands(self) -> None:
+        """Beyond the bound the oldest of that name is dropped, and counted."""
+        unsent = self.make(max_commands=3)
+        unsent.put(LockReleasedCommand("w", "lock", "key"))
+        for number in range(5):
+            unsent.put(RemoteServerUpCommand(f"{number}.example"))
+        self.assertEqual(
+            self.lines(unsent),
+            [
+                'LOCK_RELEASED ["w","lock","key"]',
+                "REMOTE_SERVER_UP 2.example",
+                "REMOTE_SERVER_UP 3.example",
+                "REMOTE_SERVER_UP 4.example",
+            ],
+        )
+        full = CommandDropReason.QUEUE_FULL
+        self.assertEqual(self.drops, {("REMOTE_SERVER_UP", full): 2})
+
+    def test_bound_of_bytes(self) -> None:
+        """Long lines are bounded, too, and replacing one frees its bytes."""
+        unsent = self.make(max_bytes=100)
+        for _ in range(5):
+            unsent.put(RemoteServerUpCommand("x" * 60))
+        self.assertEqual((len(unsent), self.drops), (1, {}))
+        unsent.put(RemoteServerUpCommand("y" * 60))
+        self.assertEqual(self.lines(unsent), ["REMOTE_SERVER_UP " + "y" * 60])
+        full = CommandDropReason.QUEUE_FULL
+        self.assertEqual(self.drops, {("REMOTE_SERVER_UP", full): 1})
+
+    def test_stop(self) -> None:
+        """What was never sent is counted when the process stops."""
+        unsent = self.make()
+        unsent.put(RemoteServerUpCommand("a.example"))
+        unsent.put(FederationAckCommand("sender1", 1))
+        unsent.drop()
+        stopped = CommandDropReason.STOPPED
+        self.assertEqual(
+            self.drops,
+            {("REMOTE_SERVER_UP", stopped): 1, ("FEDERATION_ACK", stopped): 1},
+        )
+        self.assertEqual(unsent.take(), [])
+
+
+class HandlerWithoutLinkTests(SynchronousTestCase):
+    """A handler without a link sends its commands on the next one."""
+
+    def setUp(self) -> None:
+        self.stream = SourceStream("events", Row, instance_name="w")
+        self.stream.local_token = 7
+        self.host = MemoryHost(self.stream, written=["events"], instance_name="w")
+
+    def make(self, options: HandlerOptions | None = None) -> ReplicationCommandHandler:
+        return ReplicationCommandHandler(self.host, self.host.observer, options=options)
+
+    def send_all(self, handler: ReplicationCommandHandler) -> None:
+        handler.send_remote_server_up("a.example")
+        handler.send_federation_ack(8)
+        handler.send_federation_ack(9)
+        handler.send_lock_released("w", "lock", "key")
+        handler.send_user_sync("w-id", "@a:b", "D", False, 5)
+
+    def test_next_link(self) -> None:
+        """Commands arrive after our positions, and before who syncs now."""
+        handler = self.make()
+        first = MemoryConnection("first")
+        handler.new_connection(first)
+        handler.lost_connection(first)
+        self.send_all(handler)
+        self.host.commands.syncing = [SyncingUser("@c:d", None, 6)]
+        second = MemoryConnection("second")
+        handler.new_connection(second)
+        self.assertEqual(
+            second.take(),
+            [
+                "REPLICATE",
+                "POSITION events w 7 7",
+                "REMOTE_SERVER_UP a.example",
+                "FEDERATION_ACK w 9",
+                'LOCK_RELEASED ["w","lock","key"]',
+                "USER_SYNC w-id @a:b D end 5",
+                "USER_SYNC w-id @c:d None start 6",
+            ],
+        )
+        self.assertEqual(self.host.observer.drops, {})
+
+    def test_once(self) -> None:
+        """A link after the next one is not sent them again."""
+        handler = self.make()
+        self.send_all(handler)
+        self.host.commands.syncing = []
+        handler.new_connection(MemoryConnection("first"))
+        second = MemoryConnection("second")
+        handler.new_connection(second)
+        self.assertEqual(second.take(), ["REPLICATE", "POSITION events w 7 7"])
+
+    def test_nobody_to_expect(self) -> None:
+        """A process that stands alone keeps nothing and counts nothing."""
+        for options in (
+            HandlerOptions(expects_links=False),
+            HandlerOptions(passive=True),
+        ):
+            handler = self.make(options)
+            self.send_all(handler)
+            handler.drop_unsent()
+            self.assertEqual(self.host.observer.drops, {})
+
+    def test_stop(self) -> None:
+        """Commands that never had a link are counted at the stop."""
+        handler = self.make()
+        self.send_all(handler)
+        handler.drop_unsent()
+        self.assertEqual(
+            self.host.observer.drops["FEDERATION_ACK", CommandDropReason.STOPPED], 1
+        )
+
+    def test_a_link_that_fails(self) -> None:
+        """A command that a link fails to send is counted as dropped."""
+        handler = self.make()
+        connection = MemoryConnection("broken")
+        handler.new_connection(connection)
+        connection.broken = RuntimeError("gone")
+        handler.send_remote_server_up("a.example")
+        self.assertEqual(
+            self.host.observer.drops,
+            {("REMOTE_SERVER_UP", CommandDropReason.FAILED): 1},
+        )
