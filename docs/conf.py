@@ -12,14 +12,20 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project = "synapse_replication"
 copyright = "the synapse_replication authors"
 version = release = __version__
-extensions = ["sphinx.ext.autodoc", "metrics_reference"]
-exclude_patterns = ["_build"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "importable_references",
+    "metrics_reference",
+]
+exclude_patterns = ["_build", "newsfragments"]
 nitpicky = True
 # Names of other projects, and those of type variables, are not looked up: the
 # manual must build without the network.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!synapse_replication\.).*"),
 ]
-autodoc_typehints = "none"
-html_theme = "alabaster"
-html_theme_options = {"page_width": "1040px", "description": "Replication on Twisted"}
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+html_theme = "furo"
+html_title = f"synapse_replication {version}"

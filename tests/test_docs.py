@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import runpy
+import unittest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication import api
 from synapse_replication.app.host import StreamTable, WriteNotifier
 from synapse_replication.cli.main import cli
 from synapse_replication.config.process import Purpose, load_config
@@ -212,6 +214,21 @@ class CodeExamplesTests(SynchronousTestCase):
         }
         value = registry.get_sample_value("synapse_replication_discarded_total", labels)
         self.assertEqual(value, 3)
+
+    def test_own_test(self) -> None:
+        """The example of a trial test passes under trial."""
+        case = run_example("test_sink.py")["CollectingSinkTests"]
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+        self.assertEqual((result.testsRun, result.errors, result.failures), (1, [], []))
+
+
+class ApiPageTests(SynchronousTestCase):
+    def test_every_public_name(self) -> None:
+        """The reference has every public name, once, and no other one."""
+        page = (ROOT / "docs" / "api.rst").read_text()
+        documented = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
+        self.assertEqual(sorted(documented), sorted(api.__all__))
 
 
 class TableExampleTests(SynchronousTestCase):

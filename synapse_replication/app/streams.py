@@ -266,8 +266,9 @@ class StreamSetup:
             except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
                 delay = min(0.5 * 1.5**attempt, _LONGEST_DELAY)
                 _log.warn(
-                    "Cannot read where the streams are: {why}; again in {delay:.1f} s",
-                    why=" ".join(str(error).split()),
+                    "Cannot read the stored positions: {why}; trying again in "
+                    "{delay:.1f} s",
+                    why=_explain(error),
                     delay=delay,
                 )
                 await clock.sleep(delay)
@@ -281,3 +282,13 @@ class StreamSetup:
             else (declared, STANDARD_STREAMS[declared])
             for declared in self._config.streams
         ]
+
+
+def _explain(error: psycopg2.Error) -> str:
+    why = " ".join(str(error).split("\n", 1)[0].split())
+    if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
+        why += (
+            "; start the main process, which creates it, or run: "
+            "synapse-replication init-db -c FILE"
+        )
+    return why

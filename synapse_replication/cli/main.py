@@ -32,6 +32,7 @@ EXIT_USAGE = 2
 #: Commands that live elsewhere: where, and what they are.
 _ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "init-db": ("synapse_replication.cli.init_db", "init_db_command"),
         "positions": ("synapse_replication.cli.positions", "positions"),
         "status": ("synapse_replication.cli.status", "status_command"),
         "exec": ("synapse_replication.dropin.launcher", "exec_command"),

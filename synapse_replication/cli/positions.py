@@ -6,21 +6,17 @@ sequence wants all writers stopped. Spec, section 7.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
 import click
-import psycopg2
 from rich.console import Console
 from rich.table import Table
 
-from synapse_replication.cli.main import config_option, load_or_exit
+from synapse_replication.cli.database import open_database
+from synapse_replication.cli.main import config_option
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.sequences import IdStream
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
@@ -32,9 +28,6 @@ __all__ = ["id_streams", "positions"]
 
 #: Exit status when something disagrees.
 EXIT_DISAGREES = 1
-
-#: Exit status when the configuration or the database cannot be used.
-EXIT_USAGE = 2
 
 
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
@@ -72,8 +65,8 @@ def positions() -> None:
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print where each stream and each writer stands."""
-    with _opened(config_paths) as (connection, streams):
-        report = examine(connection.cursor(), streams)
+    with open_database(config_paths) as (connection, config):
+        report = examine(connection.cursor(), id_streams(config))
     _print_table(report)
     _print_problems(report.problems)
 
@@ -82,8 +75,8 @@ def show_command(config_paths: tuple[str, ...]) -> None:
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Exit with 1 if anything disagrees, and print the SQL that mends it."""
-    with _opened(config_paths) as (connection, streams):
-        report = examine(connection.cursor(), streams)
+    with open_database(config_paths) as (connection, config):
+        report = examine(connection.cursor(), id_streams(config))
     _print_problems(report.problems)
     if report.problems:
         sys.exit(EXIT_DISAGREES)
@@ -96,12 +89,12 @@ def check_command(config_paths: tuple[str, ...]) -> None:
 @click.option("--dry-run", is_flag=True, help="Print the statements, change nothing.")
 def repair_command(config_paths: tuple[str, ...], dry_run: bool) -> None:
     """Mend what disagrees, in one transaction. Stop all writers first."""
-    with _opened(config_paths) as (connection, streams):
+    with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if dry_run:
-            problems: Sequence[Problem] = examine(cursor, streams).problems
+            problems: Sequence[Problem] = examine(cursor, id_streams(config)).problems
         else:
-            problems, _ = repair(cursor, streams)
+            problems, _ = repair(cursor, id_streams(config))
             connection.commit()
     _print_problems(problems)
     if not problems:
@@ -110,34 +103,6 @@ def repair_command(config_paths: tuple[str, ...], dry_run: bool) -> None:
         click.echo("nothing was changed (--dry-run)")
     else:
         click.echo(f"mended: {len(problems)}")
-
-
-@contextlib.contextmanager
-def _opened(
-    config_paths: Sequence[str],
-) -> Iterator[tuple[Any, list[tuple[str, IdStream]]]]:
-    """Read the configuration and connect; failures end the process with a message."""
-    config = load_or_exit(config_paths, None)
-    if config.database is None:
-        _fail("the configuration has no database; write one with name: psycopg2")
-    try:
-        connection = connect(_quick(config.database.conninfo))
-    except psycopg2.OperationalError as error:
-        _fail(f"cannot connect to the database: {str(error).strip()}")
-    with contextlib.closing(connection):
-        try:
-            yield connection, id_streams(config)
-        except (StorageError, psycopg2.Error) as error:
-            _fail(f"nothing was changed: {str(error).strip()}")
-
-
-def _quick(conninfo: Mapping[str, Any]) -> dict[str, Any]:
-    return {"connect_timeout": 10, **conninfo}
-
-
-def _fail(text: str) -> NoReturn:
-    click.echo(text, err=True)
-    sys.exit(EXIT_USAGE)
 
 
 def _print_table(report: Report) -> None:

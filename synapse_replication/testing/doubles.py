@@ -26,10 +26,12 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands.standard import Command
+from synapse_replication.wire.rdata import read_lines
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.data import AdvancingStream
     from synapse_replication.handlers.interfaces import (
+        ConnectionHandler,
         ReplicationConnection,
         ReplicationHost,
     )
@@ -43,6 +45,7 @@ __all__ = [
     "RecordingSink",
     "SourceStream",
     "StreamSet",
+    "receive_lines",
 ]
 
 #: The wall-clock time at which every test begins, ms.
@@ -451,6 +454,13 @@ class MemoryHost:
         self.notifier = MemoryNotifier()
         self.run_as_background_process = BackgroundProcesses(self.observer)
         self.stores_user_ips = stores_user_ips
+
+
+def receive_lines(
+    handler: ConnectionHandler, connection: MemoryConnection, *lines: str
+) -> None:
+    """Deliver lines to a handler at once, through the parser of the real links."""
+    handler.received(connection, read_lines([line.encode() for line in lines]))
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,50 @@
+"""The database of a configuration, for commands that need no reactor."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import click
+import psycopg2
+
+from synapse_replication.cli.main import EXIT_USAGE, load_or_exit
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import StorageError
+from synapse_replication.storage.database import connect
+
+__all__ = ["open_database"]
+
+#: How long a connection may take, in s, if the configuration does not say.
+_CONNECT_TIMEOUT = 10
+
+
+@contextlib.contextmanager
+def open_database(
+    config_paths: Sequence[str],
+) -> Iterator[tuple[Any, ProcessConfig]]:
+    """Read the configuration and connect to its database.
+
+    A failure, also of what is done with the connection, ends the process with status
+    2 and a message. The caller commits.
+    """
+    config = load_or_exit(config_paths, None)
+    if config.database is None:
+        _fail("the configuration has no database; write one with name: psycopg2")
+    conninfo = {"connect_timeout": _CONNECT_TIMEOUT, **config.database.conninfo}
+    try:
+        connection = connect(conninfo)
+    except psycopg2.OperationalError as error:
+        _fail(f"cannot connect to the database: {str(error).strip()}")
+    with contextlib.closing(connection):
+        try:
+            yield connection, config
+        except (StorageError, psycopg2.Error) as error:
+            _fail(f"nothing was changed: {str(error).strip()}")
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(text, err=True)
+    sys.exit(EXIT_USAGE)

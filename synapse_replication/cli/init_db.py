@@ -1,0 +1,28 @@
+"""``synapse-replication init-db``: create the tables that replication itself needs."""
+
+from __future__ import annotations
+
+import click
+
+from synapse_replication.cli.database import open_database
+from synapse_replication.cli.main import config_option
+from synapse_replication.storage.schema import prepare_database
+
+__all__ = ["init_db_command"]
+
+
+@click.command("init-db")
+@config_option
+def init_db_command(config_paths: tuple[str, ...]) -> None:
+    """Create the tables that replication itself needs, once per database.
+
+    A main process does the same when it starts. Tables that exist, a homeserver's own
+    ones included, are left as they are. Run again, the command changes nothing.
+
+    Example: synapse-replication init-db -c homeserver.yaml
+    """
+    with open_database(config_paths) as (connection, _):
+        applied = prepare_database(connection.cursor())
+        connection.commit()
+    what = f"applied {applied} schema changes" if applied else "nothing to do"
+    click.echo(f"The database is ready: {what}.")

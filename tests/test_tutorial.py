@@ -1,0 +1,227 @@
+"""The tutorial works: its files are written and its commands run, from the page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import psycopg2
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.servers import (
+    find_postgres,
+    shared_postgres,
+    shared_redis,
+)
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "tutorial-orders.rst"
+
+#: For what takes a moment, in s; never waited for in full if all is well.
+PATIENCE = 60.0
+
+#: The entry point of an installation, for the package of this checkout. Its folder,
+#: and not the current one, is where Python looks first, as in an installation.
+_ENTRY_POINT = f"""#!{sys.executable}
+import sys
+sys.path.insert(1, {str(ROOT)!r})
+from synapse_replication.cli.main import main
+main()
+"""
+
+_DIRECTIVE = re.compile(
+    r"^\.\. (?P<kind>code-block|literalinclude):: (?P<argument>\S+)\n"
+    r"(?P<options>(?:   :.*\n)*)\n?"
+    r"(?P<body>(?:(?:   .*)?\n)*)",
+    re.MULTILINE,
+)
+
+
+@attrs.frozen
+class Block:
+    """A block of the page.
+
+    :ivar caption: the file that it is, if it is one.
+    :ivar part: the class of a block of commands; empty for those that just run.
+    :ivar body: its text.
+    """
+
+    caption: str
+    part: str
+    body: str
+
+
+def read_page() -> list[Block]:
+    """Return the files and the commands of the tutorial, in order."""
+    blocks = []
+    for match in _DIRECTIVE.finditer(PAGE.read_text()):
+        options = dict(re.findall(r":(\w+): (.*)", match["options"]))
+        if match["kind"] == "literalinclude":
+            body = (ROOT / "docs" / match["argument"]).read_text()
+        else:
+            body = "\n".join(line[3:] for line in match["body"].splitlines())
+        blocks.append(Block(options.get("caption", ""), options.get("class", ""), body))
+    return blocks
+
+
+def commands(block: Block) -> list[str]:
+    """Return the command lines of a block."""
+    return [line[2:] for line in block.body.splitlines() if line.startswith("$ ")]
+
+
+class Terminal:
+    """A command that runs until it is interrupted, and the lines that it prints."""
+
+    def __init__(self, command: str, folder: Path, environ: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            shlex.split(command),
+            cwd=folder,
+            env=environ | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._timer = threading.Timer(PATIENCE, self._process.kill)
+        self._timer.start()
+
+    def wait_for(self, found: Callable[[str], bool]) -> list[str]:
+        """Read lines until one is found; return them.
+
+        :raises AssertionError: if the command ends, or time runs out, before that.
+        """
+        lines = []
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            lines.append(line)
+            if found(line):
+                return lines
+        raise AssertionError("".join(lines))
+
+    def interrupt(self) -> int:
+        """Press Ctrl+C; return the exit status."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.communicate()
+        self._timer.cancel()
+        return self._process.returncode
+
+
+class TutorialTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tutorial-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        postgres, self.redis = shared_postgres(), shared_redis()
+        postgres.new_database()
+        programs = self.folder / "bin"
+        programs.mkdir()
+        entry_point = programs / "synapse-replication"
+        entry_point.write_text(_ENTRY_POINT)
+        entry_point.chmod(0o755)
+        self.environ = {
+            "PATH": f"{programs}:{find_postgres()}:{os.environ['PATH']}",
+            "PGHOST": str(postgres.directory),
+            "PGPORT": str(postgres.port),
+            "PGUSER": postgres.user,
+            "PYTHONPATH": str(self.folder),
+            "HOME": str(self.folder),
+        }
+        self.addCleanup(self.drop_database)
+
+    def drop_database(self) -> None:
+        with contextlib.closing(
+            psycopg2.connect(shared_postgres().dsn())
+        ) as connection:
+            connection.autocommit = True
+            connection.cursor().execute("DROP DATABASE IF EXISTS shop (FORCE)")
+
+    def run_line(self, line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-e", "-c", line],
+            cwd=self.folder,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    @contextlib.contextmanager
+    def terminal(self, command: str) -> Iterator[Terminal]:
+        terminal = Terminal(command, self.folder, self.environ)
+        try:
+            yield terminal
+        finally:
+            self.status = terminal.interrupt()
+
+    def test_page(self) -> None:
+        """A newcomer who types what the page says gets what the page promises."""
+        blocks = read_page()
+        for block in blocks:
+            if block.caption:
+                path = self.folder / block.caption
+                # A Redis of our own, with a channel of our own.
+                text = block.body.replace("6379", str(self.redis.port))
+                path.write_text(text.replace("shop.example.com", self.folder.name))
+            elif not block.part:
+                for line in commands(block):
+                    self.run_line(line)
+        parts = {block.part: commands(block) for block in blocks if block.part}
+        ((main,), (writer,), (journal,)) = (
+            parts[f"terminal-{name}"] for name in ("main", "writer1", "journal")
+        )
+        with self.terminal(writer):
+            with self.terminal(main) as reader:
+                reader.wait_for(lambda line: line.endswith(" o2 None\n"))
+            self.assertEqual(self.status, 0)
+            with self.terminal(journal) as reader:
+                reader.wait_for(lambda line: "is up" in line)
+                first = self.wait_for_journal(parts["look"][0], lambda last: last > 0)
+            with self.terminal(journal):
+                self.wait_for_journal(
+                    parts["look"][0], lambda last: last > max(first) + 1
+                )
+        self.assertEqual(self.status, 0)
+        with self.terminal(journal):
+            last_written = self.written()[-1]
+            received = self.wait_for_journal(
+                parts["look"][0], lambda last: last == last_written
+            )
+        begin = received[0]
+        self.assertEqual(received, [t for t in self.written() if t >= begin])
+
+    def written(self) -> list[int]:
+        """Return the tokens in the table, one for each row."""
+        with contextlib.closing(
+            psycopg2.connect(shared_postgres().dsn("shop"))
+        ) as connection:
+            cursor = connection.cursor()
+            cursor.execute("SELECT stream_id FROM orders ORDER BY stream_id")
+            return [token for (token,) in cursor.fetchall()]
+
+    def wait_for_journal(self, command: str, found: Callable[[int], bool]) -> list[int]:
+        """Look at the journal until its last token is found; return all its tokens.
+
+        There is one for each row, so that a row that is missing or doubled shows.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            records = [json.loads(line) for line in self.run_line(command).splitlines()]
+            tokens = [record["token"] for record in records for _ in record["rows"]]
+            if tokens and found(tokens[-1]):
+                return tokens
+            time.sleep(0.05)
+        raise AssertionError(f"the journal ends with {tokens[-3:]}")
