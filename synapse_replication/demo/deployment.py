@@ -54,6 +54,7 @@ class Deployment:
     """A folder with all that is needed; see :meth:`start_servers`.
 
     :param plan: what is to be done.
+    :ivar tcp_ports: of the writers' direct TCP listeners; empty with Redis.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -63,7 +64,7 @@ class Deployment:
         self.redis = PrivateRedis() if plan.use_redis else None
         self.processes: dict[str, ReplicationProcess] = {}
         self._dsn = ""
-        self._tcp_ports: dict[str, int] = {}
+        self.tcp_ports: dict[str, int] = {}
         self._page_port = 0
 
     @property
@@ -81,7 +82,7 @@ class Deployment:
         self._dsn = self.postgres.new_database(DATABASE)
         self._make_tables()
         if not self.plan.use_redis:
-            self._tcp_ports = {name: free_port() for name in WRITERS}
+            self.tcp_ports = {name: free_port() for name in WRITERS}
         self._page_port = free_port()
         self._write_files()
 
@@ -150,7 +151,8 @@ class Deployment:
     def _begin_file(self) -> Path:
         return self.directory / "begin"
 
-    def _socket(self, name: str) -> Path:
+    def socket_of(self, name: str) -> Path:
+        """Return the path of the socket on which an instance serves HTTP."""
         return self.directory / f"{name}.sock"
 
     def _make_tables(self) -> None:
@@ -187,13 +189,15 @@ class Deployment:
                     "main" if name == MAIN_INSTANCE else "worker",
                     *("-c", str(shared), "-c", str(own)),
                 ],
-                self._socket(name),
+                self.socket_of(name),
                 self.directory / f"{name}.log",
             )
 
     def _shared_config(self) -> dict[str, Any]:
         instance_map = {
-            "main" if name == MAIN_INSTANCE else name: {"path": str(self._socket(name))}
+            "main" if name == MAIN_INSTANCE else name: {
+                "path": str(self.socket_of(name))
+            }
             for name in WRITERS
         }
         config: dict[str, Any] = {
@@ -223,7 +227,7 @@ class Deployment:
         listeners: list[dict[str, Any]] = [
             {
                 "type": "http",
-                "path": str(self._socket(name)),
+                "path": str(self.socket_of(name)),
                 "resources": [{"names": ["replication", "health"]}],
             }
         ]
@@ -243,7 +247,7 @@ class Deployment:
                 "module": "synapse_replication.app.journal.make_journal",
                 "config": {"path": str(self.journal_of(name))},
             }
-        if self._tcp_ports:
+        if self.tcp_ports:
             own["direct_tcp"] = self._direct_tcp(name)
         if name == MAIN_INSTANCE:
             return {"listeners": listeners, "synapse_replication": own}
@@ -256,13 +260,13 @@ class Deployment:
     def _direct_tcp(self, name: str) -> Mapping[str, Any]:
         # Nobody relays rows: each process connects to each other that writes.
         addresses = {
-            writer: f"tcp:127.0.0.1:{port}" for writer, port in self._tcp_ports.items()
+            writer: f"tcp:127.0.0.1:{port}" for writer, port in self.tcp_ports.items()
         }
         if addresses.pop(name, None) is None:
             return {"connect": list(addresses.values())}
         return {
             "connect": list(addresses.values()),
-            "listen": f"tcp:{self._tcp_ports[name]}:interface=127.0.0.1",
+            "listen": f"tcp:{self.tcp_ports[name]}:interface=127.0.0.1",
         }
 
     def _writer_module(self, name: str) -> Mapping[str, Any]:

@@ -49,6 +49,11 @@ class ReplicationProcess:
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if it does not run."""
+        return 0 if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start it, or start it again; see :func:`wait_until_ready`."""
         module = "synapse_replication"

@@ -39,6 +39,7 @@ from synapse_replication.handlers.receiving.receiver import (
 )
 from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.redaction import without_secrets
+from synapse_replication.handlers.relay import CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import RepeatedSyncs
 from synapse_replication.streams.rows import encode_json
@@ -113,6 +114,8 @@ class ReplicationCommandHandler(CommandSender):
         )
         self._is_started = False
         self._syncs = RepeatedSyncs()
+        self._relayed = CopyFilter()
+        self._delivered = CopyFilter()
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
@@ -223,6 +226,8 @@ class ReplicationCommandHandler(CommandSender):
         link = self._links.pop(connection, None)
         if link is not None:
             link.lose()
+            self._relayed.forget(connection)
+            self._delivered.forget(connection)
             self._observer.connections_changed(len(self._links))
             self.ready_again(connection)
 
@@ -448,7 +453,8 @@ class ReplicationCommandHandler(CommandSender):
         self, connection: ReplicationConnection, command: RemoteServerUpCommand
     ) -> _Waiting:
         """Tell the host that a remote server is reachable, and relay it."""
-        self._relay(connection, command)
+        if not self._relay(connection, command):
+            return None
         return self._host.commands.on_remote_server_up(command.data)
 
     def on_LOCK_RELEASED(
@@ -457,7 +463,8 @@ class ReplicationCommandHandler(CommandSender):
         """Tell the host that a lock may be had, and relay it."""
         if command.instance_name == self._instance_name:
             return None
-        self._relay(connection, command)
+        if not self._relay(connection, command):
+            return None
         return self._host.commands.on_lock_released(
             command.instance_name, command.lock_name, command.lock_key
         )
@@ -488,8 +495,20 @@ class ReplicationCommandHandler(CommandSender):
         """Tell the host what an older peer asks: to drop a cached answer."""
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
-    def _relay(self, connection: ReplicationConnection, command: Command) -> None:
-        if connection.relays:
+    def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
+        """Relay a command to the other peers that connected to us, once.
+
+        Never back, and never on a link that we made: its other end relays, too, and
+        in a mesh the command would go round without end.
+
+        :return: whether it is news here.
+        """
+        now = self._host.clock.seconds()
+        if connection.relays and not self._relayed.is_copy(command, connection, now):
             for other in list(self._links):
-                if other is not connection:
+                if other.relays and other is not connection:
                     self._send_to(other, command)
+        if self._delivered.is_copy(command, connection, now):
+            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            return False
+        return True

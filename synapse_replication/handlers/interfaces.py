@@ -299,7 +299,8 @@ class ReplicationConnection(Protocol):
         Bounded: no random ids.
     :ivar relays: a peer connected to us over direct TCP. It asks for our
         positions when it wants them, and what it tells everybody
-        (REMOTE_SERVER_UP, LOCK_RELEASED) goes on to our *other* connections.
+        (REMOTE_SERVER_UP, LOCK_RELEASED) is relayed, once, to our *other*
+        connections of this kind.
         ``False`` where we connected, and over Redis, which tells everybody.
     """
 

@@ -50,7 +50,7 @@ class DiscardReason(enum.Enum):
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
-    REPEATED = "repeated"  #: a USER_SYNC that says nothing new
+    REPEATED = "repeated"  #: a USER_SYNC that says nothing new, or a relayed copy
 
 
 class CommandDropReason(enum.Enum):

@@ -139,7 +139,7 @@ class FaultDeployment(Deployment):
     def kill(self, name: str) -> None:
         """End a process with SIGKILL."""
         if name in READERS:
-            self._catch_ups_of_killed += count_catch_ups(self._get_metrics(name))
+            self._catch_ups_of_killed += count_catch_ups(self.get_metrics(name))
         self.processes[name].kill()
 
     def start_again(self, name: str) -> None:
@@ -150,7 +150,7 @@ class FaultDeployment(Deployment):
     def catch_ups(self) -> int:
         """Count the catch-ups of all readers since their start."""
         return self._catch_ups_of_killed + sum(
-            count_catch_ups(self._get_metrics(name)) for name in READERS
+            count_catch_ups(self.get_metrics(name)) for name in READERS
         )
 
     def refused_writes(self) -> int:
@@ -168,10 +168,11 @@ class FaultDeployment(Deployment):
             if self.proxy is not None:
                 stack.callback(self.proxy.close)
 
-    def _get_metrics(self, name: str) -> str:
+    def get_metrics(self, name: str) -> str:
+        """Return the metrics of an instance, after the head of the HTTP answer."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10.0)
-            connection.connect(str(self._socket(name)))
+            connection.connect(str(self.socket_of(name)))
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             answer = connection.makefile("rb").read()
         return answer.decode("utf-8", "replace")
@@ -195,7 +196,7 @@ class FaultDeployment(Deployment):
     def _direct_tcp(self, name: str) -> Mapping[str, Any]:
         section = dict(super()._direct_tcp(name))
         if name == self._needs.proxied:
-            port = self._tcp_ports[PROXIED_WRITER]
+            port = self.tcp_ports[PROXIED_WRITER]
             self.proxy = LinkProxy(("127.0.0.1", port))
             section["connect"] = [
                 address.replace(f":{port}", f":{self.proxy.port}")

@@ -1,0 +1,149 @@
+"""Tests of what is relayed, and of copies that came by another way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
+from synapse_replication.testing.doubles import MemoryConnection, MemoryHost
+from synapse_replication.wire.commands.standard import RemoteServerUpCommand
+from synapse_replication.wire.rdata import read_lines
+
+COMMAND = RemoteServerUpCommand("a.example")
+
+
+class CopyFilterTests(SynchronousTestCase):
+    """Tests for :class:`CopyFilter`."""
+
+    def setUp(self) -> None:
+        self.filter = CopyFilter()
+        self.one, self.two = MemoryConnection("one"), MemoryConnection("two")
+
+    def test_another_link_brings_a_copy(self) -> None:
+        """The same on another link is a copy; on its own link it is a new event."""
+        self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0))
+        self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.1))
+        self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0.2))
+        self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.3))
+
+    def test_another_command_is_no_copy(self) -> None:
+        """Other text is another event."""
+        self.filter.is_copy(COMMAND, self.one, 0)
+        other = RemoteServerUpCommand("b.example")
+        self.assertFalse(self.filter.is_copy(other, self.two, 0))
+
+    def test_it_expires(self) -> None:
+        """After a while the same is news, whatever link brings it."""
+        self.filter.is_copy(COMMAND, self.one, 0)
+        self.assertFalse(self.filter.is_copy(COMMAND, self.two, WINDOW))
+
+    def test_a_lost_link_is_forgotten(self) -> None:
+        """What another link brings after the first one is gone is news."""
+        self.filter.is_copy(COMMAND, self.one, 0)
+        self.filter.forget(self.one)
+        self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0.1))
+
+    def test_it_is_bounded(self) -> None:
+        """The command received longest ago is forgotten first."""
+        self.filter.is_copy(COMMAND, self.one, 0)
+        for number in range(MAX_REMEMBERED):
+            self.filter.is_copy(RemoteServerUpCommand(f"s{number}"), self.one, 0)
+        self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0))
+        self.assertTrue(self.filter.is_copy(RemoteServerUpCommand("s999"), self.two, 0))
+
+
+class _Wire(MemoryConnection):
+    """One end of a link in a mesh; what is sent arrives at the other end later."""
+
+    other: _Wire
+    owner: ReplicationCommandHandler
+
+    def __init__(self, name: str, mesh: Mesh, *, relays: bool) -> None:
+        super().__init__(name, relays=relays)
+        self.mesh = mesh
+
+    def send_lines(self, command_name: str, lines: object) -> None:
+        assert isinstance(lines, list)
+        self.mesh.under_way.extend((self.other, line) for line in lines)
+
+
+class Mesh:
+    """Instances that are all connected to one another, each both ways."""
+
+    def __init__(self, size: int) -> None:
+        self.under_way: deque[tuple[_Wire, bytes]] = deque()
+        self.hosts = [MemoryHost() for _ in range(size)]
+        for number, host in enumerate(self.hosts):
+            host.identity = Identity("hs", f"w{number}", f"epoch{number}")
+        self.handlers = [
+            ReplicationCommandHandler(host, host.observer) for host in self.hosts
+        ]
+        for client in range(size):
+            for server in range(size):
+                if client != server:
+                    self._connect(client, server)
+        self.run()
+
+    def _connect(self, client: int, server: int) -> None:
+        near = _Wire(f"to w{server}", self, relays=False)
+        far = _Wire(f"from w{client}", self, relays=True)
+        near.other, far.other = far, near
+        near.owner, far.owner = self.handlers[client], self.handlers[server]
+        near.owner.new_connection(near)
+        far.owner.new_connection(far)
+
+    def run(self, most: int = 1000) -> int:
+        """Carry all that is under way; return how many lines that was."""
+        for count in range(most):
+            if not self.under_way:
+                return count
+            end, line = self.under_way.popleft()
+            end.owner.received(end, read_lines([line]))
+        return most
+
+    def delivered(self) -> list[list[tuple[Any, ...]]]:
+        """Return the calls that each host got."""
+        return [host.commands.calls for host in self.hosts]
+
+
+class MeshTests(SynchronousTestCase):
+    """Four instances, each connected to each other both ways."""
+
+    def setUp(self) -> None:
+        self.mesh = Mesh(4)
+
+    def test_a_stranger_speaks_to_one(self) -> None:
+        """Each instance gets one line, and delivers it once."""
+        mesh = self.mesh
+        stranger = MemoryConnection("stranger", relays=True)
+        mesh.handlers[0].new_connection(stranger)
+        mesh.run()
+        line = b"REMOTE_SERVER_UP a.example"
+        mesh.handlers[0].received(stranger, read_lines([line]))
+        self.assertEqual(mesh.run(), 3)
+        for calls in mesh.delivered():
+            self.assertEqual(calls, [("on_remote_server_up", "a.example")])
+
+    def test_an_instance_tells_all(self) -> None:
+        """What reaches the others by many ways is delivered once by each."""
+        mesh = self.mesh
+        mesh.handlers[0].send_lock_released("w0", "lock", "key")
+        self.assertLess(mesh.run(), 20)
+        first, *others = mesh.delivered()
+        self.assertEqual(first, [])
+        for calls in others:
+            self.assertEqual(calls, [("on_lock_released", "w0", "lock", "key")])
+
+    def test_released_again(self) -> None:
+        """A lock that is released twice in a moment is delivered twice."""
+        mesh = self.mesh
+        for _ in range(2):
+            mesh.handlers[0].send_lock_released("w0", "lock", "key")
+            mesh.run()
+        for calls in mesh.delivered()[1:]:
+            self.assertEqual(len(calls), 2)

@@ -1,0 +1,107 @@
+"""A deployment of real processes that tests attack, and what they look at."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.deployment import FaultDeployment, Needs
+from synapse_replication.demo.deployment import READERS, WRITERS, Plan
+from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.recordings.reader import shipped_recording
+
+__all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection"]
+
+#: For what takes a moment, in s; never waited for in full if all is well.
+PATIENCE = 60.0
+
+
+class UnixHTTPConnection(http.client.HTTPConnection):
+    """HTTP to a process's Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+class HostileTestCase(SynchronousTestCase):
+    """Starts four writers and two readers; nothing is written unless asked for."""
+
+    def deploy(self, *, use_redis: bool) -> FaultDeployment:
+        """Start a deployment, and wait until it is up."""
+        plan = Plan(shipped_recording(), 0, 100.0, use_redis=use_redis)
+        needs = Needs(direct_tcp=not use_redis)
+        deployment = FaultDeployment(plan, needs, 0)
+        self.addCleanup(deployment.close)
+        deployment.start_servers()
+        deployment.start_processes()
+        wait_until_ready(deployment.processes.values())
+        return deployment
+
+    @contextlib.contextmanager
+    def peer(
+        self, deployment: FaultDeployment, name: str, greeting: bytes = b""
+    ) -> Iterator[socket.socket]:
+        """Connect to a writer's direct TCP port."""
+        with socket.create_connection(
+            ("127.0.0.1", deployment.tcp_ports[name]), PATIENCE
+        ) as connection:
+            connection.sendall(greeting)
+            yield connection
+
+    @staticmethod
+    def read_until_closed(connection: socket.socket) -> bytes:
+        """Return all that a peer sends before it closes."""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while chunk := connection.recv(65536):
+                data += chunk
+        return data
+
+    def wait_until(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > deadline:
+                self.fail(f"{what} did not come about")
+            time.sleep(0.05)
+
+    def received(self, deployment: FaultDeployment, name: str, command: str) -> int:
+        """Return how many lines of a command an instance received."""
+        return int(
+            sum(
+                sample.value
+                for family in text_string_to_metric_families(
+                    deployment.get_metrics(name).partition("\r\n\r\n")[2]
+                )
+                for sample in family.samples
+                if sample.name.endswith("inbound_commands_total")
+                and sample.labels["command"] == command
+            )
+        )
+
+    def wait_for_links(self, deployment: FaultDeployment) -> None:
+        """Wait until each writer has a link with each other, both ways."""
+        wanted = 2 * (len(WRITERS) - 1) + len(READERS)
+        self.wait_until(
+            "the mesh",
+            lambda: all(
+                re.search(
+                    rf"total_connections(?:{{[^}}]*}})? {wanted}\.0",
+                    deployment.get_metrics(name),
+                )
+                for name in WRITERS
+            ),
+        )
