@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import psycopg2
 import yaml
@@ -14,13 +15,13 @@ from tests.config.test_files import FilesMixin
 
 
 class InitDbTests(FilesMixin):
-    def run_on(self, database: dict[str, object]) -> tuple[int, str]:
+    def run_on(self, database: Mapping[str, object]) -> tuple[int, str]:
         path = self.write(
             "hs.yaml",
             yaml.safe_dump(
                 {
                     "server_name": "x.test",
-                    "database": database,
+                    "database": dict(database),
                     "redis": {"enabled": True},
                     "synapse_replication": {"streams": []},
                 }
