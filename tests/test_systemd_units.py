@@ -101,3 +101,24 @@ class UnitFilesTests(SynchronousTestCase):
             for name in ("ExecStart", "ExecReload"):
                 del parser["Service"][name]
         self.assertEqual(dict(main["Service"]), dict(worker["Service"]))
+
+
+class OverrideTests(SynchronousTestCase):
+    def test_verify(self) -> None:
+        """systemd accepts the drop-in file beside a unit like that of Synapse."""
+        folder = Path(tempfile.mkdtemp(prefix="units-"))
+        self.addCleanup(shutil.rmtree, folder)
+        unit = folder / "matrix-synapse.service"
+        unit.write_text(f"[Service]\nType=notify\nExecStart={sys.executable} -V\n")
+        override = (UNITS / "matrix-synapse-override.conf").read_text()
+        drop_ins = folder / "matrix-synapse.service.d"
+        drop_ins.mkdir()
+        (drop_ins / "replication.conf").write_text(
+            override.replace("/opt/venvs/matrix-synapse/bin/python", sys.executable)
+        )
+        done = subprocess.run(
+            [systemd_analyze(), "verify", "--man=no", str(unit)],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual((done.returncode, done.stdout + done.stderr), (0, ""))
