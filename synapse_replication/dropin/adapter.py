@@ -96,7 +96,7 @@ class HostRows:
     ) -> None:
         """Take the rows of one token."""
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
-        self._streams[stream_name].heard_of(instance_name, token, is_position=False)
+        self._streams[stream_name].advance(instance_name, token, is_position=False)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
@@ -112,7 +112,7 @@ class HostRows:
             if token < current:
                 await stream.get_updates_since(instance_name, current, token)
         await self._data_handler.on_position(stream_name, instance_name, token)
-        stream.heard_of(instance_name, token, is_position=True)
+        stream.advance(instance_name, token, is_position=True)
 
 
 class HostCommands:

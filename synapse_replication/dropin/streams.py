@@ -3,12 +3,20 @@
 Theory of operation: the host's classes know their tables, their caches and their
 rows; they are asked for tokens, pages and parsed rows. What they do not say, the
 rules of each stream and who writes it, comes from the registry of standard streams.
+
+Up to which token this process has received the rows of another writer is recorded
+here, per writer, and not asked of the host. The host's own answer is at least the
+position that *all* writers have reached together, and what a second writer announces
+moves that past a row of the first that this process never received: the first
+writer's POSITION would then look redundant. The host's answer is the baseline only:
+it is read once, before any row or POSITION can be handled, when nothing is cached
+that an earlier row could have made stale.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
@@ -21,6 +29,9 @@ from synapse_replication.streams.standard.registry import (
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 
 __all__ = ["HostRowCodec", "HostStream", "HostStreams"]
+
+#: No instance has this name: of it the host says how far all writers are together.
+_UNKNOWN_WRITER = ""
 
 
 class HostRowCodec(RowCodec[Any]):
@@ -62,10 +73,14 @@ class HostRowCodec(RowCodec[Any]):
 class HostStream:
     """One of the host's streams, as a :class:`Stream`.
 
+    :param instance_name: this process.
+    :param writers: the declared writers; none if anybody may write.
     :ivar original: the host's own object.
     """
 
-    def __init__(self, stream: Any, instance_name: str) -> None:
+    def __init__(
+        self, stream: Any, instance_name: str, writers: Iterable[str] = ()
+    ) -> None:
         self.original = stream
         self._instance_name = instance_name
         name: str = stream.NAME
@@ -83,34 +98,33 @@ class HostStream:
             ),
         )
         self._tells_local_updates = not held_in_memory and ids_are_ours()
-        self._heard_of: dict[str, int] | None = None
-        if (known is not None and known.anybody_writes) or name == "federation":
-            self._heard_of = {}
+        # The host resets the tokens of a stream held in memory itself; only of what
+        # is for another server it knows nothing, except in its writer.
+        self._received: dict[str, int] | None = None
+        if not held_in_memory or name == "federation":
+            self._baseline = int(stream.current_token(_UNKNOWN_WRITER))
+            self._received = {
+                writer: int(stream.current_token(writer))
+                for writer in writers
+                if writer != instance_name
+            }
 
     def current_token(self, instance_name: str) -> int:
-        """Tell how far this process has got with a writer's rows."""
-        if self._heard_of is None or instance_name == self._instance_name:
+        """Return the token up to which this process has a writer's rows."""
+        if self._received is None or instance_name == self._instance_name:
             return int(self.original.current_token(instance_name))
-        # Of a writer that is not declared the host only knows up to where all
-        # writers together are, which our own writing moves past what we lack. Of
-        # what is for another server it knows nothing, except in its writer.
-        token = self._heard_of.get(instance_name)
-        if token is None:
-            token = int(self.original.current_token(instance_name))
-            self._heard_of[instance_name] = token
-        return token
+        return self._received.get(instance_name, self._baseline)
 
-    def heard_of(self, instance_name: str, token: int, *, is_position: bool) -> None:
-        """Take note that a writer's rows up to ``token`` were handled.
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
+        """Record that the rows of a writer up to ``token`` were delivered.
 
-        :param is_position: the writer said so itself, and may have begun again.
+        :param is_position: the writer announced it, and may have begun again.
         """
-        known = self._heard_of
-        if known is not None and (
-            token > known.get(instance_name, 0)
+        if self._received is not None and (
+            token > self._received.get(instance_name, self._baseline)
             or (is_position and self.description.resettable)
         ):
-            known[instance_name] = token
+            self._received[instance_name] = token
 
     def minimal_local_current_token(self) -> int:
         """Tell what this process, as a writer, may announce."""
@@ -148,7 +162,10 @@ class HostStreams:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
         self._streams = {
-            name: HostStream(cls(hs), instance_name) for name, cls in classes.items()
+            name: HostStream(
+                cls(hs), instance_name, declared_writers(hs.config.worker, name)
+            )
+            for name, cls in classes.items()
         }
         self._written = [
             stream
@@ -176,5 +193,17 @@ def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
     if stream_name == "federation" and worker_config.send_federation:
         # Who sends to other servers itself has nothing to pass on.
         return False
+    return instance_name in declared_writers(worker_config, stream_name)
+
+
+def declared_writers(worker_config: Any, stream_name: str) -> Sequence[str]:
+    """Return the configured writers of a stream; none if anybody may write it.
+
+    :param worker_config: the host's configuration of workers.
+    """
+    known = STANDARD_STREAMS.get(stream_name)
+    if known is not None and known.anybody_writes:
+        return ()
     key = (known.writers_key if known is not None else stream_name) or ""
-    return instance_name in getattr(worker_config.writers, key, (MAIN_INSTANCE,))
+    writers: Sequence[str] = getattr(worker_config.writers, key, (MAIN_INSTANCE,))
+    return writers

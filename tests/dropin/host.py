@@ -45,15 +45,20 @@ class FakeClock:
 
 @attrs.define
 class FakeStream:
-    """One of the host's streams."""
+    """One of the host's streams.
+
+    :ivar tokens: how far each writer is known to be.
+    :ivar shared_token: how far all writers are known to be together.
+    """
 
     NAME: str
     tokens: dict[str, int] = attrs.Factory(dict)
     local_token: int = 0
     updates: list[tuple[int, Any]] = attrs.Factory(list)
+    shared_token: int = 0
 
     def current_token(self, instance_name: str) -> int:
-        return self.tokens.get(instance_name, 0)
+        return max(self.tokens.get(instance_name, 0), self.shared_token)
 
     def minimal_local_current_token(self) -> int:
         return self.local_token

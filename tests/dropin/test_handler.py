@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import ReplicationCommandHandler
 from synapse_replication.dropin.resource import ReplicationStreamer
+from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.wire.commands.standard import (
     FederationAckCommand,
     LockReleasedCommand,
@@ -204,3 +205,115 @@ class StartAndStopTests(SynchronousTestCase):
         stop["shutdown_func"]()
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
         self.assertEqual(self.triggers, {})
+
+
+class _EventsOfTwo(FakeStream):
+    """A stream of two writers as a host has it: what one announces moves both."""
+
+    def __init__(self) -> None:
+        super().__init__("events")
+        self.positions = WriterPositions("reader", ["p1", "p2"], {"p1": 10, "p2": 10})
+
+    def current_token(self, instance_name: str) -> int:
+        return self.positions.current_token(instance_name)
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> Any:
+        # All rows are those of the first.
+        if instance_name != "p1":
+            return [], upto_token, False
+        return await super().get_updates_since(instance_name, from_token, upto_token)
+
+
+class MissedRowTests(SynchronousTestCase):
+    """A reader of two persisters misses one row of the first."""
+
+    def setUp(self) -> None:
+        self.events = _EventsOfTwo()
+        fake_modules(self, {"events": lambda hs: self.events})
+        hs: Any = HostWithHandler(
+            "reader",
+            writers=SimpleNamespace(events=["p1", "p2"], presence=["master"]),
+        )
+        # The store of a host advances with each row and POSITION.
+        hs.get_replication_data_handler = lambda: SimpleNamespace(
+            on_rdata=self._on_rdata, on_position=self._on_position
+        )
+        self.handler: ReplicationCommandHandler = hs.get_replication_command_handler()
+        self.connection = SingleCommandConnection()
+        self.rows: list[tuple[str, int]] = []
+        self._connect(10)
+
+    async def _on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        self.rows.append((instance_name, token))
+        self.events.positions.advance(instance_name, token)
+
+    async def _on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self.events.positions.advance(instance_name, token)
+
+    def _connect(self, token: int) -> None:
+        self.handler.new_connection(self.connection)
+        for name in ("p2", "p1"):
+            self._announce(name, token, token)
+
+    def _announce(self, name: str, prev_token: int, new_token: int) -> None:
+        self.handler.on_POSITION(
+            self.connection, PositionCommand("events", name, prev_token, new_token)
+        )
+
+    def _say_row(self, name: str, token: int) -> None:
+        self.handler.on_RDATA(
+            self.connection, RdataCommand("events", name, token, ["a"])
+        )
+
+    def _miss_a_row(self) -> None:
+        # The second has it, and announces that everything is finished up to there.
+        self.events.updates = [(11, ["a"])]
+
+    def test_reconnected(self) -> None:
+        """
+        The row is fetched on the next connection, although the POSITION of the other
+        writer comes first and covers its token.
+        """
+        self.handler.lost_connection(self.connection)
+        self._miss_a_row()
+        self._connect(11)
+        self.assertEqual(self.rows, [("p1", 11)])
+
+    def test_announced(self) -> None:
+        """
+        The row is fetched when its writer announces that it sent it.
+        """
+        self._miss_a_row()
+        self._announce("p2", 10, 11)
+        self.assertEqual(self.events.current_token("p1"), 11)
+        self.assertEqual(self.rows, [])
+        self._announce("p1", 11, 11)
+        self.assertEqual(self.rows, [("p1", 11)])
+
+    def test_reported(self) -> None:
+        """
+        The row is fetched when its writer reports on the extension that it sent it.
+        """
+        self._miss_a_row()
+        self._announce("p2", 10, 11)
+        self.handler.writer_told(
+            self.handler._known(self.connection), "p1", {"events": 11}
+        )
+        self.assertEqual(self.rows, [("p1", 11)])
+
+    def test_late_row(self) -> None:
+        """
+        A row that comes after another writer's POSITION covered it is delivered.
+        """
+        self._announce("p2", 10, 11)
+        self._say_row("p1", 11)
+        self.assertEqual(self.rows, [("p1", 11)])
+        self._announce("p1", 11, 11)
+        self._say_row("p1", 11)
+        self.assertEqual(self.rows, [("p1", 11)])

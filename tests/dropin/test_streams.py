@@ -71,30 +71,57 @@ class HostStreamTests(SynchronousTestCase):
         self.assertEqual(stream.minimal_local_current_token(), 7)
         self.assertTrue(stream.has_local_updates(5, 7))
 
-    def test_undeclared_writers(self) -> None:
+    def test_shared_token(self) -> None:
         """
-        C52: what this process wrote to ``caches`` does not count as heard of others.
+        C52: a token that all writers share does not count as received from one of
+        them, whether it is a declared writer of ``events`` or an undeclared one of
+        ``caches``.
         """
-        original = FakeStream("caches", {"other": 5, "w": 5})
+        for name, writers in (("events", ["other", "w"]), ("caches", [])):
+            original = FakeStream(name, {"other": 5, "w": 5})
+            original.shared_token = 5
+            stream = HostStream(original, "w", writers)
+            original.shared_token = 9
+            self.assertEqual(stream.current_token("w"), 9)
+            self.assertEqual(stream.current_token("other"), 5)
+            stream.advance("other", 8, is_position=False)
+            self.assertEqual(stream.current_token("other"), 8)
+            stream.advance("other", 6, is_position=True)
+            self.assertEqual(stream.current_token("other"), 8)
+
+    def test_baseline(self) -> None:
+        """
+        The baseline of a writer, declared or not, is what the host knew when the
+        stream was made: of a writer that is asked about late, no row is skipped.
+        """
+        original = FakeStream("caches", shared_token=2204)
         stream = HostStream(original, "w")
-        self.assertEqual(stream.current_token("other"), 5)
-        original.tokens = {"other": 9, "w": 9}
-        self.assertEqual(stream.current_token("w"), 9)
-        self.assertEqual(stream.current_token("other"), 5)
-        stream.heard_of("other", 8, is_position=False)
-        self.assertEqual(stream.current_token("other"), 8)
-        stream.heard_of("other", 6, is_position=True)
-        self.assertEqual(stream.current_token("other"), 8)
+        original.shared_token = 2208
+        self.assertEqual(stream.current_token("stream_writer1"), 2204)
+        original = FakeStream("events", {"p1": 7, "p2": 9}, shared_token=6)
+        stream = HostStream(original, "w", ["p1", "p2"])
+        original.shared_token = 20
+        tokens = [stream.current_token(name) for name in ("p1", "p2", "p3")]
+        self.assertEqual(tokens, [7, 9, 6])
+
+    def test_typing(self) -> None:
+        """
+        The host resets the tokens of typing itself: they are its own.
+        """
+        original = FakeStream("typing", {"w2": 5})
+        stream = HostStream(original, "w", ["w2"])
+        original.tokens["w2"] = 3
+        self.assertEqual(stream.current_token("w2"), 3)
 
     def test_begun_again(self) -> None:
         """
         C48: the queue for other servers may begin again, by its writer's POSITION.
         """
         stream = HostStream(FakeStream("federation"), "sender")
-        stream.heard_of("master", 12, is_position=False)
-        stream.heard_of("master", 3, is_position=False)
+        stream.advance("master", 12, is_position=False)
+        stream.advance("master", 3, is_position=False)
         self.assertEqual(stream.current_token("master"), 12)
-        stream.heard_of("master", 0, is_position=True)
+        stream.advance("master", 0, is_position=True)
         self.assertEqual(stream.current_token("master"), 0)
 
     def test_rules(self) -> None:
