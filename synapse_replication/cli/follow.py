@@ -57,14 +57,15 @@ class Filters:
     writers: frozenset[str] = frozenset()
     commands: frozenset[str] = frozenset()
 
-    def admit(self, name: str, command: Command | None) -> bool:
-        """Tell whether a command is printed.
+    def admit_name(self, name: str) -> bool:
+        """Return whether commands of this name are printed."""
+        return not self.commands or name in self.commands
 
-        :param name: its name.
-        :param command: ``None`` if the line could not be read.
+    def admit_origin(self, command: Command | None) -> bool:
+        """Return whether a command of this stream and writer is looked at.
+
+        :param command: ``None`` if the line could not be parsed.
         """
-        if self.commands and name not in self.commands:
-            return False
         if self.streams and getattr(command, "stream_name", None) not in self.streams:
             return False
         return (
@@ -203,6 +204,8 @@ class Follow:
         """Take one line."""
         seen = read_seen_line(self._now(), channel, line)
         command = seen.command
+        if not self._filters.admit_origin(command):
+            return
         if isinstance(command, PositionCommand):
             place = (command.stream_name, command.instance_name)
             self._positions[place] = command.new_token
@@ -212,11 +215,11 @@ class Follow:
             self._positions[place] = max(
                 command.token, self._positions.get(place, command.token)
             )
-        if self._filters.admit(seen.name, command):
+        if self._filters.admit_name(seen.name):
             self._printer(seen)
 
     def positions(self) -> list[tuple[str, str, int]]:
-        """Tell where each ``(stream, writer, token)`` was seen last."""
+        """Return the last ``(stream, writer, token)`` of the filters' streams and writers."""
         return [(*place, token) for place, token in sorted(self._positions.items())]
 
 

@@ -20,8 +20,10 @@ from typing import Any, NoReturn
 import click
 
 from synapse_replication import __version__
+from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.process import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.wire.commands.standard import COMMANDS
 
 __all__ = ["cli", "main"]
@@ -205,6 +207,21 @@ def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
     return problems
 
 
+def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
+    """Check that streams of these names can exist in a deployment.
+
+    :raises click.BadParameter: if one is neither a standard nor a declared stream.
+    """
+    known = {*STANDARD_STREAMS, *config.writers}
+    for name in names:
+        if name not in known:
+            meant = did_you_mean(name, sorted(known))
+            hint = f"did you mean {meant!r}?" if meant else ", ".join(sorted(known))
+            raise click.BadParameter(
+                f"there is no stream {name!r}; {hint}", param_hint="'--stream'"
+            )
+
+
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     """Say what a process with this configuration would do."""
     facts = []
@@ -240,7 +257,6 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     "commands",
     multiple=True,
     type=click.Choice(tuple(COMMANDS), case_sensitive=False),
-    metavar="NAME",
     help="Only this command.",
 )
 @click.option("--positions", is_flag=True, help="At the end, say where each writer is.")
@@ -257,6 +273,7 @@ def follow_command(
     from synapse_replication.cli.follow import Filters, make_follower
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
+    check_streams(streams, config)
     start_logging(sys.stderr)
     reactor = get_reactor()
     filters = Filters(

@@ -169,6 +169,18 @@ class FollowTests(SynchronousTestCase):
             ["POSITION events w2"],
         )
 
+    def test_positions_of_writer(self) -> None:
+        """Positions are those of the streams and writers that were asked for."""
+        self.as_json(
+            b"POSITION typing w 3 9",
+            b"POSITION typing other 0 4",
+            b"POSITION caches other 0 5",
+            filters=Filters(
+                writers=frozenset({"other"}), streams=frozenset({"typing"})
+            ),
+        )
+        self.assertEqual(self.subject.positions(), [("typing", "other", 4)])
+
     def test_positions(self) -> None:
         """It knows where each writer was seen last, also of what it did not print."""
         self.as_json(

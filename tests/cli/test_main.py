@@ -122,6 +122,23 @@ class CheckConfigTests(FilesMixin):
             self.assertEqual(self.run_cli(name, "--help").exit_code, 0, name)
 
 
+class FollowCommandTests(FilesMixin):
+    def test_unknown_stream(self) -> None:
+        """A stream that cannot exist is an error that names the nearest one."""
+        path = self.write("hs.yaml", HOMESERVER)
+        arguments = ["follow", "-c", path, "--stream", "recepits"]
+        result = CliRunner().invoke(cli, arguments)
+        self.assertEqual(result.exit_code, 2, result.output)
+        self.assertIn("there is no stream 'recepits'", result.output)
+        self.assertIn("did you mean 'receipts'?", result.output)
+
+    def test_help_lists_commands(self) -> None:
+        """The help names every command that --command takes."""
+        result = CliRunner().invoke(cli, ["follow", "--help"])
+        for name in ("RDATA", "POSITION", "USER_SYNC"):
+            self.assertIn(name.lower(), result.output.lower())
+
+
 class LogJsonTests(FilesMixin):
     def test_log_lines(self) -> None:
         """A process that is asked to logs in JSON, all of it."""
