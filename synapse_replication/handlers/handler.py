@@ -80,12 +80,14 @@ class HandlerOptions:
         one while there is none. ``False`` for a process that stands alone.
     :ivar receiver: the bounds of each received stream.
     :ivar partial: asks writers for what they sent last; ``None`` if nobody is asked.
+    :ivar receiver_type: the class of the receivers, one a stream.
     """
 
     passive: bool = False
     expects_links: bool = True
     receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     partial: PartialResync | None = None
+    receiver_type: type[StreamReceiver] = StreamReceiver
 
 
 class ReplicationCommandHandler(CommandSender):
@@ -125,7 +127,7 @@ class ReplicationCommandHandler(CommandSender):
             options.receiver.break_after_seconds,
         )
         self._receivers = {
-            name: StreamReceiver(
+            name: options.receiver_type(
                 stream,
                 host.rows,
                 host.clock,

@@ -22,6 +22,7 @@ from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import (
     ConnectionHandler,
     ExtensionHandler,
+    RedisSubscriber,
     SubscriberFactory,
 )
 from synapse_replication.transport.buffers import read_buffers
@@ -46,6 +47,7 @@ class RedisReplicationLink:
     :param channels: more channels to subscribe to, for instance ``USER_IP``.
     :param extension: speaks on the extension's channel; ``None`` for no such.
     :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`.
+    :param subscriber_type: the protocol of the subscribed connection.
     :ivar sender: publishes; told apart from the subscription in the observer as
         ``redis_out`` and ``redis``.
     :ivar cache: shares the sending connection.
@@ -67,6 +69,7 @@ class RedisReplicationLink:
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         reader_factory: ReaderFactory = new_reader,
         jitter: Callable[[], float] = random.random,
+        subscriber_type: type[RedisSubscriber] = RedisSubscriber,
     ) -> None:
         self._reactor = reactor
         self._options = options
@@ -104,6 +107,7 @@ class RedisReplicationLink:
             sender=self.sender,
             extension=extension,
         )
+        self._inbound.protocol = subscriber_type
         self.cache = ExternalCache(self._outbound, reactor, observer)
         self._master: SentinelMaster | None = None
         if options.sentinel is not None:

@@ -187,7 +187,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         elif isinstance(reply, list) and reply and reply[0] == b"subscribe":
             self._unconfirmed.discard(reply[1])
             if not self._unconfirmed and not self.established:
-                self._subscribed()
+                self.subscribed()
         elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
             self.cut(f"Redis refuses SUBSCRIBE: {reply}")
         elif isinstance(reply, list):
@@ -209,13 +209,18 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
                 reply,
             )
 
-    def _subscribed(self) -> None:
+    def subscribed(self) -> None:
+        """Handle the confirmation of the last channel: the link is usable."""
         self.link_established()
         self.link_proved()
         # First: others are to know our epoch before our positions.
         if self._extension_channel is not None:
             assert self.factory.extension is not None
             self.factory.extension.extension_up(self)
+        self.report_connection()
+
+    def report_connection(self) -> None:
+        """Report the connection to the command handler, which sends REPLICATE."""
         self.factory.command_handler.new_connection(self)
 
     # -- keep-alive -----------------------------------------------------------------

@@ -174,7 +174,6 @@ class WriterPositions:
         self._announced = self._local = (
             self.max_finished if self.is_writer else self._persisted_upto
         )
-        self._last_local = self._local
         self._settle()
 
     # -- what is known ---------------------------------------------------------------
@@ -197,10 +196,24 @@ class WriterPositions:
         """
         return self._local
 
-    @property
-    def unfinished(self) -> int:
-        """How many of our ids are in flight, fetches counted as one each."""
-        return len(self._in_flight) + len(self._fetches)
+    def lowest_in_flight(self) -> int | None:
+        """Return the smallest of our ids that is not finished, if there is one."""
+        heap = self._in_flight_heap
+        while heap and heap[0] not in self._in_flight:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def lowest_floor(self) -> int | None:
+        """Return the floor of the oldest fetch that is under way, if there is one."""
+        # Fetches are in order of their beginning, and so of their floors.
+        return next(iter(self._fetches.values()), None)
+
+    def floor_of(self, fetch: int) -> int:
+        """Return the floor of a fetch that is under way.
+
+        :param fetch: what :meth:`begin_fetch` returned.
+        """
+        return self._fetches[fetch]
 
     def writer_position(self, instance_name: str) -> int:
         """Tell up to where a writer itself was heard of (our own: announced)."""
@@ -224,13 +237,6 @@ class WriterPositions:
             positions[self.instance_name] = self._local
         return positions
 
-    def has_local_updates(self, from_token: int) -> bool:
-        """Tell whether we may have written anything above ``from_token``.
-
-        ``False`` is a promise, also about what is above :attr:`announced`.
-        """
-        return from_token < self._last_local
-
     # -- what happens ------------------------------------------------------------------
 
     def begin_fetch(self) -> int:
@@ -250,7 +256,7 @@ class WriterPositions:
         position at which an unwritten stream stands.
         """
         return (
-            id_ > self._fetches[fetch]
+            id_ > self.floor_of(fetch)
             and id_ > self._persisted_upto
             and id_ not in self._in_flight
             and id_ not in self._finished
@@ -314,18 +320,13 @@ class WriterPositions:
         self._finished.add(id_)
         heappush(self._own_finished, id_)
         self.max_finished = max(self.max_finished, id_)
-        self._last_local = max(self._last_local, id_)
 
     def _own_limit(self) -> int | None:
         """Give the greatest id that may be called complete for us, if bounded."""
-        heap = self._in_flight_heap
-        while heap and heap[0] not in self._in_flight:
-            heappop(heap)
-        # Fetches are in order of their beginning, and so of their floors.
-        floor = next(iter(self._fetches.values()), None)
-        if not heap:
+        lowest, floor = self.lowest_in_flight(), self.lowest_floor()
+        if lowest is None:
             return floor
-        return heap[0] - 1 if floor is None else min(heap[0] - 1, floor)
+        return lowest - 1 if floor is None else min(lowest - 1, floor)
 
     def _announceable_upto(self, limit: int) -> int:
         """Give the greatest id to announce while ids above ``limit`` are open."""

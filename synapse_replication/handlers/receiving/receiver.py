@@ -137,6 +137,11 @@ class StreamReceiver:
         )
         self._delivery = Delivery(stream, sink, observer, self._catch_ups)
 
+    @property
+    def stream_name(self) -> str:
+        """The name of the stream."""
+        return self._name
+
     # -- from the handler ---------------------------------------------------------
 
     def put_rows(self, link: Link, run: RdataRun) -> None:
@@ -217,14 +222,14 @@ class StreamReceiver:
     def _consume(self, queued: tuple[Link, Item]) -> Awaitable[None] | None:
         link, item = queued
         if isinstance(item, RdataRun):
-            return self._take_rows(link, item)
+            return self.handle_rows(link, item)
         return self._take_other(link, item)
 
     async def _take_other(self, link: Link, item: Item) -> None:
         if isinstance(item, InterleavedRun):
             await self._take_interleaved(link, item)
         elif isinstance(item, PositionCommand):
-            await self._take_position(link, item)
+            await self.handle_position(link, item)
         elif isinstance(item, CatchUpStep):
             item.catch_up.is_queued = False
             if item.state.catch_up is item.catch_up:
@@ -245,8 +250,8 @@ class StreamReceiver:
 
     # -- rows -----------------------------------------------------------------------
 
-    def _take_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        """Take rows of one writer; give what to wait for, if there is anything.
+    def handle_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        """Handle rows of one writer; return what to wait for, if there is anything.
 
         Mostly there is not, so nothing is made that could be waited for.
         """
@@ -257,7 +262,7 @@ class StreamReceiver:
             return None
         if len(run.rows) > _SLICE:
             return self._take_slices(link, state, run)
-        waiting = self._take_slice(link, instance_name, state, run.tokens, run.rows)
+        waiting = self.handle_slice(link, instance_name, state, run.tokens, run.rows)
         self._pacer.count(len(run.rows))
         return waiting
 
@@ -267,7 +272,7 @@ class StreamReceiver:
                 await self._pacer.take_break()
             tokens = run.tokens[start : start + _SLICE]
             rows = run.rows[start : start + _SLICE]
-            waiting = self._take_slice(link, run.instance_name, state, tokens, rows)
+            waiting = self.handle_slice(link, run.instance_name, state, tokens, rows)
             if waiting is not None:
                 await waiting
             self._pacer.count(len(rows))
@@ -289,7 +294,7 @@ class StreamReceiver:
             if typed is None:
                 self._tell_moved(moved)
                 for of_writer in part.runs():
-                    if (waiting := self._take_rows(link, of_writer)) is not None:
+                    if (waiting := self.handle_rows(link, of_writer)) is not None:
                         await waiting
             else:
                 await self._take_typed(link, part, typed, moved)
@@ -327,7 +332,7 @@ class StreamReceiver:
             if not is_live or token <= position:
                 moved.pop(instance_name, None)
                 single = RdataRun(name, instance_name, [token], [part.rows[index]])
-                if (waiting := self._take_rows(link, single)) is not None:
+                if (waiting := self.handle_rows(link, single)) is not None:
                     await waiting
                 continue
             try:
@@ -353,7 +358,7 @@ class StreamReceiver:
             and (len(tokens) == 1 or all(map(lt, tokens, tokens[1:])))
         )
 
-    def _take_slice(
+    def handle_slice(
         self,
         link: Link,
         instance_name: str,
@@ -361,6 +366,10 @@ class StreamReceiver:
         tokens: list[Any],
         rows: list[bytes],
     ) -> Awaitable[None] | None:
+        """Handle a slice of rows of one writer; return what to wait for, if anything.
+
+        :param tokens: as many as rows; ``None`` where more rows of a token follow.
+        """
         position = self._stream.current_token(instance_name)
         if (
             not self._is_usual(state, tokens, position)
@@ -449,7 +458,8 @@ class StreamReceiver:
 
     # -- positions --------------------------------------------------------------------
 
-    async def _take_position(self, link: Link, position: PositionCommand) -> None:
+    async def handle_position(self, link: Link, position: PositionCommand) -> None:
+        """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
         instance_name = position.instance_name
         if link.is_lost:
             # What waits behind it must not pass the gap of which it may tell.
@@ -507,7 +517,7 @@ class StreamReceiver:
         if state is None:
             # Its POSITION did not come; this says as much.
             if token >= current:
-                await self._take_position(
+                await self.handle_position(
                     link, PositionCommand(name, instance_name, token, token)
                 )
         elif state.catch_up is not None:

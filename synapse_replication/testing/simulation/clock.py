@@ -1,24 +1,15 @@
-"""Simulated time, and the reactor of one simulated process."""
+"""Simulated time."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
 
 from twisted.internet.base import DelayedCall
 from twisted.internet.task import Clock
 
-if TYPE_CHECKING:
-    from twisted.internet.protocol import ClientFactory
-
-    from synapse_replication.testing.simulation.network import (
-        SimulatedConnector,
-        SimulatedNetwork,
-    )
-
-__all__ = ["ProcessReactor", "SimulatedClock", "TooManyCallsError"]
+__all__ = ["SimulatedClock", "TooManyCallsError"]
 
 _due = methodcaller("getTime")
 
@@ -79,52 +70,3 @@ class SimulatedClock(Clock):
                 )
             call.func(*call.args, **call.kw)
         self.rightNow = max(self.rightNow, when)
-
-
-class ProcessReactor:
-    """What one life of a process sees of time and network; dies with it.
-
-    :ivar is_alive: once it is not, nothing that was asked for happens.
-    """
-
-    def __init__(
-        self, clock: SimulatedClock, network: SimulatedNetwork, name: str
-    ) -> None:
-        self.name = name
-        self.is_alive = True
-        self._clock = clock
-        self._network = network
-
-    def kill(self) -> None:
-        """End, as by ``kill -9``."""
-        self.is_alive = False
-        self._network.process_died(self)
-
-    def seconds(self) -> float:
-        return self._clock.rightNow
-
-    def callLater(
-        self, delay: float, func: Callable[..., object], *args: object, **kw: object
-    ) -> DelayedCall:
-        return self._clock.callLater(delay, self._call, func, args, kw)
-
-    def callFromThread(
-        self, func: Callable[..., object], *args: object, **kw: object
-    ) -> None:
-        self.callLater(0, func, *args, **kw)
-
-    def _call(
-        self, func: Callable[..., object], args: Any, kw: dict[str, object]
-    ) -> None:
-        if self.is_alive:
-            func(*args, **kw)
-
-    def connectTCP(
-        self,
-        host: str,
-        port: int,
-        factory: ClientFactory,
-        timeout: float = 30,
-        bindAddress: object = None,
-    ) -> SimulatedConnector:
-        return self._network.connect(self, factory)

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.testing.simulation.broker import SimulatedBroker
-from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.clock import SimulatedClock
 from synapse_replication.testing.simulation.database import SimulatedDatabase
 from synapse_replication.testing.simulation.invariants import (
     Ledger,
@@ -18,15 +18,16 @@ from synapse_replication.testing.simulation.invariants import (
     SimulatedRow,
 )
 from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.process import (
+from synapse_replication.testing.simulation.parts import (
     CACHES,
     MEMORY_STREAM,
     PROCESSES,
     TABLES,
     Kept,
     Parts,
-    Process,
 )
+from synapse_replication.testing.simulation.process import Process
+from synapse_replication.testing.simulation.reactor import ProcessReactor
 from synapse_replication.testing.simulation.watcher import Counts
 from synapse_replication.wire.commands.standard import PositionCommand
 
@@ -70,9 +71,7 @@ class Cluster:
         self.ledger = Ledger(
             frozenset([CACHES]), frozenset([MEMORY_STREAM]), self.trace
         )
-        self.network = SimulatedNetwork(
-            self.clock, Random(f"{seed}/network"), self.parts
-        )
+        self.network = SimulatedNetwork(self.clock, Random(f"{seed}/network"))
         self.broker = SimulatedBroker(
             self.network, Random(f"{seed}/broker"), self._published
         )

@@ -28,7 +28,8 @@ from synapse_replication.storage import queries
 from synapse_replication.storage.postgres_stream import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.clock import SimulatedClock
+from synapse_replication.testing.simulation.reactor import ProcessReactor
 
 __all__ = ["DatabaseClient", "SimulatedDatabase", "StoredRow"]
 

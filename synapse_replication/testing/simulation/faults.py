@@ -13,7 +13,7 @@ from random import Random
 
 from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.network import Connection
-from synapse_replication.testing.simulation.process import MEMORY_STREAM, PROCESSES
+from synapse_replication.testing.simulation.parts import MEMORY_STREAM, PROCESSES
 
 __all__ = ["Faults"]
 

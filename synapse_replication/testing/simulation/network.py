@@ -10,26 +10,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.address import IPv4Address
-from twisted.internet.error import (
-    ConnectionDone,
-    ConnectionLost,
-    ConnectionRefusedError,
-)
-from twisted.internet.protocol import ClientFactory
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.python.failure import Failure
 
-from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.clock import SimulatedClock
 
-if TYPE_CHECKING:
-    from synapse_replication.testing.simulation.process import Parts
+__all__ = [
+    "BROKER_ADDRESS",
+    "Connection",
+    "Owner",
+    "Pipe",
+    "Session",
+    "SimulatedNetwork",
+]
 
-__all__ = ["Connection", "Pipe", "Session", "SimulatedConnector", "SimulatedNetwork"]
+#: Where every connection leads, whatever address was asked for.
+BROKER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
 
-_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
+
+class Owner(Protocol):
+    """One life of the process that has a connection.
+
+    :ivar is_alive: once it is not, nothing reaches the process.
+    """
+
+    name: str
+    is_alive: bool
+
+    def callLater(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> object:
+        """Call a function later, in s, if the process is alive then."""
+        ...
 
 
 class Session(Protocol):
@@ -184,7 +200,7 @@ class SimulatedTransport:
     def setTcpKeepAlive(self, enabled: bool) -> None: ...
 
     def getPeer(self) -> IPv4Address:
-        return _ADDRESS
+        return BROKER_ADDRESS
 
     def getHost(self) -> IPv4Address:
         return self._connection.address
@@ -193,6 +209,9 @@ class SimulatedTransport:
 class Connection:
     """One connection of a process to the broker.
 
+    :param protocol: the client's end, which is connected by :meth:`begin`.
+    :param role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
+    :param lost: called with the reason, after ``connectionLost`` of the protocol.
     :ivar role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
     :ivar is_open: from the client's point of view.
     :ivar address: of the client's end; no other has the same.
@@ -201,18 +220,18 @@ class Connection:
     def __init__(
         self,
         network: SimulatedNetwork,
-        reactor: ProcessReactor,
-        connector: SimulatedConnector,
+        reactor: Owner,
         protocol: Any,
         session_factory: Callable[[Connection], Session],
         role: str,
+        lost: Callable[[Failure], object],
     ) -> None:
         self.reactor = reactor
         self.role = role
         self.is_open = True
         self.address = IPv4Address("TCP", "127.0.0.1", network.next_port())
         self._network = network
-        self._connector = connector
+        self._lost = lost
         self._protocol = protocol
         self._session = session_factory(self)
         self._session_open = True
@@ -281,7 +300,7 @@ class Connection:
     def _tell_client(self, failure: Failure) -> None:
         self.transport.connected = False
         self._protocol.connectionLost(failure)
-        self._connector.lost(failure)
+        self._lost(failure)
 
     # -- the broker's end -------------------------------------------------------------
 
@@ -310,57 +329,6 @@ class Connection:
             self.end_session()
 
 
-class SimulatedConnector:
-    """What a client factory is given to connect again with."""
-
-    def __init__(
-        self, network: SimulatedNetwork, reactor: ProcessReactor, factory: Any
-    ) -> None:
-        self._network = network
-        self._reactor = reactor
-        self.factory = factory
-        self._attempt = 0
-
-    def connect(self) -> None:
-        self._attempt += 1
-        self.factory.doStart()
-        self.factory.startedConnecting(self)
-        delay = self._network.latency(self._reactor.name)
-        self._reactor.callLater(delay, self._decide, self._attempt)
-
-    def stopConnecting(self) -> None:
-        self._attempt += 1
-
-    def disconnect(self) -> None:
-        self._attempt += 1
-
-    def _decide(self, attempt: int) -> None:
-        if attempt != self._attempt:
-            return
-        network, factory = self._network, self.factory
-        if network.refuses(self._reactor.name, factory.name):
-            refused = Failure(ConnectionRefusedError())  # type: ignore[no-untyped-call]
-            factory.clientConnectionFailed(self, refused)
-            factory.doStop()
-            return
-        protocol = factory.buildProtocol(_ADDRESS)
-        assert network.broker_session is not None
-        connection = Connection(
-            network,
-            self._reactor,
-            self,
-            protocol,
-            network.broker_session,
-            factory.name,
-        )
-        network.connections.append(connection)
-        connection.begin()
-
-    def lost(self, failure: Failure) -> None:
-        self.factory.clientConnectionLost(self, failure)
-        self.factory.doStop()
-
-
 class SimulatedNetwork:
     """All connections, and what is wrong with them.
 
@@ -372,7 +340,7 @@ class SimulatedNetwork:
     :ivar broker_is_up: whether anybody does.
     """
 
-    def __init__(self, clock: SimulatedClock, random: Random, parts: Parts) -> None:
+    def __init__(self, clock: SimulatedClock, random: Random) -> None:
         self.clock = clock
         self.random = random
         self.splitting = Splitting()
@@ -382,7 +350,6 @@ class SimulatedNetwork:
         self.broker_is_up = True
         self.broker_session: Callable[[Connection], Session] | None = None
         self.before_write: Callable[[Connection, bytes], bytes] = lambda _, data: data
-        self._parts = parts
         self._last_port = 40_000
 
     def next_port(self) -> int:
@@ -398,16 +365,23 @@ class SimulatedNetwork:
         """Tell whether a connection would be refused now."""
         return not self.broker_is_up or (name, role) in self.refused
 
-    def connect(
-        self, reactor: ProcessReactor, factory: ClientFactory
-    ) -> SimulatedConnector:
-        """Connect to the broker, whatever address was asked for."""
-        self._parts.prepare(factory)
-        connector = SimulatedConnector(self, reactor, factory)
-        connector.connect()
-        return connector
+    def open(
+        self,
+        reactor: Owner,
+        protocol: Any,
+        role: str,
+        lost: Callable[[Failure], object],
+    ) -> Connection:
+        """Open a connection to the broker; the arguments are those of Connection."""
+        assert self.broker_session is not None
+        connection = Connection(
+            self, reactor, protocol, self.broker_session, role, lost
+        )
+        self.connections.append(connection)
+        connection.begin()
+        return connection
 
-    def process_died(self, reactor: ProcessReactor) -> None:
+    def process_died(self, reactor: Owner) -> None:
         """Close all connections of a process."""
         for connection in self.of_process(reactor.name):
             if connection.reactor is reactor:

@@ -7,8 +7,8 @@ time, network, Redis, Postgres, and the HTTP request that fetches what is in mem
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Mapping
+from typing import Any
 
 import attrs
 import psycopg2
@@ -31,15 +31,12 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import (
     ReceiverOptions,
-    StreamReceiver,
 )
 from synapse_replication.handlers.sending.streamer import (
-    ReplicationStreamer,
     StreamerOptions,
 )
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.subscriber import RedisSubscriber, SubscriberFactory
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
@@ -55,113 +52,35 @@ from synapse_replication.storage.sequences import (
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.simulation.database import (
     DatabaseClient,
 )
+from synapse_replication.testing.simulation.environment import (
+    Environment,
+    Neighbour,
+)
 from synapse_replication.testing.simulation.invariants import (
     Reader,
     SimulatedRow,
 )
+from synapse_replication.testing.simulation.parts import (
+    CACHES,
+    MEMORY_STREAM,
+    PROCESSES,
+    TABLES,
+    Kept,
+    describe,
+)
 from synapse_replication.testing.simulation.watcher import Watcher
 
-if TYPE_CHECKING:
-    from synapse_replication.testing.simulation.cluster import Cluster
-
-__all__ = [
-    "CACHES",
-    "MEMORY_STREAM",
-    "PROCESSES",
-    "TABLES",
-    "Kept",
-    "Parts",
-    "Process",
-    "SinkError",
-]
-
-#: Fetched from its writer's memory.
-MEMORY_STREAM = "typing"
-#: Anybody writes it; kept in a table, idempotent.
-CACHES = "caches"
-
-#: Every process, and whether it keeps what it was handed, with its positions.
-PROCESSES: Mapping[str, bool] = {
-    "main": False,
-    "writer1": False,
-    "writer2": False,
-    "reader1": True,
-    "reader2": True,
-}
-
-
-def _table(name: str, *writers: str) -> TableStream:
-    return TableStream(
-        name=name,
-        table=name,
-        id_column="stream_id",
-        writer_column="instance_name",
-        columns={"row_id": int, "key": str},
-        sequence=f"{name}_seq",
-        writers=writers,
-        row_type=SimulatedRow,
-    )
-
-
-TABLES: Sequence[TableStream] = (
-    _table("events", "writer1", "writer2"),
-    _table("receipts", "main", "writer1", "writer2"),
-    _table(CACHES, "main", "writer1"),
-)
-
-
-def _description(table: TableStream) -> StreamDescription:
-    if table.name != CACHES:
-        return table.description
-    return attrs.evolve(
-        table.description,
-        idempotent=True,
-        resettable=True,
-        announce_own_moves_only=True,
-    )
+__all__ = ["Process", "SinkError"]
 
 
 class SinkError(Exception):
     """The host could not take rows: one of the faults."""
-
-
-@attrs.frozen
-class Parts:
-    """The classes that processes are made of; another one puts a bug in.
-
-    :ivar receiver: and the others below: a subclass of what is the default.
-    """
-
-    handler: type[ReplicationCommandHandler] = ReplicationCommandHandler
-    streamer: type[ReplicationStreamer] = ReplicationStreamer
-    receiver: type[StreamReceiver] = StreamReceiver
-    subscriber: type[RedisSubscriber] = RedisSubscriber
-    positions: type[WriterPositions] = WriterPositions
-    stream: type[PostgresStream] = PostgresStream
-
-    def prepare(self, factory: Any) -> None:
-        """Set the factory of a connection up."""
-        if isinstance(factory, SubscriberFactory):
-            factory.protocol = self.subscriber
-
-
-@attrs.frozen
-class Kept:
-    """What a process keeps over its crashes, by (stream, writer).
-
-    :ivar positions: how far it got.
-    :ivar epochs: of which lives of writers in memory that is.
-    """
-
-    positions: dict[tuple[str, str], int] = attrs.Factory(dict)
-    epochs: dict[tuple[str, str], str] = attrs.Factory(dict)
 
 
 class _Sink:
@@ -229,7 +148,7 @@ class Process:
     :param kept: what it kept in its last life, and keeps in this one.
     """
 
-    def __init__(self, cluster: Cluster, name: str, kept: Kept) -> None:
+    def __init__(self, cluster: Environment, name: str, kept: Kept) -> None:
         self.cluster = cluster
         self.name = name
         self.kept = kept
@@ -298,14 +217,14 @@ class Process:
         self.handler = parts.handler(
             host,
             self.watcher,
-            options=HandlerOptions(receiver=receiver, partial=partial),
+            options=HandlerOptions(
+                receiver=receiver, partial=partial, receiver_type=parts.receiver
+            ),
         )
         if self.backlog is not None:
             extension = ReplicationExtension(
                 host, self.handler, self.watcher, self.epochs, self.backlog
             )
-        for stream_receiver in self.handler._receivers.values():
-            stream_receiver.__class__ = parts.receiver
         streamer = parts.streamer(
             host,
             self.handler,
@@ -324,6 +243,7 @@ class Process:
             ping_interval=5.0,
             reply_timeout=5.0,
             extension=extension,
+            subscriber_type=parts.subscriber,
             # Two that come back at once are worse than two that do not.
             jitter=lambda: 0.0,
         )
@@ -365,7 +285,7 @@ class Process:
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
         return self.cluster.parts.stream(
-            _description(table),
+            describe(table),
             [declared_query(table)],
             self.database,
             HandledIds(name, self.name, handled, unknown, own),
@@ -375,10 +295,13 @@ class Process:
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
+        positions_type = self.cluster.parts.positions
         positions = await self.database.transact(
-            "load_positions", lambda txn: load_positions(txn, ids, self.name)
+            "load_positions",
+            lambda txn: load_positions(
+                txn, ids, self.name, positions_type=positions_type
+            ),
         )
-        positions.__class__ = self.cluster.parts.positions
         generator = self.generators[ids.stream_name] = MultiWriterIdGenerator(
             self.database,
             ids,
@@ -444,7 +367,7 @@ class Process:
         self.cluster.counts.partial_resyncs += 1
         return found
 
-    async def _ask(self, instance_name: str) -> Process:
+    async def _ask(self, instance_name: str) -> Neighbour:
         cluster = self.cluster
         await deferLater(self.reactor, cluster.network.latency(self.name))
         process = cluster.processes.get(instance_name)

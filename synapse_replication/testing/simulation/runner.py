@@ -16,7 +16,7 @@ from zope.interface import implementer
 from synapse_replication.testing.simulation.cluster import Cluster
 from synapse_replication.testing.simulation.faults import Faults
 from synapse_replication.testing.simulation.invariants import ViolationError
-from synapse_replication.testing.simulation.process import (
+from synapse_replication.testing.simulation.parts import (
     MEMORY_STREAM,
     PROCESSES,
     Parts,

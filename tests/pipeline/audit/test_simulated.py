@@ -25,7 +25,7 @@ from synapse_replication.pipeline.audit.checks.wire import (
 )
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.testing.simulation.cluster import Cluster
-from synapse_replication.testing.simulation.process import (
+from synapse_replication.testing.simulation.parts import (
     CACHES,
     MEMORY_STREAM,
     TABLES,

@@ -12,30 +12,29 @@ from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.writer_state import Link, WriterState
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.positions import WriterPositions
-from synapse_replication.testing.simulation.process import Parts
+from synapse_replication.testing.simulation.parts import Parts
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
 
-__all__ = ["BUGS"]
+__all__ = ["BUGS", "FOUND_BY"]
 
 
 class _AsksBeforeItHears(RedisSubscriber):
     """C1: REPLICATE goes out before the subscription is confirmed."""
 
     def authenticated(self) -> None:
-        self.factory.command_handler.new_connection(self)
+        super().report_connection()
         # As slow as a subscription may be.
         self.factory.reactor_clock.callLater(0.1, super().authenticated)
 
-    def _subscribed(self) -> None:
-        self.link_established()
-        self.link_proved()
+    def report_connection(self) -> None:
+        """It was reported already."""
 
 
 class _DoesNotWaitForCatchUp(StreamReceiver):
     """C3: rows that arrive during a catch-up are handed on at once."""
 
-    def _take_slice(
+    def handle_slice(
         self,
         link: Link,
         instance_name: str,
@@ -45,7 +44,7 @@ class _DoesNotWaitForCatchUp(StreamReceiver):
     ) -> Awaitable[None] | None:
         catch_up, state.catch_up = state.catch_up, None
         try:
-            return super()._take_slice(link, instance_name, state, tokens, rows)
+            return super().handle_slice(link, instance_name, state, tokens, rows)
         finally:
             state.catch_up = state.catch_up or catch_up
 
@@ -53,7 +52,7 @@ class _DoesNotWaitForCatchUp(StreamReceiver):
 class _OneBatchPerStream(StreamReceiver):
     """C7: the rows of a batch are gathered by stream, not by writer."""
 
-    def _take_slice(
+    def handle_slice(
         self,
         link: Link,
         instance_name: str,
@@ -64,35 +63,35 @@ class _OneBatchPerStream(StreamReceiver):
         others = [
             other
             for (name, _), other in link.writers.items()
-            if name == self._name and other is not state
+            if name == self.stream_name and other is not state
         ]
         for other in others:
             state.pending = other.pending + state.pending
             other.pending = []
-        return super()._take_slice(link, instance_name, state, tokens, rows)
+        return super().handle_slice(link, instance_name, state, tokens, rows)
 
 
 class _PositionDropsAllBatches(StreamReceiver):
     """C8: the POSITION of one writer drops the unfinished batches of all."""
 
-    async def _take_position(self, link: Link, position: PositionCommand) -> None:
+    async def handle_position(self, link: Link, position: PositionCommand) -> None:
         for (name, _), state in link.writers.items():
-            if name == self._name:
+            if name == self.stream_name:
                 state.pending = []
-        await super()._take_position(link, position)
+        await super().handle_position(link, position)
 
 
 class _ConnectsStreams(StreamReceiver):
     """C9: a POSITION of one writer makes the rows of all writers welcome."""
 
-    def _take_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        key = self._name, run.instance_name
+    def handle_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        key = self.stream_name, run.instance_name
         if key not in link.writers and any(
-            name == self._name and state.is_connected
+            name == self.stream_name and state.is_connected
             for (name, _), state in link.writers.items()
         ):
             link.writers[key] = WriterState(is_connected=True)
-        return super()._take_rows(link, run)
+        return super().handle_rows(link, run)
 
 
 class _ForgetsUnreadableRows(StreamReceiver):
@@ -103,30 +102,32 @@ class _ForgetsUnreadableRows(StreamReceiver):
 
 
 class _AnnouncesOnRemotePositions(WriterPositions):
-    """C11: what others announce moves the announced position over an own id, and
-    not what is remembered of own rows."""
+    """C11: what others announce moves the announced position over an own id that is
+    finished while another is being fetched, and ``local`` does not follow."""
+
+    _moved_to = 0
 
     def advance(self, instance_name: str, id_: int) -> None:
         super().advance(instance_name, id_)
-        if self.is_writer and not self._in_flight:
-            # Ids being fetched are not looked at, nor are own finished ones.
-            self._announced = max(self._announced, self.max_finished)
+        if self.is_writer and self.lowest_in_flight() is None:
+            # Ids being fetched are not looked at.
+            self._moved_to = self.max_finished
 
-    def has_local_updates(self, from_token: int) -> bool:
-        return from_token < self._local
+    def writer_position(self, instance_name: str) -> int:
+        position = super().writer_position(instance_name)
+        if instance_name == self.instance_name:
+            return max(position, self._moved_to)
+        return position
 
 
 class _IgnoresFetches(WriterPositions):
     """C25: between nextval and its registration, an id counts for nothing."""
 
-    def _own_limit(self) -> int | None:
-        heap = self._in_flight_heap
-        while heap and heap[0] not in self._in_flight:
-            heap.pop(0)
-        return heap[0] - 1 if heap else None
+    def lowest_floor(self) -> int | None:
+        return None
 
     def is_usable(self, fetch: int, id_: int) -> bool:
-        return id_ not in self._in_flight and id_ not in self._finished
+        return id_ > self.floor_of(fetch)
 
 
 class _ComparesNoEpochs(StreamReceiver):
@@ -158,4 +159,16 @@ BUGS: Mapping[str, Parts] = {
     "C25": Parts(positions=_IgnoresFetches),
     "C46": Parts(receiver=_ComparesNoEpochs),
     "C46, saved": Parts(receiver=_SavesNoEpochs),
+}
+
+#: The first seed that found each when this was written: where to begin to look.
+FOUND_BY: Mapping[str, int] = {
+    "C7": 6,
+    "C8": 7,
+    "C9": 16,
+    "C10": 3,
+    "C11": 33,
+    "C25": 133,
+    "C46": 2,
+    "C46, saved": 16,
 }

@@ -9,9 +9,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.redis.resp import encode
 from synapse_replication.testing.simulation.broker import SimulatedBroker
-from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.clock import SimulatedClock
 from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.process import Parts
+from synapse_replication.testing.simulation.reactor import ProcessReactor
 
 
 class _Client(Protocol):
@@ -44,7 +44,7 @@ class _Factory(ClientFactory):
 class SimulatedBrokerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = SimulatedClock()
-        self.network = SimulatedNetwork(self.clock, Random(1), Parts())
+        self.network = SimulatedNetwork(self.clock, Random(1))
         self.published: list[tuple[str, bytes]] = []
         self.broker = SimulatedBroker(
             self.network,

@@ -1,18 +1,13 @@
-"""Simulated time goes from one call to the next; the dead call nobody."""
+"""Simulated time goes from one call to the next."""
 
 from __future__ import annotations
-
-from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.simulation.clock import (
-    ProcessReactor,
     SimulatedClock,
     TooManyCallsError,
 )
-from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.process import Parts
 
 
 class SimulatedClockTests(SynchronousTestCase):
@@ -46,19 +41,3 @@ class SimulatedClockTests(SynchronousTestCase):
 
         again()
         self.assertRaises(TooManyCallsError, clock.run_until, 1.0)
-
-
-class ProcessReactorTests(SynchronousTestCase):
-    def test_dead(self) -> None:
-        """What a process asked for does not happen after its death."""
-        clock = SimulatedClock()
-        network = SimulatedNetwork(clock, Random(1), Parts())
-        reactor = ProcessReactor(clock, network, "p")
-        made: list[str] = []
-        reactor.callLater(1.0, made.append, "alive")
-        reactor.callLater(2.0, made.append, "dead")
-        reactor.callFromThread(made.append, "thread")
-        clock.run_until(1.5)
-        reactor.kill()
-        clock.run_until(9.0)
-        self.assertEqual(made, ["thread", "alive"])

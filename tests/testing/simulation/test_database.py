@@ -10,13 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.postgres_stream import declared_insert
-from synapse_replication.testing.simulation.clock import ProcessReactor, SimulatedClock
+from synapse_replication.testing.simulation.clock import SimulatedClock
 from synapse_replication.testing.simulation.database import (
     DatabaseClient,
     SimulatedDatabase,
 )
 from synapse_replication.testing.simulation.network import SimulatedNetwork
-from synapse_replication.testing.simulation.process import TABLES, Parts
+from synapse_replication.testing.simulation.parts import TABLES
+from synapse_replication.testing.simulation.reactor import ProcessReactor
 
 _EVENTS = TABLES[0]
 
@@ -33,7 +34,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
                 (stream, writer, id_)
             ),
         )
-        network = SimulatedNetwork(self.clock, Random(1), Parts())
+        network = SimulatedNetwork(self.clock, Random(1))
         self.reactor = ProcessReactor(self.clock, network, "w")
         self.client = DatabaseClient(self.database, self.reactor)
 

@@ -1,0 +1,84 @@
+"""What a simulated process needs of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from synapse_replication.app.host import StandaloneHost
+from synapse_replication.streams.backlog import Backlog
+from synapse_replication.testing.simulation.clock import SimulatedClock
+from synapse_replication.testing.simulation.database import SimulatedDatabase
+from synapse_replication.testing.simulation.invariants import Ledger, Reader
+from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.parts import Parts
+from synapse_replication.testing.simulation.watcher import Counts
+
+__all__ = ["Environment", "Neighbour"]
+
+
+class Neighbour(Protocol):
+    """Another process, as far as requests over HTTP see it.
+
+    :ivar is_up: it answers.
+    :ivar backlog: what it sent last; ``None`` if it keeps none.
+    """
+
+    is_up: bool
+    host: StandaloneHost
+    backlog: Backlog | None
+
+
+class Environment(Protocol):
+    """All that a process shares with others, and what records what it does.
+
+    Implemented by :class:`~synapse_replication.testing.simulation.cluster.Cluster`.
+
+    :ivar processes: those that run, by name.
+    :ivar writers: of each stream, by its name.
+    :ivar speak_extension: the names of those that speak the extension.
+    :ivar sink_failure_chance: that a host refuses rows.
+    :ivar slow_sink_chance: that a host takes its time.
+    :ivar http_failure_chance: that a request to another process fails.
+    """
+
+    parts: Parts
+    random: Random
+    clock: SimulatedClock
+    network: SimulatedNetwork
+    database: SimulatedDatabase
+    ledger: Ledger
+    counts: Counts
+    speak_extension: set[str]
+    has_small_queues: bool
+    torture_level: int
+    sink_failure_chance: float
+    slow_sink_chance: float
+    http_failure_chance: float
+
+    @property
+    def writers(self) -> Mapping[str, Sequence[str]]: ...
+
+    @property
+    def processes(self) -> Mapping[str, Neighbour]: ...
+
+    def trace(self, text: str) -> None:
+        """Take note of what happens."""
+
+    def unexpected(self, what: str, error: BaseException) -> None:
+        """Take note of a failure that no fault explains."""
+
+    def make_reactor(self, name: str) -> Any:
+        """Make what a process takes for a reactor."""
+
+    def next_epoch(self) -> int:
+        """Number the lives of all processes."""
+        ...
+
+    def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
+        """Take note of a new life, which goes on with what the last one kept."""
+        ...
+
+    def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run what nobody waits for, and which never fails."""

@@ -1,0 +1,111 @@
+"""The reactor of one simulated process, and what it connects with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.base import DelayedCall
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.protocol import ClientFactory
+from twisted.python.failure import Failure
+
+from synapse_replication.testing.simulation.clock import SimulatedClock
+from synapse_replication.testing.simulation.network import (
+    BROKER_ADDRESS,
+    SimulatedNetwork,
+)
+
+__all__ = ["ProcessReactor", "SimulatedConnector"]
+
+
+class ProcessReactor:
+    """What one life of a process sees of time and network; dies with it.
+
+    :ivar is_alive: once it is not, nothing that was asked for happens.
+    """
+
+    def __init__(
+        self, clock: SimulatedClock, network: SimulatedNetwork, name: str
+    ) -> None:
+        self.name = name
+        self.is_alive = True
+        self._clock = clock
+        self._network = network
+
+    def kill(self) -> None:
+        """End, as by ``kill -9``."""
+        self.is_alive = False
+        self._network.process_died(self)
+
+    def seconds(self) -> float:
+        return self._clock.rightNow
+
+    def callLater(
+        self, delay: float, func: Callable[..., object], *args: object, **kw: object
+    ) -> DelayedCall:
+        return self._clock.callLater(delay, self._call, func, args, kw)
+
+    def callFromThread(
+        self, func: Callable[..., object], *args: object, **kw: object
+    ) -> None:
+        self.callLater(0, func, *args, **kw)
+
+    def _call(
+        self, func: Callable[..., object], args: Any, kw: dict[str, object]
+    ) -> None:
+        if self.is_alive:
+            func(*args, **kw)
+
+    def connectTCP(
+        self,
+        host: str,
+        port: int,
+        factory: ClientFactory,
+        timeout: float = 30,
+        bindAddress: object = None,
+    ) -> SimulatedConnector:
+        connector = SimulatedConnector(self._network, self, factory)
+        connector.connect()
+        return connector
+
+
+class SimulatedConnector:
+    """What a client factory is given to connect again with."""
+
+    def __init__(
+        self, network: SimulatedNetwork, reactor: ProcessReactor, factory: Any
+    ) -> None:
+        self._network = network
+        self._reactor = reactor
+        self.factory = factory
+        self._attempt = 0
+
+    def connect(self) -> None:
+        self._attempt += 1
+        self.factory.doStart()
+        self.factory.startedConnecting(self)
+        delay = self._network.latency(self._reactor.name)
+        self._reactor.callLater(delay, self._decide, self._attempt)
+
+    def stopConnecting(self) -> None:
+        self._attempt += 1
+
+    def disconnect(self) -> None:
+        self._attempt += 1
+
+    def _decide(self, attempt: int) -> None:
+        if attempt != self._attempt:
+            return
+        network, factory = self._network, self.factory
+        if network.refuses(self._reactor.name, factory.name):
+            refused = Failure(ConnectionRefusedError())  # type: ignore[no-untyped-call]
+            factory.clientConnectionFailed(self, refused)
+            factory.doStop()
+            return
+        protocol = factory.buildProtocol(BROKER_ADDRESS)
+        network.open(self._reactor, protocol, factory.name, self.lost)
+
+    def lost(self, failure: Failure) -> None:
+        self.factory.clientConnectionLost(self, failure)
+        self.factory.doStop()

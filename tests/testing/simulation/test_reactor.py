@@ -1,0 +1,27 @@
+"""A simulated process: nothing reaches it once it is dead."""
+
+from __future__ import annotations
+
+from random import Random
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.simulation.clock import SimulatedClock
+from synapse_replication.testing.simulation.network import SimulatedNetwork
+from synapse_replication.testing.simulation.reactor import ProcessReactor
+
+
+class ProcessReactorTests(SynchronousTestCase):
+    def test_dead(self) -> None:
+        """What a process asked for does not happen after its death."""
+        clock = SimulatedClock()
+        network = SimulatedNetwork(clock, Random(1))
+        reactor = ProcessReactor(clock, network, "p")
+        made: list[str] = []
+        reactor.callLater(1.0, made.append, "alive")
+        reactor.callLater(2.0, made.append, "dead")
+        reactor.callFromThread(made.append, "thread")
+        clock.run_until(1.5)
+        reactor.kill()
+        clock.run_until(9.0)
+        self.assertEqual(made, ["thread", "alive"])
