@@ -6,11 +6,12 @@ Spec, sections 1, 5 and 6; docs/plugging-in.rst.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from synapse_replication.app.commands import CommandsOut, SyncingUsers
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StreamConfigurationError
@@ -18,7 +19,7 @@ from synapse_replication.handlers.data import (
     AdvancingStream,
     ReplicationDataHandler,
 )
-from synapse_replication.handlers.interfaces import Identity, RowSink, SyncingUser
+from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSink
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.stream import Stream, UpdateFunction
@@ -27,7 +28,6 @@ __all__ = [
     "PositionsOnlySink",
     "StandaloneHost",
     "StreamTable",
-    "SyncingUsers",
     "WriteNotifier",
 ]
 
@@ -90,92 +90,16 @@ class PositionsOnlySink:
         """Do nothing with a position."""
 
 
-class SyncingUsers:
-    """Who is syncing with which process, as the others tell.
-
-    Other commands without rows are passed over: a stand-alone process has no
-    caches, pushers or clients. Subclass it to do something with them.
-
-    :param max_users: pairs of user and device at most; past it, those that were
-        seen longest ago are forgotten.
-    """
-
-    def __init__(self, max_users: int = 100_000) -> None:
-        self._max_users = max_users
-        # (instance_id, user_id, device_id) -> last_sync_ms, oldest news first.
-        self._users: dict[tuple[str, str, str | None], int] = {}
-
-    def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
-        """Give ``(instance_id, user_id, device_id) -> last_sync_ms``."""
-        return dict(self._users)
-
-    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Give nobody: clients do not sync with a stand-alone process."""
-        return ()
-
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> None:
-        """Note that a user began, goes on, or ceased to sync with a process."""
-        key = (instance_id, user_id, device_id)
-        self._users.pop(key, None)
-        if not is_syncing:
-            return
-        self._users[key] = last_sync_ms
-        if len(self._users) > self._max_users:
-            del self._users[next(iter(self._users))]
-
-    def on_clear_user_sync(self, instance_id: str) -> None:
-        """Forget the users of a process."""
-        for key in [key for key in self._users if key[0] == instance_id]:
-            del self._users[key]
-
-    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Do nothing."""
-
-    def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> None:
-        """Do nothing."""
-
-    def on_remote_server_up(self, server: str) -> None:
-        """Do nothing."""
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Do nothing."""
-
-    def on_new_active_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_cancel_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Do nothing."""
-
-    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Do nothing."""
-
-
 @attrs.define(eq=False)
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     ``rows`` is set once there is a sink, which may want the host; code that is
-    plugged in by ``modules`` finds it set.
+    plugged in by ``modules`` finds it set, and ``commands`` likewise.
+
+    :ivar send: sends commands to the other instances.
+    :ivar commands: receives theirs; the ``command_sink`` of the configuration, if it
+        names one.
 
     :ivar observer: told of everything.
     :ivar hooks: lets code subscribe to what happens; set by the process.
@@ -190,7 +114,8 @@ class StandaloneHost:
     run_as_background_process: BackgroundProcesses
     stores_user_ips: bool
     streams: StreamTable = attrs.field(factory=StreamTable)
-    commands: SyncingUsers = attrs.field(factory=SyncingUsers)
+    send: CommandsOut = attrs.field(init=False)
+    commands: CommandSink = attrs.field(init=False)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
     hooks: ReplicationHooks = attrs.field(init=False)
@@ -210,6 +135,10 @@ class StandaloneHost:
             BackgroundProcesses(observer),
             config.stores_user_ips,
         )
+
+    def __attrs_post_init__(self) -> None:
+        self.send = CommandsOut(self.identity, self.clock)
+        self.commands = SyncingUsers(own=self.send.syncing_users)
 
     def set_sink(self, sink: RowSink) -> None:
         """Say where received rows go."""

@@ -6,11 +6,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.process import FactoryConfig, ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 
-__all__ = ["load_factories", "load_factory"]
+__all__ = ["Factories", "load_factories", "load_factory"]
 
 
 def load_factory(
@@ -44,27 +46,42 @@ def load_factory(
     return lambda host: factory(host, dict(config.config))
 
 
-def load_factories(
-    config: ProcessConfig,
-) -> tuple[Callable[[Any], Any] | None, list[Callable[[Any], Any]]]:
-    """Import the sink's and the modules' functions.
+@attrs.frozen
+class Factories:
+    """What makes the code of the user's; each is called with the host.
 
-    :return: the sink's, if there is one, and the modules', in order.
-    :raises ConfigError: one or more cannot be had.
+    :ivar row_sink: makes the row sink; ``None`` if the configuration names none.
+    :ivar command_sink: makes the command sink, likewise.
+    :ivar modules: in the order of the configuration.
+    """
+
+    row_sink: Callable[[Any], Any] | None
+    command_sink: Callable[[Any], Any] | None
+    modules: Sequence[Callable[[Any], Any]]
+
+
+def load_factories(config: ProcessConfig) -> Factories:
+    """Import the functions that the configuration names.
+
+    :raises ConfigError: if one or more cannot be imported.
     """
     problems: list[ConfigProblem] = []
-    found: list[Callable[[Any], Any]] = []
-    sections = [
-        *([(config.row_sink, "row_sink")] if config.row_sink is not None else []),
-        *((section, f"modules[{i}]") for i, section in enumerate(config.modules)),
-    ]
-    for section, key in sections:
+
+    def load(section: FactoryConfig | None, key: str) -> Callable[[Any], Any] | None:
+        if section is None:
+            return None
         try:
-            found.append(load_factory(section, key, config.files))
+            return load_factory(section, key, config.files)
         except ConfigError as error:
-            problems += error.problems
+            problems.extend(error.problems)
+            return None
+
+    row_sink = load(config.row_sink, "row_sink")
+    command_sink = load(config.command_sink, "command_sink")
+    modules = [
+        load(section, f"modules[{index}]")
+        for index, section in enumerate(config.modules)
+    ]
     if problems:
         raise ConfigError(problems)
-    if config.row_sink is None:
-        return None, found
-    return found[0], found[1:]
+    return Factories(row_sink, command_sink, [make for make in modules if make])

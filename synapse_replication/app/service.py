@@ -25,7 +25,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.http_site import make_site
-from synapse_replication.app.modules import load_factories
+from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.app.place import this_place
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.app.tracing_export import SpanExport
@@ -44,10 +44,13 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.interfaces import DelayedCall, RowSink
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.sending.streamer import ReplicationStreamer
+from synapse_replication.handlers.sending.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.composite import CompositeObserver
@@ -71,6 +74,7 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
+from synapse_replication.wire.commands.standard import UserIpCommand
 
 __all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
@@ -161,23 +165,26 @@ class ProcessService(Service):
 
     async def _start(self) -> None:
         config, host = self._config, self.host
-        make_sink, make_modules = load_factories(config)
+        factories = load_factories(config)
         self._at_stop("sending spans", lambda: self._spans.stop(self._reactor))
         client = self._make_http_client()
         database = self._open_database()
-        sink = make_sink(host) if make_sink is not None else PositionsOnlySink()
-        if (close := getattr(sink, "close", None)) is not None:
-            self._at_stop("closing the sink", close)
-        host.set_sink(sink)
+        sink = self._make_sinks(factories)
         setup = StreamSetup(config, host, database, client, self._reactor)
         await setup.run(sink)
         if self._backlog is not None:
             for name, (start, token) in setup.nothing_before.items():
                 self._backlog.of(name).pass_over(start, token)
-        services = [service for make in make_modules if (service := make(host))]
+        services = [service for make in factories.modules if (service := make(host))]
         handler, extension = self._make_handler(client)
+        host.send.connect(handler)
         self._watch_positions(handler)
-        streamer = ReplicationStreamer(host, handler, self._observer)
+        streamer = ReplicationStreamer(
+            host,
+            handler,
+            self._observer,
+            options=StreamerOptions(torture_level=config.torture_level),
+        )
         await self._listen_http()
         channels = handler.start_replication()
         await self._start_links(handler, extension, channels)
@@ -197,10 +204,26 @@ class ProcessService(Service):
             server_name=config.server_name,
         )
 
+    def _make_sinks(self, factories: Factories) -> RowSink:
+        host = self.host
+        sink: RowSink = PositionsOnlySink()
+        if factories.row_sink is not None:
+            sink = factories.row_sink(host)
+        host.set_sink(sink)
+        if factories.command_sink is not None:
+            host.commands = factories.command_sink(host)
+        for each in (sink, host.commands):
+            if (close := getattr(each, "close", None)) is not None:
+                self._at_stop(f"closing {type(each).__name__}", close)
+        return sink
+
     def _make_handler(
         self, client: HttpCatchUpClient
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
+        if UserIpCommand.NAME in host.send.channels:
+            # Code of this process wants to be given them.
+            host.stores_user_ips = True
         options = HandlerOptions(expects_links=_has_links(self._config))
         if self._backlog is None:
             return ReplicationCommandHandler(host, observer, options=options), None

@@ -58,6 +58,8 @@ def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
         "writers": "stream_writers",
         "streams": "synapse_replication.streams",
         "row_sink": "synapse_replication.row_sink",
+        "command_sink": "synapse_replication.command_sink",
+        "torture_level": "replication_torture_level",
         "modules": "synapse_replication.modules",
         "tls": "synapse_replication.tls",
         "tracing": "synapse_replication.tracing",

@@ -360,6 +360,8 @@ class OwnSection(_OwnSection):
     :ivar streams: instead of the standard ones: names of standard streams, and
         declarations by table; ``None`` for all standard ones.
     :ivar row_sink: ``factory(host, config) -> RowSink``: where received rows go.
+    :ivar command_sink: ``factory(host, config) -> CommandSink``: where received
+        commands without rows go.
     :ivar modules: ``factory(host, config) -> IService | None``: code that runs
         inside this process, before replication starts.
     :ivar allow_unprotected_listeners: listen for replication beyond this machine even
@@ -370,6 +372,7 @@ class OwnSection(_OwnSection):
 
     streams: list[StreamEntry] | None = None
     row_sink: FactorySection | None = None
+    command_sink: FactorySection | None = None
     modules: Annotated[list[FactorySection], BeforeValidator(_nothing_if_none)] = Field(
         default_factory=list
     )
@@ -383,6 +386,10 @@ class OwnSection(_OwnSection):
     extension: Annotated[ExtensionSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=ExtensionSection
     )
+
+
+#: The longest delay for tests of races, in ms.
+_MAX_TORTURE_MS = 60_000
 
 
 class SharedFile(_Section):
@@ -414,6 +421,9 @@ class SharedFile(_Section):
     tls_certificate_path: str | None = None
     tls_private_key_path: str | None = None
     run_background_tasks_on: str | None = None
+    replication_torture_level: (
+        Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
+    ) = None
     synapse_replication: Annotated[OwnSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=OwnSection
     )
@@ -482,6 +492,7 @@ def _known_keys(path: Path_) -> list[str]:
         "direct_tcp": DirectTcpSection,
         "extension": ExtensionSection,
         "row_sink": FactorySection,
+        "command_sink": FactorySection,
         "modules": FactorySection,
         "sentinel": SentinelSection,
         "tracing": TracingSection,

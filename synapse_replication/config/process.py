@@ -151,6 +151,9 @@ class ProcessConfig:
         stream that everybody writes.
     :ivar replication_secret: the ``worker_replication_secret``.
     :ivar stores_user_ips: this process stores client IPs.
+    :ivar command_sink: where the commands without rows go.
+    :ivar torture_level: ms by which each stream is delayed at most, in random order,
+        to find races in what reads it; 0 for none.
     :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
     :ivar tls: with other processes.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
@@ -173,6 +176,8 @@ class ProcessConfig:
     stores_user_ips: bool
     row_sink: FactoryConfig | None
     modules: tuple[FactoryConfig, ...]
+    command_sink: FactoryConfig | None = None
+    torture_level: int = 0
     tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
@@ -265,6 +270,10 @@ class _Checks:
             == instance_name,
             row_sink=_factory(own.row_sink) if own.row_sink is not None else None,
             modules=tuple(_factory(module) for module in own.modules),
+            command_sink=_factory(own.command_sink)
+            if own.command_sink is not None
+            else None,
+            torture_level=shared.replication_torture_level or 0,
             tcp_limit=PendingLimit(
                 own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
             ),

@@ -11,7 +11,6 @@ from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
     StreamTable,
-    SyncingUsers,
     WriteNotifier,
 )
 from synapse_replication.clock import ReactorClock
@@ -25,7 +24,6 @@ from tests.config.test_files import FilesMixin
 from tests.config.test_process import HOMESERVER, WORKER
 
 if TYPE_CHECKING:
-    _commands: type[interfaces.CommandSink] = SyncingUsers
     _notifier: type[interfaces.Notifier] = WriteNotifier
     _sink: type[interfaces.RowSink] = PositionsOnlySink
     _streams: type[interfaces.StreamDirectory] = StreamTable
@@ -55,40 +53,6 @@ class StreamTableTests(SynchronousTestCase):
             table.add(typing_stream(), is_written_here=True)
         self.assertIn("typing is declared twice", str(caught.exception))
         self.assertEqual(len(table.get_streams_to_replicate()), 1)
-
-
-class SyncingUsersTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.users = SyncingUsers(max_users=3)
-
-    def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
-        self.users.on_user_sync(instance, user, "D", is_syncing, 7)
-
-    def seen(self) -> list[str]:
-        return [
-            f"{instance} {user}" for instance, user, _ in self.users.syncing_users()
-        ]
-
-    def test_start_and_end(self) -> None:
-        """A user is known from start to end, on each process by itself."""
-        self.sync("a", "u")
-        self.sync("b", "u")
-        self.sync("a", "u", False)
-        self.assertEqual(self.seen(), ["b u"])
-
-    def test_clear(self) -> None:
-        """A process that goes down takes all its users with it."""
-        self.sync("a", "u")
-        self.sync("a", "v")
-        self.sync("b", "w")
-        self.users.on_clear_user_sync("a")
-        self.assertEqual(self.seen(), ["b w"])
-
-    def test_bound(self) -> None:
-        """Past the bound, whoever was seen longest ago is forgotten."""
-        for user in ("u", "v", "w", "u", "x"):
-            self.sync("a", user)
-        self.assertEqual(self.seen(), ["a w", "a u", "a x"])
 
 
 class WriteNotifierTests(SynchronousTestCase):

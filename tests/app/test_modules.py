@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synapse_replication.app.modules import load_factories
+from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from tests.config.test_files import FilesMixin
@@ -24,28 +24,33 @@ class LoadFactoriesTests(FilesMixin):
     def test_called_with_host_and_config(self) -> None:
         """The functions that are named get the host and their configuration."""
         name = f"{__name__}.make_something"
-        sink, modules = self.load(
+        factories = self.load(
             f"  row_sink: {{module: {name}, config: {{a: 1}}}}\n"
+            f"  command_sink: {{module: {name}, config: {{c: 3}}}}\n"
             f"  modules: [{{module: {name}, config: {{b: 2}}}}, {{module: {name}}}]\n"
         )
-        self.assertEqual(sink("host"), ("host", {"a": 1}))
+        self.assertEqual(factories.row_sink("host"), ("host", {"a": 1}))
+        self.assertEqual(factories.command_sink("host"), ("host", {"c": 3}))
         self.assertEqual(
-            [make("host") for make in modules], [("host", {"b": 2}), ("host", {})]
+            [make("host") for make in factories.modules],
+            [("host", {"b": 2}), ("host", {})],
         )
 
     def test_none(self) -> None:
         """Nothing that is named is nothing to call."""
-        self.assertEqual(self.load("  {}\n"), (None, []))
+        self.assertEqual(self.load("  {}\n"), Factories(None, None, []))
 
     def test_mistakes(self) -> None:
         """All names that lead nowhere are reported at once."""
         with self.assertRaises(ConfigError) as caught:
             self.load(
                 "  row_sink: {module: no_such_module.make}\n"
+                f"  command_sink: {{module: {__name__}.missing}}\n"
                 f"  modules: [{{module: {__name__}.mistyped}}]\n"
             )
-        one, two = caught.exception.problems
+        one, command, two = caught.exception.problems
         self.assertEqual(one.key, "synapse_replication.row_sink.module")
         self.assertIn("no_such_module cannot be imported", one.problem)
+        self.assertEqual(command.key, "synapse_replication.command_sink.module")
         self.assertEqual(two.key, "synapse_replication.modules[0].module")
         self.assertIn("has no function mistyped", two.problem)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.testing import MemoryReactorClock
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
 from synapse_replication.config.process import load_config
@@ -92,6 +92,25 @@ class ProcessServiceTests(FilesMixin):
             [("redis.test", 6379)] * 2,
         )
         self.assertEqual(self.recorder.calls, ["start"])
+
+    def test_torture(self) -> None:
+        """With a torture level, each stream that is sent is delayed."""
+        process = self.make(replication_torture_level=60_000)
+        process.startService()
+        self.successResultOf(process.started)
+        factory = self.reactor.tcpServers[1][1]
+        transport = StringTransport()
+        protocol = factory.buildProtocol(None)
+        protocol.makeConnection(transport)
+        protocol.dataReceived(b"REPLICATE\n")
+        stream: Any = process.host.streams.get_streams()["typing"]
+        self.reactor.advance(1)
+        transport.clear()
+        stream.write([stream.description.codec.from_json(["!r", ["@u:s"]])])
+        self.reactor.advance(0)
+        self.assertNotIn(b"RDATA", transport.value())
+        self.reactor.pump([1.0] * 60)
+        self.assertIn(b"RDATA", transport.value())
 
     def test_a_step_of_the_clock(self) -> None:
         """When the machine's clock is set, which a reactor's time follows, nobody is

@@ -293,8 +293,10 @@ synapse_replication:
       sequence: orders_seq
       writers: persister1
   row_sink: {module: my.sinks.make, config: {path: x}}
+  command_sink: {module: my.sinks.make_commands}
   modules:
     - module: my.modules.write
+replication_torture_level: 50
 """,
         )
         typing, orders = config.streams
@@ -308,6 +310,9 @@ synapse_replication:
         assert config.row_sink is not None
         self.assertEqual(config.row_sink.module, "my.sinks.make")
         self.assertEqual(config.row_sink.config, {"path": "x"})
+        assert config.command_sink is not None
+        self.assertEqual(config.command_sink.module, "my.sinks.make_commands")
+        self.assertEqual(config.torture_level, 50)
         self.assertEqual(
             [module.module for module in config.modules], ["my.modules.write"]
         )

@@ -14,10 +14,7 @@ import attrs
 import psycopg2
 from twisted.internet.task import deferLater
 
-from synapse_replication.app.host import (
-    StandaloneHost,
-    SyncingUsers,
-)
+from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
@@ -164,7 +161,6 @@ class Process:
             self.watcher,
             BackgroundProcesses(self.watcher),
             False,
-            commands=SyncingUsers(),
         )
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None
