@@ -19,7 +19,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["ARCHIVE_SCHEMA", "FINDINGS_SCHEMA", "ROWS_SCHEMA", "WIRE_SCHEMA"]
+__all__ = [
+    "ARCHIVED_ROWS_SCHEMA",
+    "ARCHIVED_WIRE_SCHEMA",
+    "ARCHIVE_SCHEMA",
+    "FINDINGS_SCHEMA",
+    "ROWS_SCHEMA",
+    "WIRE_SCHEMA",
+]
 
 #: A row of a stream, as the data source reads it.
 ROWS_SCHEMA: Final = StructType(
@@ -76,6 +83,17 @@ WIRE_SCHEMA: Final = StructType(
         # The whole line; of USER_IP the name alone.
         StructField("line", StringType(), nullable=False),
     ]
+)
+
+#: A row of the archive, its content as JSON. ``day`` is the partition.
+ARCHIVED_ROWS_SCHEMA: Final = StructType(
+    [*ROWS_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
+)
+
+#: A command of the archive. ``day`` is the partition: of received_ts, or else of
+#: when it was archived; UTC.
+ARCHIVED_WIRE_SCHEMA: Final = StructType(
+    [*WIRE_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
 )
 
 #: What audit found.

@@ -7,7 +7,7 @@ Spec, section 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -323,13 +323,15 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
 
     def __init__(self, stream_name: str) -> None:
         self.stream_name = stream_name
+        #: The type of the data of each kind of row.
+        self.row_types: Mapping[str, type[Any]] = {
+            "ev": EventsStreamEventRow,
+            "state": EventsStreamCurrentStateRow,
+            "state-all": EventsStreamAllStateRow,
+        }
         self._codecs: dict[str, RowCodec[Any]] = {
             kind: RowCodec(stream_name, row_type)
-            for kind, row_type in {
-                "ev": EventsStreamEventRow,
-                "state": EventsStreamCurrentStateRow,
-                "state-all": EventsStreamAllStateRow,
-            }.items()
+            for kind, row_type in self.row_types.items()
         }
         self._by_row_type = {codec.row_type: codec for codec in self._codecs.values()}
         # One decoder reads kind and data of the most usual rows at once.

@@ -1,0 +1,274 @@
+"""An archive as data frames of Spark, without a jar.
+
+The list of a table's files comes from its Delta log, at one version; Spark's own
+reader of Parquet reads them where the archive is a folder, and pyarrow does, in
+tasks, where it is an object store. So a frame shows one moment, whatever is archived,
+compacted or purged meanwhile: files that are replaced stay until a vacuum, which
+leaves them for a week.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from synapse_replication.pipeline.archive.log import (
+    PurgedRange,
+    read_purged_ranges,
+    read_state,
+)
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
+from synapse_replication.pipeline.json_rows import json_rows
+from synapse_replication.pipeline.schemas import (
+    ARCHIVED_ROWS_SCHEMA,
+    ARCHIVED_WIRE_SCHEMA,
+)
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.tables import (
+    DAY,
+    TYPE_METADATA,
+    Column,
+    StreamTable,
+    standard_tables,
+)
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+__all__ = ["ARCHIVE_KEYS", "ArchivedTables", "read_archive"]
+
+#: The columns that the tables of all streams have.
+ARCHIVE_KEYS: Final = (
+    "stream_id",
+    "row_index",
+    "instance_name",
+    "written_ts",
+    DAY,
+)
+
+#: What a frame of all streams has of these, if it is not asked for more.
+_KEYS_SCHEMA: Final = (
+    "stream string NOT NULL, instance_name string NOT NULL, stream_id bigint NOT NULL, "
+    "row_index int NOT NULL, written_ts timestamp, day date"
+)
+
+_DAY: Final = re.compile(rf"{DAY}=(\d{{4}}-\d\d-\d\d)/")
+
+
+@attrs.frozen
+class ArchivedTables:
+    """The tables of an archive, each at one version.
+
+    :ivar streams: from stream to a frame of :data:`ARCHIVE_KEYS` and the typed columns
+        of its rows. A stream without rows may be missing.
+    :ivar wire: the commands of recordings, of ARCHIVED_WIRE_SCHEMA; empty if there
+        are none.
+    :ivar offsets: up to where each stream is archived.
+    :ivar purged: the rows that were purged.
+    """
+
+    streams: Mapping[str, DataFrame]
+    wire: DataFrame
+    offsets: Mapping[str, StreamOffset]
+    purged: Sequence[PurgedRange]
+    _session: SparkSession = attrs.field(repr=False)
+    _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
+
+    def keys(self, *more: str) -> DataFrame:
+        """Return the rows of all streams without their content.
+
+        :param more: names of text columns to keep besides, such as ``room_id``; null
+            for streams that have none of that name.
+        :return: ``stream``, ``instance_name``, ``stream_id``, ``row_index``,
+            ``written_ts``, ``day``, and ``more``.
+        """
+        frames = [
+            frame.select(
+                sf.lit(stream).alias("stream"),
+                "instance_name",
+                "stream_id",
+                "row_index",
+                "written_ts",
+                DAY,
+                *(
+                    sf.col(name).cast("string").alias(name)
+                    if name in frame.columns
+                    else sf.lit(None).cast("string").alias(name)
+                    for name in more
+                ),
+            )
+            for stream, frame in self.streams.items()
+        ]
+        ddl = ", ".join([_KEYS_SCHEMA, *(f"`{name}` string" for name in more)])
+        return _union(self._session, frames, ddl)
+
+    def rows(self) -> DataFrame:
+        """Return the rows of all streams, of ARCHIVED_ROWS_SCHEMA: each as JSON in ``row``.
+
+        Costs more than :meth:`keys` and than the typed columns of :attr:`streams`.
+        """
+        frames = [
+            with_json(frame, self._tables[stream])
+            for stream, frame in self.streams.items()
+        ]
+        return _union(self._session, frames, ARCHIVED_ROWS_SCHEMA)
+
+
+def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:
+    """Return typed rows as rows of the wire, of ARCHIVED_ROWS_SCHEMA."""
+    names = [
+        name for name in ARCHIVED_ROWS_SCHEMA.names if name not in ("stream", "row")
+    ]
+    columns = [column.name for column in table.columns]
+
+    def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = {
+                "stream": pa.repeat(pa.scalar(table.name), batch.num_rows),
+                "row": json_rows(table, batch),
+            }
+            yield pa.RecordBatch.from_arrays(
+                [
+                    found[name] if name in found else batch.column(name)
+                    for name in ARCHIVED_ROWS_SCHEMA.names
+                ],
+                names=ARCHIVED_ROWS_SCHEMA.names,
+            )
+
+    return frame.select(*names, *columns).mapInArrow(rows_of, ARCHIVED_ROWS_SCHEMA)
+
+
+def read_archive(
+    session: SparkSession,
+    archive: str | os.PathLike[str],
+    *,
+    tables: Mapping[str, StreamTable] | None = None,
+) -> ArchivedTables:
+    """Read an archive.
+
+    :param tables: the columns of streams beyond the standard ones; those of a stream
+        that is not named are taken from its table in the archive.
+    :raises PipelineError: if there is no archive, or it has an older format.
+    """
+    store = open_archive(archive)
+    known = {**standard_tables(), **(tables or {})}
+    frames: dict[str, DataFrame] = {}
+    offsets: dict[str, StreamOffset] = {}
+    purged: list[PurgedRange] = []
+    for stream in store.streams():
+        table = store.table(store.stream_uri(stream))
+        if table is None:
+            # Being made by a driver.
+            continue
+        if stream not in known:
+            known[stream] = _table_of(stream, table)
+        frames[stream] = _frame(session, store, table)
+        offsets[stream] = read_state(table).offset
+        purged += read_purged_ranges(table, stream)
+    wire = store.table(store.wire_uri)
+    commands = (
+        session.createDataFrame([], ARCHIVED_WIRE_SCHEMA)
+        if wire is None
+        else _frame(session, store, wire).select(*ARCHIVED_WIRE_SCHEMA.names)
+    )
+    return ArchivedTables(frames, commands, offsets, purged, session, known)
+
+
+def _union(
+    session: SparkSession, frames: Iterable[DataFrame], schema: StructType | str
+) -> DataFrame:
+    frames = list(frames)
+    if not frames:
+        return session.createDataFrame([], schema)
+    return functools.reduce(DataFrame.unionAll, frames)
+
+
+def _table_of(stream: str, table: DeltaTable) -> StreamTable:
+    """Read the columns of a stream that nobody declares here off its table."""
+    types = {"long": "bigint", "double": "double", "boolean": "boolean"}
+    columns = tuple(
+        Column(
+            field.name,
+            str(
+                field.metadata.get(TYPE_METADATA)
+                or types.get(str(field.type.type), "string")
+            ),
+        )
+        for field in table.schema().fields
+        if field.name not in ARCHIVE_KEYS
+    )
+    return StreamTable(stream, columns, ((None, tuple(c.name for c in columns)),))
+
+
+def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> DataFrame:
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    uri = table.table_uri.rstrip("/")
+    files = sorted(table.file_uris())
+    if not files:
+        return session.createDataFrame([], schema)
+    if store.is_local:
+        return (
+            session.read.schema(schema)
+            .option("basePath", f"file://{uri.removeprefix('file://')}")
+            .parquet(*(f"file://{path.removeprefix('file://')}" for path in files))
+            .select(*schema.names)
+        )
+    paths = [(file.removeprefix(uri).lstrip("/"),) for file in files]
+    count = min(len(paths), 4 * session.sparkContext.defaultParallelism)
+    read = functools.partial(_read_files, store, store.path(uri), _arrow(table))
+    return (
+        session.createDataFrame(paths, "path string")
+        .repartition(count)
+        .mapInArrow(read, schema)
+    )
+
+
+def _arrow(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema())
+
+
+def _read_files(
+    store: ArchiveStore,
+    root: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Read files, in a task. Columns that a file lacks are null."""
+    from pyarrow import parquet
+
+    filesystem, _ = store.filesystem()
+    for batch in batches:
+        for path in batch.column("path").to_pylist():
+            day = datetime.date.fromisoformat(_DAY.findall(path)[0])
+            with parquet.ParquetFile(
+                f"{root}/{path}", filesystem=filesystem, pre_buffer=True
+            ) as file:
+                for found in file.iter_batches():
+                    yield _completed(found, schema, day)
+
+
+def _completed(
+    found: pa.RecordBatch, schema: pa.Schema, day: datetime.date
+) -> pa.RecordBatch:
+    rows = found.num_rows
+    columns = [
+        pa.repeat(pa.scalar(day), rows)
+        if field.name == DAY
+        else found.column(field.name).cast(field.type)
+        if field.name in found.schema.names
+        else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

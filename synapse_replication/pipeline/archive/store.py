@@ -1,0 +1,225 @@
+"""Where an archive is: a local folder or an object store, and the tables in it.
+
+::
+
+    ARCHIVE/streams/NAME/     a Delta table per stream
+    ARCHIVE/wire/             a Delta table of the commands of recordings
+
+Credentials of an object store come from the usual environment variables of the
+driver. Tasks get them with their work, as they get the database's password, so the
+hosts of executors need no configuration of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from synapse_replication.errors import PipelineError, excerpt
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyarrow.fs import FileSystem
+
+__all__ = ["ArchiveStore", "open_archive", "open_store"]
+
+_STREAMS: Final = "streams"
+_WIRE: Final = "wire"
+
+#: What an archive of versions before 2 has: a table format of its own.
+_OLD_DESCRIPTION: Final = "_meta/archive.json"
+
+#: Environment variables that tell how an object store is reached.
+_ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
+
+
+def _environment(uri: str) -> dict[str, str]:
+    if "://" not in uri:
+        return {}
+    options = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_ENVIRONMENT)
+    }
+    if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        options.setdefault("AWS_ALLOW_HTTP", "true")
+    return options
+
+
+@attrs.frozen
+class ArchiveStore:
+    """The place of an archive. Can be handed to tasks.
+
+    :ivar uri: an absolute path, or ``s3://bucket/path``; without a slash at its end.
+    :ivar options: how an object store is reached, credentials included. Never shown.
+    """
+
+    uri: str
+    options: Mapping[str, str] = attrs.field(repr=False, factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of a file system that is mounted here."""
+        return "://" not in self.uri
+
+    @property
+    def wire_uri(self) -> str:
+        """Where the table of the wire is."""
+        return f"{self.uri}/{_WIRE}"
+
+    def stream_uri(self, stream: str) -> str:
+        """Return where the table of a stream is."""
+        return f"{self.uri}/{_STREAMS}/{_folder_name(stream)}"
+
+    def streams(self) -> list[str]:
+        """List the streams that the archive has a table of.
+
+        :raises PipelineError: if the store cannot be reached.
+        """
+        from pyarrow.fs import FileSelector, FileType
+
+        filesystem, root = self.filesystem()
+        selector = FileSelector(f"{root}/{_STREAMS}", allow_not_found=True)
+        try:
+            found = filesystem.get_file_info(selector)
+        except OSError as error:
+            raise self._unreachable(error) from error
+        return sorted(
+            _stream_name(info.base_name)
+            for info in found
+            if info.type == FileType.Directory
+        )
+
+    def table(self, uri: str) -> DeltaTable | None:
+        """Open a table at its newest version; ``None`` if there is none.
+
+        :raises PipelineError: if the store cannot be reached, or the log is damaged.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            return DeltaTable(uri, storage_options=self.delta_options)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self._unreachable(error) from error
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """The options for delta-rs."""
+        return dict(self.options) or None
+
+    def filesystem(self) -> tuple[FileSystem, str]:
+        """Return the file system for pyarrow, and the path of the archive in it.
+
+        :raises PipelineError: if the scheme of the URI is not known.
+        """
+        import pyarrow as pa
+        from pyarrow import fs
+
+        if self.is_local:
+            return fs.LocalFileSystem(), self.uri
+        if self.uri.startswith("s3://"):
+            return _s3(self.options), self.uri.removeprefix("s3://")
+        try:
+            found, path = fs.FileSystem.from_uri(self.uri)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise PipelineError(
+                f"--archive {excerpt(self.uri)}: {error}; give a folder or "
+                "s3://BUCKET/PATH"
+            ) from error
+        return found, path
+
+    def path(self, uri: str) -> str:
+        """Return the path of a table of this archive for :meth:`filesystem`."""
+        _, root = self.filesystem()
+        return root + uri.removeprefix(self.uri)
+
+    def _unreachable(self, error: Exception) -> PipelineError:
+        reason = " ".join(str(error).split())
+        return PipelineError(
+            f"the archive {self.uri} cannot be read: {excerpt(reason)}"
+        )
+
+
+def _s3(options: Mapping[str, str]) -> FileSystem:
+    from pyarrow import fs
+
+    given: dict[str, Any] = {}
+    endpoint = options.get("AWS_ENDPOINT_URL_S3") or options.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        parts = urlsplit(endpoint)
+        given |= {"endpoint_override": parts.netloc, "scheme": parts.scheme or "https"}
+    region = options.get("AWS_REGION") or options.get("AWS_DEFAULT_REGION")
+    if region or endpoint:
+        given["region"] = region or "us-east-1"
+    if "AWS_ACCESS_KEY_ID" in options:
+        given |= {
+            "access_key": options["AWS_ACCESS_KEY_ID"],
+            "secret_key": options.get("AWS_SECRET_ACCESS_KEY", ""),
+            "session_token": options.get("AWS_SESSION_TOKEN"),
+        }
+    return fs.S3FileSystem(**given)
+
+
+def _folder_name(stream: str) -> str:
+    """Return a name that is safe in paths and URIs, and not hidden."""
+    encoded = "".join(
+        chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}"
+        for byte in stream.encode()
+    )
+    if encoded[:1] in ("_", "."):
+        return f"~{ord(encoded[0]):02X}{encoded[1:]}"
+    return encoded
+
+
+def _stream_name(folder: str) -> str:
+    return unquote(folder.replace("~", "%"))
+
+
+def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
+    """Return the store of an archive that may be missing yet.
+
+    :raises PipelineError: if the place is unusable, or holds an archive of an older
+        format; names the command that converts it.
+    """
+    text = os.fspath(archive).rstrip("/")
+    if "://" in text:
+        return ArchiveStore(text, _environment(text))
+    store = ArchiveStore(str(Path(text or "/").absolute()))
+    if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
+        raise PipelineError(
+            f"{store.uri}: {' '.join(wrong)} cannot be in the name of an archive, as "
+            "Spark takes it for a pattern or a code; give another name"
+        )
+    if Path(store.uri, _OLD_DESCRIPTION).exists():
+        raise PipelineError(
+            f"{store.uri} has the format of an older version; convert it with: "
+            f"synapse-replication pipeline convert --from {store.uri} --archive NEW"
+        )
+    if Path(store.uri).exists() and not Path(store.uri).is_dir():
+        raise PipelineError(f"{store.uri} is a file; give a folder or s3://BUCKET/PATH")
+    return store
+
+
+def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
+    """Return the store of an archive that exists.
+
+    :raises PipelineError: if there is none, or it has an older format.
+    """
+    store = open_store(archive)
+    if not store.streams() and store.table(store.wire_uri) is None:
+        raise PipelineError(
+            f"{store.uri} is no archive: it has no table of a stream or of the wire; "
+            "'synapse-replication pipeline archive' makes one"
+        )
+    return store

@@ -1,0 +1,197 @@
+"""The typed columns of each stream: what its Delta table and its data frames have.
+
+The stream registry is the one source. The fields of a stream's row type become
+columns of the same names; ``events``, which has three kinds of rows, gets a column
+``kind`` and the fields of all three. Pure: neither Spark nor a database.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.rows import EventsRowCodec
+from synapse_replication.streams.table import TableStream
+
+__all__ = [
+    "DAY",
+    "KEY_COLUMNS",
+    "KIND",
+    "TYPE_METADATA",
+    "Column",
+    "StreamTable",
+    "standard_tables",
+    "table_of_codec",
+    "table_of_declaration",
+    "tables_of",
+]
+
+#: Columns that every stream's table has before those of its rows.
+KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
+    # The token as on the wire: positive also where ids are negative.
+    "stream_id": pa.int64(),
+    # The place among the rows of one token, from 0.
+    "row_index": pa.int32(),
+    # The writer; empty if the database does not tell.
+    "instance_name": pa.string(),
+    # When the row was written, UTC; null where the table does not tell.
+    "written_ts": pa.timestamp("us", tz="UTC"),
+}
+
+#: The partition of archived rows: the day of ``written_ts``, or else of archiving.
+DAY: Final = "day"
+
+#: Of ``events``: which kind of row it is.
+KIND: Final = "kind"
+
+#: A column's property in Arrow and Delta that says that its texts hold JSON.
+TYPE_METADATA: Final = "synapse_replication.type"
+
+_RESERVED: Final = frozenset({*KEY_COLUMNS, DAY, KIND, "stream", "row"})
+
+#: From the types of row fields to Arrow's, SQL's and Spark's.
+_TYPES: Final[Mapping[Any, str]] = {
+    str: "string",
+    int: "bigint",
+    float: "double",
+    bool: "boolean",
+}
+_ARROW: Final[Mapping[str, pa.DataType]] = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "strings": pa.list_(pa.string()),
+    "json": pa.string(),
+}
+_SPARK: Final = {"strings": "array<string>", "json": "string"}
+
+
+@attrs.frozen
+class Column:
+    """A column of a stream's rows.
+
+    :ivar name: as the field of the row, behind ``row_`` if the name is taken.
+    :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list
+        of them), or ``json``: text that holds any JSON value.
+    """
+
+    name: str
+    type: str
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The same for Arrow. Null where a row of an older version has no value."""
+        metadata = {TYPE_METADATA: self.type} if self.type == "json" else None
+        return pa.field(self.name, _ARROW[self.type], metadata=metadata)
+
+    @property
+    def spark(self) -> str:
+        """The same in Spark's DDL."""
+        return f"`{self.name}` {_SPARK.get(self.type, self.type)}"
+
+
+@attrs.frozen
+class StreamTable:
+    """The table of a stream: its columns, and how they make a row of the wire.
+
+    :ivar name: the name of the stream on the wire.
+    :ivar columns: in order, without :data:`KEY_COLUMNS`.
+    :ivar kinds: pairs of the kind of a row (the value of the column ``kind``) and
+        the names of the columns that its JSON array holds. A stream whose rows are
+        of one kind has a single pair, of the kind ``None``.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    kinds: tuple[tuple[str | None, tuple[str, ...]], ...]
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns for Arrow, :data:`KEY_COLUMNS` first, without the partition."""
+        keys = [
+            pa.field(name, type_, nullable=name == "written_ts")
+            for name, type_ in KEY_COLUMNS.items()
+        ]
+        return pa.schema([*keys, *(column.arrow for column in self.columns)])
+
+    @property
+    def archive_schema(self) -> pa.Schema:
+        """The columns of the archive's table: those for Arrow, and the day."""
+        return self.arrow_schema.append(pa.field(DAY, pa.date32()))
+
+    @property
+    def spark_ddl(self) -> str:
+        """The columns for Spark, in the order of :attr:`arrow_schema`."""
+        keys = (
+            "stream_id bigint NOT NULL, row_index int NOT NULL, "
+            "instance_name string NOT NULL, written_ts timestamp"
+        )
+        return ", ".join([keys, *(column.spark for column in self.columns)])
+
+
+def _columns_of(row_type: Any) -> list[Column]:
+    hints = typing.get_type_hints(row_type)
+    return [
+        Column(
+            f"row_{field.name}" if field.name in _RESERVED else field.name,
+            _type_of(hints.get(field.name, field.type)),
+        )
+        for field in attrs.fields(row_type)
+    ]
+
+
+def _type_of(hint: Any) -> str:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
+    if typing.get_origin(hint) is list:
+        return "strings"
+    # Any other value has no fixed form: JSON text holds it.
+    return _TYPES.get(hint, "json")
+
+
+def table_of_codec(name: str, codec: RowCodec[Any]) -> StreamTable:
+    """Return the table of a stream by the codec of its rows."""
+    if not isinstance(codec, EventsRowCodec):
+        columns = _columns_of(codec.row_type)
+        return StreamTable(
+            name, tuple(columns), ((None, tuple(column.name for column in columns)),)
+        )
+    merged = {KIND: Column(KIND, "string")}
+    kinds: list[tuple[str | None, tuple[str, ...]]] = []
+    for kind, row_type in codec.row_types.items():
+        of_kind = _columns_of(row_type)
+        merged.update({column.name: column for column in of_kind})
+        kinds.append((kind, tuple(column.name for column in of_kind)))
+    return StreamTable(name, tuple(merged.values()), tuple(kinds))
+
+
+def table_of_declaration(declaration: TableStream) -> StreamTable:
+    """Return the table of a stream that a table of the user's own declares."""
+    return table_of_codec(declaration.name, declaration.description.codec)
+
+
+def standard_tables() -> dict[str, StreamTable]:
+    """Return the table of each standard stream, also of those held in memory."""
+    return {
+        name: table_of_codec(name, stream.description.codec)
+        for name, stream in STANDARD_STREAMS.items()
+    }
+
+
+def tables_of(declared: Iterable[TableStream] = ()) -> dict[str, StreamTable]:
+    """Return all tables by the names of their streams.
+
+    :param declared: streams of the user's own tables.
+    """
+    return {
+        **standard_tables(),
+        **{stream.name: table_of_declaration(stream) for stream in declared},
+    }
