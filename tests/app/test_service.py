@@ -98,7 +98,7 @@ class ProcessServiceTests(FilesMixin):
         process = self.make(replication_torture_level=60_000)
         process.startService()
         self.successResultOf(process.started)
-        factory = self.reactor.tcpServers[1][1]
+        factory: Any = self.reactor.tcpServers[1][1]
         transport = StringTransport()
         protocol = factory.buildProtocol(None)
         protocol.makeConnection(transport)
