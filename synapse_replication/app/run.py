@@ -68,14 +68,19 @@ def start_logging(
     :param as_json: lines are JSON objects, for programs.
     :return: sets another level.
     """
-    predicate = LogLevelFilterPredicate(LogLevel.levelWithName(level))
+    predicate = LogLevelFilterPredicate()
     write: Any = JsonLogObserver(stream) if as_json else textFileLogObserver(stream)
     observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
     def set_level(name: str) -> None:
-        predicate.setLogLevelForNamespace("", LogLevel.levelWithName(name))
+        wanted = LogLevel.levelWithName(name)
+        predicate.setLogLevelForNamespace("", wanted)
+        # Twisted reports the start and the end of each factory at the level info.
+        quiet = wanted if wanted is LogLevel.debug else max(wanted, LogLevel.warn)
+        predicate.setLogLevelForNamespace("twisted", quiet)
 
+    set_level(level)
     return set_level
 
 

@@ -421,6 +421,7 @@ class ProcessService(Service):
     async def _stop(self) -> None:
         if self._starting is not None and not self._starting.called:
             self._starting.cancel()
+        all_done = True
         while self._stops:
             what, stop = self._stops.pop()
             ending = maybeDeferred(self._run_stop, stop)
@@ -433,6 +434,14 @@ class ProcessService(Service):
                     what=what,
                     error=str(error) or type(error).__name__,
                 )
+                all_done = False
+        self.log.info(
+            "{instance_name} has stopped; {outcome}",
+            instance_name=self._config.instance_name,
+            outcome="everything received was handled and everything written was sent"
+            if all_done
+            else "the warnings above name what was not finished",
+        )
 
     @staticmethod
     def _run_stop(stop: Callable[[], Any]) -> Any:

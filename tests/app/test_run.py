@@ -206,3 +206,23 @@ class LoggingTests(SynchronousTestCase):
         self.assertNotIn("one", stream.getvalue())
         self.assertIn("two", stream.getvalue())
         self.assertNotIn("three", stream.getvalue())
+
+    def test_twisted_is_quiet(self) -> None:
+        """What Twisted reports of its factories is logged at the level debug alone."""
+        stream = io.StringIO()
+        observers: list[Any] = []
+        self.patch(
+            globalLogBeginner,
+            "beginLoggingTo",
+            lambda begun, **more: observers.extend(begun),
+        )
+        set_level = start_logging(stream, "info")
+        log = Logger("twisted.internet.protocol", observer=observers[0])
+        log.info("Starting factory")
+        log.warn("worth a line")
+        set_level("debug")
+        log.info("Stopping factory")
+        text = stream.getvalue()
+        self.assertNotIn("Starting", text)
+        self.assertIn("worth a line", text)
+        self.assertIn("Stopping", text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import StringTransport, capturedLogs, formatEvent
 
 from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
 from synapse_replication.config.process import load_config
@@ -135,13 +136,26 @@ class ProcessServiceTests(FilesMixin):
         self.recorder.stopping = Deferred()
         process = self.make(redis={"enabled": False})
         process.startService()
-        stopped = process.stopService()
-        self.reactor.advance(DRAIN_TIMEOUT - 1)
-        self.assertNoResult(stopped)
-        self.assertEqual(self.recorder.calls, ["start", "stop"])
-        self.reactor.advance(1)
-        self.successResultOf(stopped)
+        with capturedLogs() as logged:
+            stopped = process.stopService()
+            self.reactor.advance(DRAIN_TIMEOUT - 1)
+            self.assertNoResult(stopped)
+            self.assertEqual(self.recorder.calls, ["start", "stop"])
+            self.reactor.advance(1)
+            self.successResultOf(stopped)
         self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
+        self.assertIn("warnings above", formatEvent(logged[-1]))
+
+    def test_last_line(self) -> None:
+        """The last line says that everything was handled and written."""
+        process = self.make(redis={"enabled": False})
+        process.startService()
+        with capturedLogs() as logged:
+            self.successResultOf(process.stopService())
+        self.assertIn(
+            "master has stopped; everything received was handled",
+            formatEvent(logged[-1]),
+        )
 
     def test_does_not_start(self) -> None:
         """What prevents the start is told, and what was begun is ended."""

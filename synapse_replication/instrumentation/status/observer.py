@@ -153,6 +153,10 @@ class _Link:
 class _Member:
     news: PeerNews
     heard: float
+    #: Since when a heartbeat could have arrived and none did.
+    silent_since: float = attrs.field(
+        default=attrs.Factory(lambda self: self.heard, takes_self=True)
+    )
 
 
 class StatusObserver(ReplicationObserver):
@@ -291,8 +295,15 @@ class StatusObserver(ReplicationObserver):
         if link is not None:
             if not link.up:
                 link.since = self._monotonic()
+                self._restart_grace_period()
             link.up += 1
             link.why = ""
+
+    def _restart_grace_period(self) -> None:
+        # No heartbeat could arrive while the link was down: silence means something
+        # only from now on.
+        for member in self._members.values():
+            member.silent_since = self._monotonic()
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         link = self._link(connection)
@@ -439,7 +450,7 @@ class StatusObserver(ReplicationObserver):
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 
     def _is_gone(self, member: _Member, now: float) -> bool:
-        silent_for = now - member.heard
+        silent_for = now - member.silent_since
         return member.news.is_leaving or silent_for > self._limits.silent_after
 
     def _not_ready(self, writers: Iterable[WriterStatus]) -> Iterator[str]:

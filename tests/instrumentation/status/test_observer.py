@@ -226,6 +226,19 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.peer_heard(news())
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
+    def test_silence_while_the_link_was_down(self) -> None:
+        """After an outage of the link a writer gets a new grace period."""
+        self.go_live()
+        self.observer.peer_heard(news())
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.clock.advance(30)
+        self.observer.connection_made("redis")
+        self.observer.stream_connected("redis", "events", "w1")
+        self.clock.advance(15)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
+
     def test_silence(self) -> None:
         """A writer whose heartbeats cease is stalled since the last one."""
         self.go_live()
