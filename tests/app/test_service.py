@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
-from twisted.internet.testing import MemoryReactorClock
-from twisted.logger import StringTransport, capturedLogs, formatEvent
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
 from synapse_replication.config.process import load_config
