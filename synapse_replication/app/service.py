@@ -11,7 +11,7 @@ Spec, sections 3 to 6; docs/operators-guide.rst.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -160,6 +160,12 @@ class ProcessService(Service):
         """Have other bounds from now on for what is kept for readers."""
         if self._backlog is not None:
             self._backlog.resize(_backlog_options(options))
+
+    def configuration_reloaded(
+        self, problem: str, needs_restart: Sequence[str]
+    ) -> None:
+        """Report to hooks that the configuration was read again."""
+        self._hooks.configuration_reloaded(problem, needs_restart)
 
     # -- start ----------------------------------------------------------------------
 
@@ -421,6 +427,7 @@ class ProcessService(Service):
     async def _stop(self) -> None:
         if self._starting is not None and not self._starting.called:
             self._starting.cancel()
+        self._hooks.stopping()
         all_done = True
         while self._stops:
             what, stop = self._stops.pop()

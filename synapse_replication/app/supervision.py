@@ -10,7 +10,7 @@ docs/operators-guide.rst.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -44,6 +44,10 @@ class Process(Protocol):
     def snapshot(self) -> ProcessStatus: ...
 
     def resize_backlog(self, options: ExtensionConfig) -> None: ...
+
+    def configuration_reloaded(
+        self, problem: str, needs_restart: Sequence[str]
+    ) -> None: ...
 
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
@@ -153,6 +157,7 @@ class SupervisedProcess:
                 "in use. Mend it and reload:\n{error}",
                 error=error,
             )
+            self._process.configuration_reloaded(str(error), ())
             return "the configuration on disk has mistakes, see the log"
         old, backlog = self._config, None
         self._set_log_level(new.log_level)
@@ -170,6 +175,7 @@ class SupervisedProcess:
             size=backlog.backlog_bytes if backlog else "not used",
         )
         later = needs_restart(old, new)
+        self._process.configuration_reloaded("", later)
         if not later:
             return ""
         keys = ", ".join(later)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
@@ -42,13 +43,18 @@ from synapse_replication.instrumentation.status.model import (
 __all__ = [
     "CatchUpProgress",
     "CaughtUp",
+    "ConfigurationReloaded",
     "LinkDown",
     "LinkUp",
+    "PositionPersistFailed",
+    "PositionPersisted",
     "ReplicaOffline",
     "ReplicaOnline",
     "ReplicationHooks",
     "Resynced",
     "Stalled",
+    "Stopping",
+    "StreamReset",
     "WriterRoleChanged",
 ]
 
@@ -137,6 +143,56 @@ class WriterRoleChanged:
     is_writer: bool
 
 
+@attrs.frozen
+class StreamReset:
+    """A writer's stream went backwards, because it started again or may have.
+
+    Rows at or below ``to_token`` may be other ones than before: drop what was cached
+    of this writer's rows.
+    """
+
+    stream_name: str
+    instance_name: str
+    from_token: int
+    to_token: int
+
+
+@attrs.frozen
+class PositionPersisted:
+    """The position of this process as a writer was persisted in the database."""
+
+    stream_name: str
+    instance_name: str
+    token: int
+
+
+@attrs.frozen
+class PositionPersistFailed:
+    """That failed, and is tried again; ``why`` is for people."""
+
+    stream_name: str
+    instance_name: str
+    token: int
+    why: str
+
+
+@attrs.frozen
+class ConfigurationReloaded:
+    """The configuration was read again.
+
+    :ivar problem: why the old one stays in use, for people; empty if it does not.
+    :ivar needs_restart: the keys whose changes are in use after a restart only.
+    """
+
+    problem: str
+    needs_restart: tuple[str, ...]
+
+
+@attrs.frozen
+class Stopping:
+    """The process begins to stop: links are still up, and rows can be written."""
+
+
 HookEvent: TypeAlias = (
     LinkUp
     | LinkDown
@@ -147,6 +203,11 @@ HookEvent: TypeAlias = (
     | Stalled
     | Resynced
     | WriterRoleChanged
+    | StreamReset
+    | PositionPersisted
+    | PositionPersistFailed
+    | ConfigurationReloaded
+    | Stopping
 )
 _Event = TypeVar("_Event", bound=HookEvent)
 _Key: TypeAlias = tuple[str, str]
@@ -206,6 +267,19 @@ class ReplicationHooks(ReplicationObserver):
         """Look no more. What waits is told."""
         if self._tick is not None and self._tick.active():
             self._tick.cancel()
+
+    def configuration_reloaded(
+        self, problem: str, needs_restart: Iterable[str]
+    ) -> None:
+        """Report that the configuration was read again."""
+        self._tell(ConfigurationReloaded(problem, tuple(needs_restart)))
+
+    def stopping(self) -> None:
+        """Report that the process begins to stop, to the callbacks, at once."""
+        self._tell(Stopping())
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._deliver()
 
     # -- telling ----------------------------------------------------------------------
 
@@ -268,6 +342,16 @@ class ReplicationHooks(ReplicationObserver):
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         self._tell(Resynced(stream_name, instance_name, kind))
 
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        self._tell(StreamReset(stream_name, instance_name, from_token, to_token))
+
+    def position_write(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> AbstractContextManager[object]:
+        return _PositionWrite(self._tell, stream_name, instance_name, token)
+
     def peer_heard(self, news: PeerNews) -> None:
         name = news.instance_name
         if news.is_leaving:
@@ -312,6 +396,36 @@ class ReplicationHooks(ReplicationObserver):
             elif writer.reason is not None:
                 self._tell(Stalled(*key, writer.reason, writer.detail))
         self._conditions = conditions
+
+
+class _PositionWrite(AbstractContextManager[None]):
+    """One write of a position: its end is an event, of which the newest waits."""
+
+    __slots__ = ("_position", "_tell")
+
+    def __init__(
+        self,
+        tell: Callable[[HookEvent, Hashable], None],
+        stream_name: str,
+        instance_name: str,
+        token: int,
+    ) -> None:
+        self._tell = tell
+        self._position = stream_name, instance_name, token
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        stream_name, instance_name, _ = self._position
+        event: HookEvent
+        if error is None:
+            event = PositionPersisted(*self._position)
+        else:
+            event = PositionPersistFailed(*self._position, str(error))
+        self._tell(event, (type(event), stream_name, instance_name))
 
 
 def _gone(before: Iterable[str], now: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
+from synapse_replication.instrumentation.hooks import Stopping
 from tests.config.test_files import FilesMixin
 
 
@@ -130,6 +131,17 @@ class ProcessServiceTests(FilesMixin):
         process.stopService()
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
         self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
+
+    def test_stopping_hook(self) -> None:
+        """A hook hears of the stop before anything was stopped."""
+        process = self.make()
+        process.startService()
+        process.host.hooks.subscribe(
+            Stopping, lambda event: self.recorder.calls.append("hook")
+        )
+        process.stopService()
+        self.assertEqual(self.recorder.calls[:3], ["start", "hook", "stop"])
+        self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_stop_is_bounded(self) -> None:
         """What does not end is given up after a while, and the rest still ends."""

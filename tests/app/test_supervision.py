@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -32,6 +33,7 @@ class FakeProcess:
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
         self.sizes: list[ExtensionConfig] = []
+        self.reloads: list[tuple[str, tuple[str, ...]]] = []
 
     def startService(self) -> None:
         """Begin to start."""
@@ -44,6 +46,11 @@ class FakeProcess:
 
     def resize_backlog(self, options: ExtensionConfig) -> None:
         self.sizes.append(options)
+
+    def configuration_reloaded(
+        self, problem: str, needs_restart: Sequence[str]
+    ) -> None:
+        self.reloads.append((problem, tuple(needs_restart)))
 
 
 class FakeNotify(NotifySocket):
@@ -166,6 +173,9 @@ class SupervisedProcessTests(FilesMixin):
         self.assertIn("synapse_replication.log_level", text)
         self.assertIn("synapse_replication.extension.backlog_rows", text)
         self.assertEqual((self.levels, self.process.sizes), ([], []))
+        ((problem, later),) = self.process.reloads
+        self.assertIn("synapse_replication.log_level", problem)
+        self.assertEqual(later, ())
         self.assertIn("has mistakes, see the log", self.notify.sent[-1][0])
         self.assertEqual(self.notify.sent[-1][1], "READY=1")
 
@@ -207,6 +217,8 @@ class SupervisedProcessTests(FilesMixin):
                 "before this process is restarted",
             )
         self.assertEqual(self.process.sizes, [])
+        changed = ("redis", "synapse_replication.extension.enabled")
+        self.assertEqual(self.process.reloads, [("", changed)] * 2)
         (_, (status, _), *_) = self.notify.sent
         self.assertIn("restart to use the new redis", status)
         self.settings["redis"]["host"] = "redis.test"

@@ -21,14 +21,19 @@ from synapse_replication.instrumentation.hooks import (
     MAX_WAITING,
     CatchUpProgress,
     CaughtUp,
+    ConfigurationReloaded,
     HookEvent,
     LinkDown,
     LinkUp,
+    PositionPersisted,
+    PositionPersistFailed,
     ReplicaOffline,
     ReplicaOnline,
     ReplicationHooks,
     Resynced,
     Stalled,
+    Stopping,
+    StreamReset,
     WriterRoleChanged,
 )
 from synapse_replication.instrumentation.status.model import StallReason
@@ -47,6 +52,11 @@ KINDS: tuple[type[HookEvent], ...] = (
     Stalled,
     Resynced,
     WriterRoleChanged,
+    StreamReset,
+    PositionPersisted,
+    PositionPersistFailed,
+    ConfigurationReloaded,
+    Stopping,
 )
 
 
@@ -96,6 +106,52 @@ class ReplicationHooksTests(SynchronousTestCase):
                 LinkDown("redis", "gone"),
             ],
         )
+
+    def test_reset(self) -> None:
+        """A stream that went backwards is reported with both positions."""
+        self.subscribe_all()
+        self.observer.stream_reset("typing", "w1", 9, 2)
+        self.assertEqual(self.take(), [StreamReset("typing", "w1", 9, 2)])
+
+    def test_persisted_positions(self) -> None:
+        """Of several writes of a position the newest is reported, and a failure too."""
+        self.subscribe_all()
+        for token in (3, 4):
+            with self.observer.position_write("events", "me", token):
+                pass
+        with (
+            self.assertRaises(ValueError),
+            self.observer.position_write("events", "me", 5),
+        ):
+            raise ValueError("no connection")
+        self.assertEqual(
+            self.take(),
+            [
+                PositionPersisted("events", "me", 4),
+                PositionPersistFailed("events", "me", 5, "no connection"),
+            ],
+        )
+
+    def test_configuration(self) -> None:
+        """A reload is reported with its mistakes, or with what needs a restart."""
+        self.subscribe_all()
+        self.hooks.configuration_reloaded("h.yaml:1: redis: wrong", ())
+        self.hooks.configuration_reloaded("", ["redis"])
+        self.assertEqual(
+            self.take(),
+            [
+                ConfigurationReloaded("h.yaml:1: redis: wrong", ()),
+                ConfigurationReloaded("", ("redis",)),
+            ],
+        )
+
+    def test_stopping(self) -> None:
+        """Callbacks know at once that the process stops, after all before it."""
+        self.subscribe_all()
+        self.observer.connection_made("redis")
+        self.hooks.stopping()
+        self.assertEqual(self.told, [LinkUp("redis"), Stopping()])
+        self.assertEqual(len(self.take()), 2)
 
     def test_progress(self) -> None:
         """Of the pages of a catch-up the newest is told; the others were passed."""
