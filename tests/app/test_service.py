@@ -113,6 +113,8 @@ class ProcessServiceTests(FilesMixin):
         self.assertNotIn(b"RDATA", transport.value())
         self.reactor.pump([1.0] * 60)
         self.assertIn(b"RDATA", transport.value())
+        process.stopService()
+        self.reactor.pump([DRAIN_TIMEOUT] * 10)
 
     def test_a_step_of_the_clock(self) -> None:
         """When the machine's clock is set, which a reactor's time follows, nobody is
