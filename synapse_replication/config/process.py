@@ -12,14 +12,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from pydantic import ValidationError
+from twisted.internet.endpoints import quoteStringArgument
 
+from synapse_replication.config.deployment import (
+    DatabaseConfig,
+    are_stored,
+    failed_keys,
+    read_database,
+    read_shared,
+    read_streams,
+    read_writers,
+)
 from synapse_replication.config.files import (
     OWN_SECTION,
     MergedFiles,
     Path_,
-    did_you_mean,
-    read_files,
     read_secret,
 )
 from synapse_replication.config.listener_safety import open_to_strangers
@@ -27,8 +34,6 @@ from synapse_replication.config.models import (
     FactorySection,
     ListenerSection,
     SharedFile,
-    problems_of,
-    without_failed_parts,
 )
 from synapse_replication.config.redis import RedisConfig, read_redis
 from synapse_replication.config.tls import TlsConfig, read_tls
@@ -55,11 +60,6 @@ __all__ = [
     "load_config",
 ]
 
-#: The keys of ``stream_writers`` that may name one instance only.
-SINGLE_WRITER_KEYS = frozenset(
-    {"account_data", "presence", "push_rules", "to_device", "typing"}
-)
-
 
 class Purpose(enum.Enum):
     """What the configuration is read for."""
@@ -67,18 +67,6 @@ class Purpose(enum.Enum):
     MAIN = "main"
     WORKER = "worker"
     FOLLOW = "follow"  #: only looks on: needs a link, and no database
-
-
-@attrs.frozen
-class DatabaseConfig:
-    """How to reach Postgres.
-
-    :ivar conninfo: libpq's parameters by name.
-    :ivar max_connections: connections at most (Synapse's ``cp_max``).
-    """
-
-    conninfo: Mapping[str, Any] = attrs.field(repr=False)
-    max_connections: int = 10
 
 
 @attrs.frozen
@@ -199,17 +187,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     :raises ConfigError: there are mistakes; it holds all of them.
     """
     problems: list[ConfigProblem] = []
-    merged = read_files(paths, problems)
-    if problems and not merged.values:
-        raise ConfigError(problems)
-    shared: SharedFile | None = None
-    try:
-        shared = SharedFile.model_validate(merged.values)
-    except ValidationError as error:
-        problems += problems_of(error, merged)
-        # What else is wrong is told in the same go: what failed is left out, so
-        # that the rest can be checked.
-        shared = without_failed_parts(merged, error)
+    merged, shared = read_shared(paths, problems)
     if shared is not None:
         config = _Checks(merged, shared, problems, purpose).run()
         if not problems:
@@ -241,14 +219,19 @@ class _Checks:
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
         redis = read_redis(shared.redis, self._merged, self._problems)
-        streams = tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
+        streams = read_streams(shared)
         instance_name = self._instance_name()
-        writers = self._writers(streams)
+        writers = read_writers(shared, self._merged, self._problems, streams)
         config = ProcessConfig(
             files=self._merged.files,
             server_name=shared.server_name,
             instance_name=instance_name,
-            database=self._database(streams),
+            database=read_database(
+                shared,
+                self._merged,
+                self._problems,
+                is_needed=self._purpose is not Purpose.FOLLOW and are_stored(streams),
+            ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
@@ -285,7 +268,7 @@ class _Checks:
             log_level=own.log_level,
             tracing=read_tracing(own.tracing, self._merged, self._problems),
         )
-        if not self._failed_keys() & {OWN_SECTION, "worker_replication_secret"}:
+        if not failed_keys(self._problems) & {OWN_SECTION, "worker_replication_secret"}:
             key = "worker_listeners" if self._is_worker else "listeners"
             has_secret = bool(config.replication_secret)
             if self._purpose is not Purpose.FOLLOW:
@@ -328,58 +311,6 @@ class _Checks:
 
     # -- where --------------------------------------------------------------------
 
-    def _database(
-        self, streams: tuple[str | TableStream, ...]
-    ) -> DatabaseConfig | None:
-        section = self._shared.database
-        needed = self._purpose is not Purpose.FOLLOW and any(
-            isinstance(stream, TableStream)
-            or not STANDARD_STREAMS[stream].description.held_in_memory
-            for stream in streams
-        )
-        if section is None:
-            if needed and "database" not in self._merged.values:
-                self._problem(
-                    ("database",),
-                    "is missing",
-                    "write name: psycopg2 and args: with host, dbname, user, ...",
-                )
-            return None
-        if section.name != "psycopg2":
-            if needed:
-                self._problem(
-                    ("database", "name"),
-                    f"{section.name!r} cannot be replicated: its sequences and "
-                    "positions are PostgreSQL's",
-                    "write psycopg2, and move the data to PostgreSQL",
-                )
-            return None
-        args = dict(section.args)
-        most = args.get("cp_max", 10)
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            self._problem(
-                ("database", "args", "cp_max"),
-                "is no number of connections",
-                "write a whole number from 1, for instance 10",
-            )
-            most = 10
-        # `database` is psycopg2's older name of libpq's `dbname`.
-        if "database" in args and "dbname" not in args:
-            args["dbname"] = args.pop("database")
-        conninfo = {
-            name: value
-            for name, value in args.items()
-            if not name.startswith("cp_") and value is not None
-        }
-        if needed and (why := _why_no_conninfo(conninfo)) is not None:
-            self._problem(
-                ("database", "args"),
-                why,
-                "write libpq's parameters (host, port, dbname, user, password, ...) "
-                "and the pool's cp_min and cp_max",
-            )
-        return DatabaseConfig(conninfo, most)
-
     def _tcp_connect(self, redis: RedisConfig | None) -> tuple[str, ...]:
         if redis is not None:
             return ()
@@ -388,7 +319,9 @@ class _Checks:
         if descriptions or self._purpose is Purpose.MAIN:
             return descriptions
         if shared.worker_replication_port is not None:
-            host = _quote(shared.worker_replication_host or "localhost")
+            host = quoteStringArgument(  # type: ignore[no-untyped-call]
+                shared.worker_replication_host or "localhost"
+            )
             return (f"tcp:{host}:{shared.worker_replication_port}",)
         failed = any(
             str(problem.key).split(".")[0] in ("redis", OWN_SECTION)
@@ -439,84 +372,6 @@ class _Checks:
             for name, section in self._shared.instance_map.items()
         }
 
-    # -- who writes what ----------------------------------------------------------
-
-    def _writers(
-        self, streams: tuple[str | TableStream, ...]
-    ) -> dict[str, tuple[str, ...]]:
-        configured = self._shared.stream_writers
-        declared = {s.name: s for s in streams if isinstance(s, TableStream)}
-        standard_keys = {s.writers_key for s in STANDARD_STREAMS.values()} - {None}
-        known = {key for key in standard_keys if key is not None} | set(declared)
-        known_instances = {MAIN_INSTANCE, *self._shared.instance_map} - {"main"}
-        for key, names in configured.items():
-            path = ("stream_writers", key)
-            if key not in known:
-                meant = did_you_mean(key, known)
-                self._problem(
-                    path,
-                    "there is no such stream",
-                    f"did you mean {meant!r}?"
-                    if meant
-                    else f"write one of {', '.join(sorted(known))}",
-                )
-            if not names:
-                self._problem(
-                    path,
-                    "names no instance",
-                    f"name one, or leave the key out for {MAIN_INSTANCE}",
-                )
-            if len(set(names)) < len(names):
-                self._problem(path, "names an instance twice", "name each once")
-            if key in SINGLE_WRITER_KEYS and key not in declared and len(names) > 1:
-                self._problem(path, "may have one writer only", "name one instance")
-            self._check_instances(path, names, known_instances)
-        writers: dict[str, tuple[str, ...]] = {}
-        for index, stream in enumerate(streams):
-            place = (OWN_SECTION, "streams", index)
-            name = stream if isinstance(stream, str) else stream.name
-            if name in writers:
-                self._problem(
-                    place, f"{name} is declared twice", "give one another name"
-                )
-            if isinstance(stream, TableStream) and name not in configured:
-                self._check_instances(
-                    (*place, "writers"), list(stream.writers), known_instances
-                )
-            if isinstance(stream, TableStream):
-                writers[stream.name] = tuple(
-                    configured.get(stream.name, stream.writers)
-                )
-            elif STANDARD_STREAMS[stream].anybody_writes:
-                writers[stream] = ()
-            else:
-                key = STANDARD_STREAMS[stream].writers_key or ""
-                writers[stream] = tuple(configured.get(key) or (MAIN_INSTANCE,))
-        return writers
-
-    def _check_instances(self, path: Path_, names: list[str], known: set[str]) -> None:
-        for index, name in enumerate(names):
-            if name in known or "instance_map" in self._failed_keys():
-                continue
-            if name == "main":
-                self._problem(
-                    (*path, index),
-                    "the main process is not called 'main' as a writer",
-                    f"write {MAIN_INSTANCE}",
-                )
-                continue
-            meant = did_you_mean(name, known)
-            self._problem(
-                (*path, index),
-                f"instance {name!r} is not in instance_map",
-                f"did you mean {meant!r}?"
-                if meant
-                else f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`",
-            )
-
-    def _failed_keys(self) -> set[str]:
-        return {problem.key.split(".")[0].split("[")[0] for problem in self._problems}
-
     def _check_rows_can_be_asked_for(self, config: ProcessConfig) -> None:
         in_memory = [
             stream
@@ -525,7 +380,7 @@ class _Checks:
             and STANDARD_STREAMS[stream].description.held_in_memory
             and config.instance_name in config.writers[stream]
         ]
-        if "worker_listeners" in self._failed_keys() or any(
+        if "worker_listeners" in failed_keys(self._problems) or any(
             "replication" in listener.resources for listener in config.listeners
         ):
             return
@@ -537,33 +392,6 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "the same port as in instance_map",
             )
-
-
-def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
-    """Ask the driver, if it is there, what is wrong with the parameters.
-
-    It names the parameter, and repeats no value.
-    """
-    try:
-        from psycopg2 import ProgrammingError
-        from psycopg2.extensions import make_dsn
-    except ModuleNotFoundError:
-        # What needs it says so at the start.
-        return None
-    try:
-        make_dsn(**conninfo)
-    except ProgrammingError as error:
-        return " ".join(str(error).split())
-    return None
-
-
-def _quote(text: str) -> str:
-    """Escape a text for an endpoint description, as quoteStringArgument() does.
-
-    Written here because the pipeline, which loads configuration on machines without
-    a reactor, may not import Twisted.
-    """
-    return text.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _factory(section: FactorySection) -> FactoryConfig:

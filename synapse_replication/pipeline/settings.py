@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from synapse_replication.config.deployment import load_deployment
 from synapse_replication.errors import ConfigError, PipelineError
 from synapse_replication.streams.table import TableStream
 
@@ -56,10 +57,8 @@ def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
 
     :raises PipelineError: it has a mistake, or no PostgreSQL database.
     """
-    from synapse_replication.config.process import load_config
-
     try:
-        config = load_config(paths, None)
+        config = load_deployment(paths)
     except ConfigError as error:
         raise PipelineError(str(error)) from error
     if config.database is None:

@@ -1,0 +1,316 @@
+"""What all processes of a deployment share: its database, streams and writers.
+
+Knows no reactor: the pipeline reads it on machines that run no process of ours, and
+without the files, such as certificates, that only a process needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from pydantic import ValidationError
+
+from synapse_replication.config.files import (
+    OWN_SECTION,
+    MergedFiles,
+    Path_,
+    did_you_mean,
+    read_files,
+)
+from synapse_replication.config.models import (
+    SharedFile,
+    problems_of,
+    without_failed_parts,
+)
+from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.streams.standard.registry import (
+    MAIN_INSTANCE,
+    STANDARD_STREAMS,
+)
+from synapse_replication.streams.table import TableStream
+
+__all__ = [
+    "DatabaseConfig",
+    "DeploymentConfig",
+    "are_stored",
+    "failed_keys",
+    "load_deployment",
+    "read_database",
+    "read_shared",
+    "read_streams",
+    "read_writers",
+]
+
+#: The keys of ``stream_writers`` that may name one instance only.
+SINGLE_WRITER_KEYS = frozenset(
+    {"account_data", "presence", "push_rules", "to_device", "typing"}
+)
+
+
+@attrs.frozen
+class DatabaseConfig:
+    """How to reach Postgres.
+
+    :ivar conninfo: libpq's parameters by name.
+    :ivar max_connections: connections at most (Synapse's ``cp_max``).
+    """
+
+    conninfo: Mapping[str, Any] = attrs.field(repr=False)
+    max_connections: int = 10
+
+
+@attrs.frozen
+class DeploymentConfig:
+    """What all processes of a deployment share.
+
+    :ivar database: ``None`` if it is not PostgreSQL, or there is none.
+    :ivar streams: standard streams (by name) and declared ones.
+    :ivar writers: who writes each of them, by its name on the wire; empty for a
+        stream that everybody writes.
+    """
+
+    database: DatabaseConfig | None
+    streams: tuple[str | TableStream, ...]
+    writers: Mapping[str, tuple[str, ...]]
+
+
+def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
+    """Read what all processes share; what only one of them needs is not checked.
+
+    :param paths: YAML files or folders of them; later ones win.
+    :raises ConfigError: if there are mistakes; it holds all of them.
+    """
+    problems: list[ConfigProblem] = []
+    merged, shared = read_shared(paths, problems)
+    if shared is not None:
+        streams = read_streams(shared)
+        deployment = DeploymentConfig(
+            read_database(shared, merged, problems, is_needed=are_stored(streams)),
+            streams,
+            read_writers(shared, merged, problems, streams),
+        )
+        if not problems:
+            return deployment
+    raise ConfigError(problems)
+
+
+def read_shared(
+    paths: Sequence[str], problems: list[ConfigProblem]
+) -> tuple[MergedFiles, SharedFile | None]:
+    """Read and merge files.
+
+    :param problems: mistakes are put here.
+    :return: also the sections, without those that have mistakes; ``None`` if there
+        is nothing to go on with.
+    :raises ConfigError: if no file can be read.
+    """
+    merged = read_files(paths, problems)
+    if problems and not merged.values:
+        raise ConfigError(problems)
+    try:
+        return merged, SharedFile.model_validate(merged.values)
+    except ValidationError as error:
+        problems += problems_of(error, merged)
+        # What else is wrong is reported in the same go: what failed is left out, so
+        # that the rest can be checked.
+        return merged, without_failed_parts(merged, error)
+
+
+def failed_keys(problems: Sequence[ConfigProblem]) -> set[str]:
+    """Return the top-level keys that have mistakes."""
+    return {problem.key.split(".")[0].split("[")[0] for problem in problems}
+
+
+def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
+    """Return the streams: standard ones by name, declared ones whole."""
+    own = shared.synapse_replication
+    return tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
+
+
+def are_stored(streams: Sequence[str | TableStream]) -> bool:
+    """Return whether any of the streams is kept in the database."""
+    return any(
+        isinstance(stream, TableStream)
+        or not STANDARD_STREAMS[stream].description.held_in_memory
+        for stream in streams
+    )
+
+
+def read_database(
+    shared: SharedFile,
+    merged: MergedFiles,
+    problems: list[ConfigProblem],
+    *,
+    is_needed: bool,
+) -> DatabaseConfig | None:
+    """Read how to reach Postgres.
+
+    :param problems: mistakes are put here.
+    :param is_needed: it is a mistake if there is none.
+    """
+
+    def report(path: Path_, problem: str, mend: str) -> None:
+        problems.append(merged.problem(path, problem, mend))
+
+    section = shared.database
+    if section is None:
+        if is_needed and "database" not in merged.values:
+            report(
+                ("database",),
+                "is missing",
+                "write name: psycopg2 and args: with host, dbname, user, ...",
+            )
+        return None
+    if section.name != "psycopg2":
+        if is_needed:
+            report(
+                ("database", "name"),
+                f"{section.name!r} cannot be replicated: its sequences and "
+                "positions are PostgreSQL's",
+                "write psycopg2, and move the data to PostgreSQL",
+            )
+        return None
+    args = dict(section.args)
+    most = args.get("cp_max", 10)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        report(
+            ("database", "args", "cp_max"),
+            "is no number of connections",
+            "write a whole number from 1, for instance 10",
+        )
+        most = 10
+    # `database` is psycopg2's older name of libpq's `dbname`.
+    if "database" in args and "dbname" not in args:
+        args["dbname"] = args.pop("database")
+    conninfo = {
+        name: value
+        for name, value in args.items()
+        if not name.startswith("cp_") and value is not None
+    }
+    if is_needed and (why := _why_no_conninfo(conninfo)) is not None:
+        report(
+            ("database", "args"),
+            why,
+            "write libpq's parameters (host, port, dbname, user, password, ...) "
+            "and the pool's cp_min and cp_max",
+        )
+    return DatabaseConfig(conninfo, most)
+
+
+def read_writers(
+    shared: SharedFile,
+    merged: MergedFiles,
+    problems: list[ConfigProblem],
+    streams: Sequence[str | TableStream],
+) -> dict[str, tuple[str, ...]]:
+    """Return the declared writers of each stream, by its name on the wire.
+
+    :param problems: mistakes are put here.
+    """
+    check = _WriterChecks(shared, merged, problems)
+    configured = shared.stream_writers
+    declared = {s.name for s in streams if isinstance(s, TableStream)}
+    check.configured(configured, declared)
+    writers: dict[str, tuple[str, ...]] = {}
+    for index, stream in enumerate(streams):
+        path = (OWN_SECTION, "streams", index)
+        name = stream if isinstance(stream, str) else stream.name
+        if name in writers:
+            check.report(path, f"{name} is declared twice", "give one another name")
+        if isinstance(stream, TableStream):
+            if name not in configured:
+                check.instances((*path, "writers"), stream.writers)
+            writers[name] = tuple(configured.get(name, stream.writers))
+        elif STANDARD_STREAMS[stream].anybody_writes:
+            writers[name] = ()
+        else:
+            key = STANDARD_STREAMS[stream].writers_key or ""
+            writers[name] = tuple(configured.get(key) or (MAIN_INSTANCE,))
+    return writers
+
+
+class _WriterChecks:
+    """Checks the names of streams and instances in ``stream_writers``."""
+
+    def __init__(
+        self, shared: SharedFile, merged: MergedFiles, problems: list[ConfigProblem]
+    ) -> None:
+        self._merged = merged
+        self._problems = problems
+        self._known = {MAIN_INSTANCE, *shared.instance_map} - {"main"}
+
+    def report(self, path: Path_, problem: str, mend: str) -> None:
+        self._problems.append(self._merged.problem(path, problem, mend))
+
+    def configured(
+        self, configured: Mapping[str, Sequence[str]], declared: set[str]
+    ) -> None:
+        """Check ``stream_writers`` itself.
+
+        :param declared: the names of streams that are declared by a table.
+        """
+        standard = {stream.writers_key for stream in STANDARD_STREAMS.values()}
+        known = {key for key in standard if key is not None} | declared
+        for key, names in configured.items():
+            path = ("stream_writers", key)
+            if key not in known:
+                meant = did_you_mean(key, known)
+                self.report(
+                    path,
+                    "there is no such stream",
+                    f"did you mean {meant!r}?"
+                    if meant
+                    else f"write one of {', '.join(sorted(known))}",
+                )
+            if not names:
+                self.report(
+                    path,
+                    "names no instance",
+                    f"name one, or leave the key out for {MAIN_INSTANCE}",
+                )
+            if len(set(names)) < len(names):
+                self.report(path, "names an instance twice", "name each once")
+            if key in SINGLE_WRITER_KEYS and key not in declared and len(names) > 1:
+                self.report(path, "may have one writer only", "name one instance")
+            self.instances(path, names)
+
+    def instances(self, path: Path_, names: Sequence[str]) -> None:
+        """Check that instances are in ``instance_map``."""
+        for index, name in enumerate(names):
+            if name in self._known or "instance_map" in failed_keys(self._problems):
+                continue
+            if name == "main":
+                self.report(
+                    (*path, index),
+                    "the main process is not called 'main' as a writer",
+                    f"write {MAIN_INSTANCE}",
+                )
+                continue
+            meant = did_you_mean(name, self._known)
+            self.report(
+                (*path, index),
+                f"instance {name!r} is not in instance_map",
+                f"did you mean {meant!r}?"
+                if meant
+                else f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`",
+            )
+
+
+def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
+    """Ask the driver, if it is there, what is wrong with the parameters.
+
+    It names the parameter, and repeats no value.
+    """
+    try:
+        from psycopg2 import ProgrammingError
+        from psycopg2.extensions import make_dsn
+    except ModuleNotFoundError:
+        # What needs it says so at the start.
+        return None
+    try:
+        make_dsn(**conninfo)
+    except ProgrammingError as error:
+        return " ".join(str(error).split())
+    return None

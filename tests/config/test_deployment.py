@@ -1,0 +1,66 @@
+"""Tests for synapse_replication.config.deployment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from synapse_replication.config.deployment import load_deployment
+from synapse_replication.errors import ConfigError
+from tests.config.test_files import FilesMixin
+
+SHARED = """
+server_name: x.test
+database: {name: psycopg2, args: {dbname: synapse, cp_max: 3}}
+instance_map: {w1: {host: localhost, port: 9093}}
+stream_writers: {events: [w1]}
+"""
+
+
+class LoadDeploymentTests(FilesMixin):
+    """Tests for what all processes share."""
+
+    def test_shared(self) -> None:
+        """Database, streams and writers are read."""
+        deployment = load_deployment([self.write("a.yaml", SHARED)])
+        assert deployment.database is not None
+        self.assertEqual(deployment.database.conninfo, {"dbname": "synapse"})
+        self.assertEqual(deployment.database.max_connections, 3)
+        self.assertIn("events", deployment.streams)
+        self.assertEqual(deployment.writers["events"], ("w1",))
+        self.assertEqual(deployment.writers["typing"], ("master",))
+        self.assertEqual(deployment.writers["caches"], ())
+
+    def test_files_of_a_process(self) -> None:
+        """Certificates that are on another machine are no mistake."""
+        tls = "synapse_replication: {tls: {ca_file: /nonexistent/ca.pem}}\n"
+        load_deployment([self.write("a.yaml", SHARED + tls)])
+
+    def test_all_mistakes(self) -> None:
+        """Mistakes of database, streams and writers are reported together."""
+        text = (
+            "server_name: x.test\n"
+            "database: {name: psycopg2, args: {cp_max: none}}\n"
+            "stream_writers: {event: [w1], typing: []}\n"
+        )
+        error = self.assertRaises(
+            ConfigError, load_deployment, [self.write("a.yaml", text)]
+        )
+        self.assertEqual(
+            [problem.key for problem in error.problems],
+            [
+                "database.args.cp_max",
+                "stream_writers.event",
+                "stream_writers.event[0]",
+                "stream_writers.typing",
+            ],
+        )
+
+    def test_no_reactor(self) -> None:
+        """Reading it imports no Twisted: executors of a cluster do without."""
+        script = (
+            "import sys, synapse_replication.config.deployment\n"
+            "sys.exit('twisted' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+        self.assertEqual(done.returncode, 0)
