@@ -3,6 +3,8 @@
 # it runs where nothing but Python is installed.
 #
 #   set_up NAME EXTRAS    afterwards $venv/bin/python has the package
+#   set_up_peer           afterwards $peer/bin/python has a real Synapse, and what
+#                         the package needs to run in its place
 #   get_java              print the extra that set_up shall add for Java, if any
 #
 # The package is installed in place: changed code needs no new installation. A
@@ -91,6 +93,18 @@ set_up() {
     fi
     is_made_from || install_package "$2"
     exec 9>&-
+}
+
+set_up_peer() {
+    peer=$root/.venv-peer
+    "$peer/bin/python" -c 'import synapse, psycopg2, msgspec' 2>/dev/null && return
+    say "Installing a real Synapse into $peer, once ..."
+    rm -rf -- "$peer"
+    "$python" -m venv -- "$peer" >&2
+    # The checkout itself comes first on the path when it is run there.
+    "$peer/bin/python" -m pip install --quiet --disable-pip-version-check \
+        matrix-synapse "$root[postgres-binary]" >&2 ||
+        die "pip could not install matrix-synapse; its messages are above"
 }
 
 is_made_from() {

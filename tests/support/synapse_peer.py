@@ -5,7 +5,7 @@ Theory of operation: :class:`SynapseDeployment` writes one shared
 a process for each with an interpreter that has matrix-synapse installed. How a
 process is started is a *launcher*: a function from its module and its arguments
 to a command line, so that a test may start it as it comes (:func:`stock`) or
-with parts of it replaced. Everything here blocks, as in
+on our replication (:func:`ours`). Everything here blocks, as in
 :mod:`synapse_replication.testing.servers`, and processes end with the thread
 that started them.
 """
@@ -40,6 +40,7 @@ __all__ = [
     "WorkerSpec",
     "interpreter",
     "log_problems",
+    "ours",
     "stock",
 ]
 
@@ -68,6 +69,18 @@ def interpreter() -> str:
 def stock(module: str, arguments: Sequence[str]) -> list[str]:
     """Start a module as it comes: a :data:`Launcher`."""
     return [interpreter(), "-m", module, *arguments]
+
+
+def ours(*options: str) -> Launcher:
+    """Return a launcher that starts modules of Synapse on our replication.
+
+    :param options: of ``synapse-replication exec``.
+    """
+    return lambda module, arguments: [
+        interpreter(),
+        *("-m", "synapse_replication", "exec", *options),
+        *("-m", module, *arguments),
+    ]
 
 
 @attrs.frozen
@@ -121,6 +134,11 @@ class SynapseProcess:
             raise ServerStartError(f"{self.name} is not running")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def launch(self) -> None:
         """Start it and do not wait for it."""
         if self._process is not None:
@@ -161,6 +179,8 @@ class SynapseProcess:
         process, self._process = self._process, None
         if process is None:
             return None
+        # A frozen process handles no other signal.
+        process.send_signal(signal.SIGCONT)
         process.send_signal(signal_number)
         try:
             return process.wait(STOP_TIMEOUT)
@@ -179,6 +199,14 @@ class SynapseProcess:
     def kill(self) -> None:
         """End it with SIGKILL."""
         self._end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Send SIGSTOP: its connections stay open, and it says nothing more."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def restart(self, launcher: Launcher | None = None) -> None:
         """Stop it in order and start it again, perhaps in another way."""

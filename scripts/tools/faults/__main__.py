@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import click
 from rich.console import Console
 
-from scripts.tools.faults.report import show_json, show_table
-from scripts.tools.faults.run import Settings, run_scenario
+from scripts.tools.faults.report import (
+    show_deployments,
+    show_deployments_json,
+    show_json,
+    show_table,
+)
+from scripts.tools.faults.run import Result, Settings, run_scenario
 from scripts.tools.faults.scenarios import SCENARIOS
+from scripts.tools.faults.synapse.course import DeploymentResult, run_deployment
+from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
+from scripts.tools.faults.synapse.nemeses import MIXABLE, NAMES
+from scripts.tools.faults.synapse.schedule import make_schedule
 from synapse_replication.recordings.reader import shipped_recording
+
+T = TypeVar("T", Result, DeploymentResult)
+
+#: The options that are for one host alone.
+_OF_DEMO = ("names", "rate", "recording")
+_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "bug")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--host",
+    type=click.Choice(["demo", "synapse"]),
+    default="demo",
+    show_default=True,
+    help="The host of the demonstration, or a real Synapse.",
+)
 @click.option(
     "--scenario",
     "names",
     type=click.Choice(list(SCENARIOS)),
     multiple=True,
-    help="Only this one; may be given more than once.",
+    help="demo: only this one; may be given more than once.",
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option(
@@ -30,53 +53,116 @@ from synapse_replication.recordings.reader import shipped_recording
     type=click.FloatRange(min=1),
     default=200.0,
     show_default=True,
-    help="Rows a second, of all writers together.",
+    help="demo: rows a second, of all writers together.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Another recording than the one that ships with the package.",
+    help="demo: another recording than the one that ships with the package.",
 )
+@click.option(
+    "--deployment",
+    "deployments",
+    type=click.Choice(list(DEPLOYMENTS)),
+    multiple=True,
+    help="synapse: only this one; may be given more than once.",
+)
+@click.option(
+    "--nemesis",
+    "nemeses",
+    type=click.Choice(NAMES),
+    multiple=True,
+    help="synapse: only this fault; may be given more than once.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="synapse: how often each fault is caused.",
+)
+@click.option(
+    "--bug",
+    metavar="NAME",
+    default="",
+    help="synapse: call this function in processes on ours; the checker must then "
+    "find lost rows.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+@click.pass_context
 def faults(
+    ctx: click.Context,
+    host: str,
     names: tuple[str, ...],
     seed: int,
     rate: float,
-    as_json: bool,
     recording: Path | None,
+    deployments: tuple[str, ...],
+    nemeses: tuple[str, ...],
+    rounds: int,
+    bug: str,
+    as_json: bool,
 ) -> None:
     """Cause real faults on real processes under load, and check every row.
 
-    For each scenario a private PostgreSQL and Redis, a main process, three more
-    writers and two readers are started. Exit status 0 only if nothing was lost,
-    doubled or reordered, and all positions agreed in the end.
+    Of the host of the demonstration, for each scenario a private PostgreSQL and
+    Redis, a main process, three more writers and two readers are started. Exit
+    status 0 only if nothing was lost, doubled or reordered, and all positions agreed
+    in the end.
+
+    Of a real Synapse, for each deployment a private PostgreSQL and Redis and five
+    processes are started, some on ours and some stock. Exit status 0 only if no
+    process on ours lost or doubled a row.
     """
-    settings = Settings(recording or shipped_recording(), rate, seed)
+    _refuse_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
-    # Whoever ends us lets us clean up.
+
+    def say(text: str) -> None:
+        progress.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    if host == "demo":
+        settings = Settings(recording or shipped_recording(), rate, seed)
+
+        def run_one(name: str) -> Result:
+            say(f"{name} ...")
+            return run_scenario(SCENARIOS[name], settings, say)
+
+        results = _run_all(names or list(SCENARIOS), run_one)
+        if as_json:
+            click.echo(show_json(results, seed))
+        else:
+            show_table(Console(), results)
+        sys.exit(0 if all(result.is_good for result in results) else 1)
+
+    schedule = make_schedule(seed, nemeses or NAMES, rounds, MIXABLE)
+    found = _run_all(
+        deployments
+        or [name for name, one in DEPLOYMENTS.items() if not one.only_on_demand],
+        lambda name: run_deployment(name, schedule, say, bug),
+    )
+    if as_json:
+        click.echo(show_deployments_json(found, seed))
+    else:
+        show_deployments(Console(), found)
+    sys.exit(0 if all(result.is_good for result in found) else 1)
+
+
+def _refuse_options(ctx: click.Context, names: Sequence[str], host: str) -> None:
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} is not for --host {host}")
+
+
+def _run_all(names: Sequence[str], run_one: Callable[[str], T]) -> list[T]:
+    # A caller that ends this process lets it clean up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    results = []
     try:
-        for name in names or SCENARIOS:
-            _say(progress, f"{name} ...")
-            results.append(
-                run_scenario(
-                    SCENARIOS[name], settings, lambda text: _say(progress, text)
-                )
-            )
+        return [run_one(name) for name in names]
     except KeyboardInterrupt:
         click.echo("Interrupted; everything was stopped.", err=True)
         sys.exit(130)
-    if as_json:
-        click.echo(show_json(results, seed))
-    else:
-        show_table(Console(), results)
-    sys.exit(0 if all(result.is_good for result in results) else 1)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _interrupt(*_: object) -> NoReturn:

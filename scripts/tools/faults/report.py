@@ -12,8 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from scripts.tools.faults.run import Result
+from scripts.tools.faults.synapse.course import DeploymentResult, StreamResult
+from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
 
-__all__ = ["show_json", "show_table"]
+__all__ = ["show_deployments", "show_deployments_json", "show_json", "show_table"]
 
 
 def show_json(results: Sequence[Result], seed: int) -> str:
@@ -57,13 +59,64 @@ def show_table(console: Console, results: Sequence[Result]) -> None:
             "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
             "yes" if result.agreed else "[bold red]no[/]",
         )
-    # As wide as it must be: a table that was cut is of no use in a log.
-    needed = Measurement.get(console, console.options.update(width=1000), table)
-    console.width = max(console.width, needed.maximum)
-    console.print(table)
+    _print_whole(console, table)
     for result in results:
         for what, text in (("left out", result.left_out), ("failed", result.error)):
             if text:
                 console.print(
                     f"{result.scenario} {what}: {text}", markup=False, highlight=False
                 )
+
+
+def show_deployments_json(results: Sequence[DeploymentResult], seed: int) -> str:
+    """Return the results for a real Synapse as JSON text."""
+    values = [attrs.asdict(result) | {"good": result.is_good} for result in results]
+    return json.dumps({"seed": seed, "deployments": values}, indent=2)
+
+
+def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> None:
+    """Show a line for each stream of each deployment, and below what was lost."""
+    table = Table(title="Faults on a real Synapse", title_justify="left")
+    for heading in ("deployment", "processes", "stream"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        "committed",
+        "due",
+        "delivered",
+        "lost",
+        "doubled",
+        "never shown",
+        "level after (s)",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        for stream in result.streams:
+            table.add_row(DEPLOYMENTS[result.name].title, *_cells(stream))
+        table.add_section()
+    _print_whole(console, table)
+    for result in results:
+        for text in result.lost:
+            console.print(f"{result.name} lost: {text}", markup=False, highlight=False)
+
+
+def _cells(result: StreamResult) -> list[str]:
+    tally = result.tally
+    never_shown = "-" if result.never_shown is None else str(result.never_shown)
+    return [
+        "ours" if tally.is_ours else "stock",
+        tally.stream,
+        *map(str, (tally.committed, tally.due, tally.delivered)),
+        *(
+            f"[bold red]{number}[/]" if number else "0"
+            for number in (tally.lost, tally.doubled)
+        ),
+        f"[bold red]{never_shown}[/]" if result.never_shown else never_shown,
+        "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
+    ]
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    # As wide as it must be: a table that was cut is of no use in a log.
+    needed = Measurement.get(console, console.options.update(width=1000), table)
+    console.width = max(console.width, needed.maximum)
+    console.print(table)

@@ -29,6 +29,7 @@ from tests.support.synapse_peer import (
     Launcher,
     SynapseDeployment,
     WorkerSpec,
+    ours,
 )
 
 __all__ = [
@@ -44,18 +45,6 @@ __all__ = [
 
 #: How long anything may take that has to happen, in s.
 PATIENCE = 60.0
-
-
-def ours(*options: str) -> Launcher:
-    """Start modules of Synapse on our replication.
-
-    :param options: of ``synapse-replication exec``.
-    """
-    return lambda module, arguments: [
-        sys.executable,
-        *("-m", "synapse_replication", "exec", *options),
-        *("-m", module, *arguments),
-    ]
 
 
 def new_deployment(

@@ -37,3 +37,15 @@ class FaultsTests(SynchronousTestCase):
         )
         self.assertEqual(done.returncode, 2)
         self.assertIn(b"disk-full", done.stderr)
+
+    def test_options_of_the_other_host(self) -> None:
+        """An option that the chosen host does not have is refused by name."""
+        for arguments, option in (
+            (["--nemesis", "pause"], b"--nemesis is not for --host demo"),
+            (["--host", "synapse", "--rate", "5"], b"--rate is not for --host synapse"),
+        ):
+            done = subprocess.run(
+                [*COMMAND, *arguments], capture_output=True, check=False
+            )
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(option, done.stderr)

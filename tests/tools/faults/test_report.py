@@ -8,8 +8,15 @@ import json
 from rich.console import Console
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.faults.report import show_json, show_table
+from scripts.tools.faults.report import (
+    show_deployments,
+    show_deployments_json,
+    show_json,
+    show_table,
+)
 from scripts.tools.faults.run import Result
+from scripts.tools.faults.synapse.course import DeploymentResult, StreamResult
+from scripts.tools.faults.synapse.verdict import StreamTally
 
 RESULTS = [
     Result("redis-killed", 10, 20, catch_ups=4, seconds=1.26, agreed=True),
@@ -48,3 +55,44 @@ class ShowTests(SynchronousTestCase):
             [True, False, True, False],
         )
         self.assertEqual(value["scenarios"][0]["seconds"], 1.26)
+
+
+OURS = StreamTally("events", True, 9, 27, 27, lost=0, doubled=0)
+STOCK = StreamTally("events", False, 9, 9, 8, lost=1, doubled=0)
+DEPLOYMENTS = [
+    DeploymentResult(
+        "main-ours",
+        (),
+        (StreamResult(OURS, None, 0.44), StreamResult(STOCK, 2, None)),
+        lost=("sync1 events 7 of persister1",),
+    )
+]
+
+
+class ShowDeploymentsTests(SynchronousTestCase):
+    def test_table(self) -> None:
+        """A line for each stream and kind of process, and below what was lost."""
+        file = io.StringIO()
+        show_deployments(Console(file=file, width=40), DEPLOYMENTS)
+        text = file.getvalue()
+        rows = [
+            [cell.strip() for cell in line.split("│")[2:-1]]
+            for line in text.splitlines()
+            if line.startswith("│")
+        ]
+        self.assertEqual(
+            rows,
+            [
+                ["ours", "events", "9", "27", "27", "0", "0", "-", "0.4"],
+                ["stock", "events", "9", "9", "8", "1", "0", "2", "never"],
+            ],
+        )
+        self.assertIn("main-ours lost: sync1 events 7 of persister1", text)
+
+    def test_json(self) -> None:
+        """The same for programs; what stock processes lost is not held against us."""
+        value = json.loads(show_deployments_json(DEPLOYMENTS, 7))
+        self.assertEqual(value["seed"], 7)
+        (deployment,) = value["deployments"]
+        self.assertIs(deployment["good"], True)
+        self.assertEqual(deployment["streams"][1]["tally"]["lost"], 1)

@@ -1,0 +1,1 @@
+"""Real faults on a real Synapse: five processes, checked from outside."""

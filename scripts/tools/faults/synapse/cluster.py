@@ -1,0 +1,177 @@
+"""The five real processes, their servers, and a proxy between each and Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+
+from scripts.tools.faults.synapse.deployments import (
+    JUDGED,
+    PROCESSES,
+    WORKERS,
+    WRITER,
+    Mixture,
+)
+from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
+from tests.support.client_api import ClientApi
+from tests.support.link_proxy import LinkProxy
+from tests.support.synapse_peer import (
+    MAIN,
+    SynapseDeployment,
+    SynapseProcess,
+    WorkerSpec,
+    ours,
+    stock,
+)
+
+__all__ = ["Cluster"]
+
+_ROOT = Path(__file__).resolve().parents[4]
+
+
+class Cluster:
+    """A deployment of five processes.
+
+    :param mixture: which of them run on ours.
+    :param bug: the dotted name of a deliberate bug, for processes on ours; empty
+        for none.
+    :ivar proxies: between each process and Redis, by name.
+    :ivar witness_folder: where each process logs what it was given.
+    :ivar starts_of_writer: when the writer of typing was started again, in s since
+        the epoch.
+    """
+
+    def __init__(self, mixture: Mixture, bug: str = "") -> None:
+        self.mixture = mixture
+        self._bug = bug
+        self.postgres = PrivatePostgres()
+        self.redis = PrivateRedis()
+        self.proxies: dict[str, LinkProxy] = {}
+        self.starts_of_writer: list[float] = []
+        self.witness_folder = Path(tempfile.mkdtemp(prefix="synapse-replication-seen-"))
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(shutil.rmtree, self.witness_folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start the servers, then the processes, and wait until all answer."""
+        stack = self._stack
+        stack.callback(self.postgres.stop)
+        self.postgres.start()
+        stack.callback(self.redis.stop)
+        self.redis.start()
+        for name in PROCESSES:
+            proxy = LinkProxy((self.redis.host, self.redis.port))
+            stack.callback(proxy.close)
+            self.proxies[name] = proxy
+        self.deployment = self._deployment()
+        stack.callback(self.deployment.stop)
+        self.deployment.start()
+
+    def close(self) -> None:
+        """Stop everything and remove its files."""
+        self._stack.close()
+
+    def is_ours(self, name: str) -> bool:
+        """Return whether a process runs on our replication."""
+        return name in self.mixture.on_ours
+
+    def process(self, name: str) -> SynapseProcess:
+        """Return a process by its instance name."""
+        return self.deployment.processes[name]
+
+    def api(self, name: str) -> ClientApi:
+        """Return where a process serves the client API."""
+        return self.process(name).api
+
+    def start_process(self, name: str) -> None:
+        """Start a process that was killed, and wait until it answers."""
+        if name == WRITER:
+            self.starts_of_writer.append(time.time())
+        self.process(name).start()
+
+    def ask_typing(self) -> list[int]:
+        """Return the token of each room's newest row, from the writer of typing.
+
+        :raises OSError: if it does not answer.
+        :raises ApiError: if it answers with an error.
+        """
+        port = self.deployment.replication_ports[WRITER]
+        # The answer to a transaction id is cached, so each needs a new one.
+        answer = ClientApi("127.0.0.1", port).request(
+            "GET",
+            "/_synapse/replication/get_repl_stream_updates/typing/"
+            + secrets.token_hex(8),
+            token=self.deployment.secret,
+            query={"from_token": "0", "upto_token": "1000000"},
+        )
+        return [token for token, _ in answer["updates"]]
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement in the deployment's database.
+
+        :raises psycopg2.Error: if the database is away.
+        """
+        connection = psycopg2.connect(**self.deployment.database)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(sql, values or None)
+                return list(cursor.fetchall()) if cursor.description else []
+        finally:
+            connection.close()
+
+    def _deployment(self) -> SynapseDeployment:
+        launchers = {
+            name: ours(*self.mixture.options) if self.is_ours(name) else stock
+            for name in PROCESSES
+        }
+        witness: dict[str, Any] = {
+            "folder": str(self.witness_folder),
+            "writers": list(PROCESSES),
+            "streams": list(JUDGED),
+            "bug": self._bug,
+        }
+        return SynapseDeployment(
+            database=psycopg2.extensions.parse_dsn(self.postgres.new_database()),
+            redis=self._redis_of(MAIN),
+            workers=[
+                WorkerSpec(
+                    name,
+                    ("client",),
+                    {"redis": {"enabled": True, **self._redis_of(name)}},
+                )
+                for name in WORKERS
+            ],
+            stream_writers={
+                "events": ["persister1", "persister2"],
+                "typing": [WRITER],
+                "receipts": [WRITER],
+                "to_device": [WRITER],
+            },
+            launchers=launchers,
+            settings={
+                "modules": [
+                    {
+                        "module": "scripts.tools.faults.synapse.witness.Witness",
+                        "config": witness,
+                    }
+                ]
+            },
+            environ={"PYTHONPATH": _python_path()},
+        )
+
+    def _redis_of(self, name: str) -> dict[str, Any]:
+        return {"host": "127.0.0.1", "port": self.proxies[name].port}
+
+
+def _python_path() -> str:
+    # The witness is loaded by stock processes, too.
+    return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

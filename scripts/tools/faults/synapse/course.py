@@ -1,0 +1,237 @@
+"""The course of a run against one deployment: traffic, faults, verdict."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from scripts.tools.faults.synapse.cluster import Cluster
+from scripts.tools.faults.synapse.deployments import (
+    DEPLOYMENTS,
+    JUDGED,
+    READER,
+)
+from scripts.tools.faults.synapse.evidence import Evidence
+from scripts.tools.faults.synapse.nemeses import NEMESES, Scene, cause
+from scripts.tools.faults.synapse.schedule import Round
+from scripts.tools.faults.synapse.traffic import Traffic
+from scripts.tools.faults.synapse.verdict import StreamTally, compare
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
+__all__ = ["DeploymentResult", "RoundResult", "StreamResult", "run_deployment"]
+
+#: s between two looks at the evidence.
+POLL = 0.2
+
+#: How long there is traffic before a fault, and after it, in s.
+TRAFFIC_BEFORE = 1.5
+TRAFFIC_AFTER = 1.0
+
+#: How long it may take until all processes are level and users see everything, in
+#: s. What takes longer is looked for again at the end of the run.
+PATIENCE = 30.0
+
+Kind = tuple[str, bool]
+
+
+@attrs.frozen
+class RoundResult:
+    """What came of one round.
+
+    :ivar seconds: from the end of the fault until each process had all rows that
+        had been written by then; ``None`` if that did not come about in time.
+    :ivar missing: what was missing then, as ``process stream token``.
+    :ivar unseen: how much users had not been shown by then, by stream.
+    """
+
+    nemesis: str
+    seconds: float | None
+    missing: tuple[str, ...] = ()
+    unseen: tuple[tuple[str, int], ...] = ()
+
+
+@attrs.frozen
+class StreamResult:
+    """A line of the table.
+
+    :ivar never_shown: what users were promised and not shown, if the process that
+        they asked is of this kind.
+    :ivar seconds: the longest time until level, in s; ``None`` if once it was not
+        reached in time.
+    """
+
+    tally: StreamTally
+    never_shown: int | None
+    seconds: float | None
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether ours neither lost, doubled nor hid a row."""
+        if not self.tally.is_ours:
+            return True
+        # Rows of some streams may be repeated: late ones are better than none.
+        stream = STANDARD_STREAMS[self.tally.stream].description
+        doubled = self.tally.doubled if not stream.idempotent else 0
+        return not (self.tally.lost or doubled or self.never_shown)
+
+
+@attrs.frozen
+class DeploymentResult:
+    """What came of all rounds against one deployment.
+
+    :ivar requests: of clients, in the background.
+    :ivar failures: of those, how many failed, as some must during faults.
+    :ivar lost: what was lost, as ``process stream token``.
+    """
+
+    name: str
+    rounds: tuple[RoundResult, ...]
+    streams: tuple[StreamResult, ...]
+    requests: int = 0
+    failures: int = 0
+    lost: tuple[str, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether ours neither lost, doubled nor hid a row."""
+        return all(stream.is_good for stream in self.streams)
+
+
+def run_deployment(
+    name: str, schedule: Sequence[Round], say: Callable[[str], None], bug: str = ""
+) -> DeploymentResult:
+    """Carry out a schedule against a deployment.
+
+    :param name: of :data:`DEPLOYMENTS`.
+    :param say: shows a line.
+    :param bug: the dotted name of a deliberate bug for processes on ours.
+    """
+    cluster = Cluster(DEPLOYMENTS[name], bug)
+    try:
+        cluster.start()
+        return _Course(name, cluster, say).run(schedule)
+    finally:
+        cluster.close()
+
+
+class _Course:
+    def __init__(self, name: str, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._name = name
+        self._cluster = cluster
+        self._say = say
+        self._evidence = Evidence(cluster)
+        self._traffic = Traffic(cluster)
+        self._seconds: dict[Kind, float | None] = {}
+
+    def run(self, schedule: Sequence[Round]) -> DeploymentResult:
+        traffic = self._traffic
+        traffic.make_rooms()
+        traffic.start()
+        try:
+            rounds = []
+            for number, one in enumerate(schedule, 1):
+                result = self._run_round(one)
+                rounds.append(result)
+                self._say(_line(self._name, number, len(schedule), one, result))
+            # The last look: what was late may have come.
+            self._wait_until_level(time.time())
+        finally:
+            traffic.stop()
+        return self._judge(tuple(rounds))
+
+    def _run_round(self, one: Round) -> RoundResult:
+        scene = Scene(self._cluster, self._traffic, self._evidence, one.chance)
+        if any(NEMESES[fault].is_quiet for fault in one.faults):
+            cause(one.faults, scene)
+            lifted = time.time()
+        else:
+            with self._traffic.writing(one.seed):
+                time.sleep(TRAFFIC_BEFORE)
+                cause(one.faults, scene)
+                lifted = time.time()
+                time.sleep(TRAFFIC_AFTER)
+        level = self._wait_until_level(lifted)
+        missing = self._evidence.give_up(time.time())
+        unseen = self._traffic.expectations.give_up()
+        for stream in JUDGED:
+            for is_ours in (True, False):
+                self._note((stream, is_ours), level.get((stream, is_ours), 0.0))
+        for life, row in missing:
+            self._seconds[row.stream, life.is_ours] = None
+        return RoundResult(
+            one.nemesis,
+            None if missing else max(level.values(), default=0.0),
+            tuple(f"{life.process} {row.stream} {row.token}" for life, row in missing),
+            tuple(sorted(unseen.items())),
+        )
+
+    def _note(self, kind: Kind, seconds: float) -> None:
+        before = self._seconds.get(kind, 0.0)
+        self._seconds[kind] = None if before is None else max(before, seconds)
+
+    def _wait_until_level(self, lifted: float) -> dict[Kind, float]:
+        """Wait until all is delivered and shown, or patience ends.
+
+        :param lifted: when the fault ended, in s since the epoch.
+        :return: from ``lifted`` to the last look at which a row was missing, in s.
+        """
+        evidence = self._evidence
+        level: dict[Kind, float] = {}
+        while True:
+            answered = evidence.collect()
+            now = time.time()
+            missing = evidence.new_missing(lifted) if answered else []
+            for life, row in missing:
+                level[row.stream, life.is_ours] = now - lifted
+            done = answered and not missing and self._traffic.expectations.is_kept()
+            # Rows that were written after the fault count in the end.
+            if done and not evidence.new_missing(now):
+                return level
+            if now - lifted > PATIENCE:
+                return level
+            time.sleep(POLL)
+
+    def _judge(self, rounds: tuple[RoundResult, ...]) -> DeploymentResult:
+        evidence, traffic = self._evidence, self._traffic
+        lives, rows = evidence.lives, evidence.rows
+        shown: Counter[str] = traffic.expectations.never_shown()
+        reader_is_ours = self._cluster.is_ours(READER)
+        tallies = compare(rows, lives, evidence.present(JUDGED), JUDGED)
+        streams = tuple(
+            StreamResult(
+                tally,
+                shown[tally.stream] if tally.is_ours is reader_is_ours else None,
+                self._seconds.get((tally.stream, tally.is_ours), 0.0),
+            )
+            for tally in tallies
+        )
+        lost = evidence.missing(time.time())
+        return DeploymentResult(
+            self._name,
+            rounds,
+            streams,
+            traffic.requests,
+            traffic.failures,
+            tuple(
+                f"{life.process} {row.stream} {row.token} of {row.writer}"
+                for life, row in lost
+            ),
+        )
+
+
+def _line(
+    deployment: str, number: int, count: int, one: Round, result: RoundResult
+) -> str:
+    what = one.nemesis
+    if len(one.faults) > 1:
+        what += f" ({', '.join(one.faults)})"
+    level = (
+        f"level after {result.seconds:.1f} s"
+        if result.seconds is not None
+        else f"not level: {', '.join(result.missing[:5])}"
+    )
+    unseen = "".join(f", {n} of {stream} not shown" for stream, n in result.unseen)
+    return f"{deployment} {number}/{count} {what}: {level}{unseen}"

@@ -1,0 +1,79 @@
+"""The processes of a deployment, which of them run on ours, and what is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from tests.support.synapse_peer import MAIN
+
+__all__ = [
+    "DEPLOYMENTS",
+    "JUDGED",
+    "PROCESSES",
+    "READER",
+    "TABLES",
+    "TYPING",
+    "WORKERS",
+    "WRITER",
+    "Mixture",
+]
+
+#: The worker that serves ``/sync`` and writes nothing but cache invalidations.
+READER = "sync1"
+#: The writer of typing, receipts and to-device messages.
+WRITER = "writer1"
+WORKERS = ("persister1", "persister2", WRITER, READER)
+PROCESSES = (MAIN, *WORKERS)
+
+
+@attrs.frozen
+class Mixture:
+    """Which of the processes run on ours.
+
+    :ivar title: for people.
+    :ivar on_ours: their names.
+    :ivar options: of ``synapse-replication exec``.
+    :ivar only_on_demand: it is not part of a full run.
+    """
+
+    title: str
+    on_ours: frozenset[str]
+    options: tuple[str, ...] = ()
+    only_on_demand: bool = False
+
+
+_ALL = frozenset(PROCESSES)
+
+#: By the name on the command line.
+DEPLOYMENTS: Mapping[str, Mixture] = {
+    "ours": Mixture("all ours", _ALL),
+    "no-extension": Mixture("all ours, extension off", _ALL, ("--no-extension",)),
+    "main-stock": Mixture("main stock, the rest ours", _ALL - {MAIN}),
+    "main-ours": Mixture("main ours, the rest stock", frozenset({MAIN})),
+    "stock": Mixture("all stock", frozenset()),
+    "reader-ours": Mixture(
+        "the reader ours, the rest stock", frozenset({READER}), only_on_demand=True
+    ),
+}
+
+
+TYPING = "typing"
+
+#: The tables whose rows are delivered, by stream. Other tables of these streams
+#: take ids without being sent to processes of the deployment.
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "events": ("events", "current_state_delta_stream"),
+    "receipts": ("receipts_linearized",),
+    "to_device": ("device_inbox",),
+    "caches": ("cache_invalidation_stream_by_instance",),
+    "account_data": ("account_data", "room_account_data", "room_tags_revisions"),
+    "presence": ("presence_stream",),
+    "push_rules": ("push_rules_stream",),
+    "pushers": ("pushers", "deleted_pushers"),
+    "device_lists": ("device_lists_stream", "user_signature_stream"),
+}
+
+#: Every stream that is judged.
+JUDGED = (*TABLES, TYPING)

@@ -1,0 +1,255 @@
+"""What was committed and what was delivered, collected from outside.
+
+Theory of operation: triggers in the deployment's database note every row of the
+judged tables, in the transaction that writes it. Streams in memory are asked of
+their writer. Each process's deliveries are read from the log of its witness.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psycopg2
+
+from scripts.tools.faults.synapse.cluster import Cluster
+from scripts.tools.faults.synapse.deployments import TABLES, TYPING, WRITER
+from scripts.tools.faults.synapse.verdict import (
+    Committed,
+    Delivery,
+    Life,
+    missing_rows,
+)
+from synapse_replication.errors import ReplicationError
+from synapse_replication.streams.standard.registry import (
+    MAIN_INSTANCE,
+    STANDARD_STREAMS,
+)
+
+__all__ = ["Evidence", "read_witness"]
+
+#: Rows that are read again each time: their transactions may commit out of order.
+_OVERLAP = 2000
+
+_SCHEMA = """
+    CREATE SCHEMA witness;
+    CREATE TABLE witness.rows (
+        n BIGSERIAL PRIMARY KEY, stream TEXT, token BIGINT, writer TEXT,
+        at DOUBLE PRECISION
+    );
+    CREATE FUNCTION witness.note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO witness.rows (stream, token, writer, at) VALUES (
+                TG_ARGV[0],
+                (to_jsonb(NEW)->>TG_ARGV[1])::bigint,
+                coalesce(to_jsonb(NEW)->>'instance_name', TG_ARGV[2]),
+                extract(epoch FROM clock_timestamp())
+            );
+            RETURN NULL;
+        END
+    $$;
+"""
+
+_TRIGGER = """
+    CREATE TRIGGER witness AFTER INSERT OR UPDATE OF {column} ON {table}
+        FOR EACH ROW EXECUTE FUNCTION witness.note('{stream}', '{column}', '{main}');
+"""
+
+
+def read_witness(line: str, starts: Sequence[float]) -> tuple[Any, ...]:
+    """Read a line of a witness's log.
+
+    :param starts: when the writer of typing was started again, in s since the epoch.
+    :return: ``("start", time, positions)`` or ``("rows", time, delivery)``.
+    """
+    kind, at, *values = json.loads(line)
+    if kind == "start":
+        return kind, at, values[0]
+    stream, _, token, _ = values
+    era = bisect(starts, at) if stream == TYPING else 0
+    return kind, at, Delivery(stream, token, era)
+
+
+@attrs.define(eq=False)
+class _Log:
+    """The log of one start of a process, read as far as it goes."""
+
+    path: Path
+    process: str
+    pid: int
+    life: Life | None = None
+    _offset: int = 0
+
+    def read_on(self, is_ours: bool, starts: Sequence[float]) -> None:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        for line in data[:end].decode().splitlines():
+            kind, at, value = read_witness(line, starts)
+            if kind == "start":
+                self.life = Life(self.process, is_ours, at, value)
+            else:
+                assert self.life is not None
+                self.life.deliveries[value] += 1
+
+
+class Evidence:
+    """Collects evidence about a cluster.
+
+    :param cluster: a started one.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._rows: dict[Delivery, Committed] = {}
+        self._newest = 0
+        self._logs: dict[str, _Log] = {}
+        #: The newest row of each room, as the writer said last.
+        self._typing: set[Delivery] = set()
+        self._given_up: set[tuple[Life, Delivery]] = set()
+        cluster.query(_SCHEMA + "".join(_triggers()))
+
+    @property
+    def rows(self) -> Sequence[Committed]:
+        """What was committed."""
+        return list(self._rows.values())
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """Every start of every process."""
+        return [log.life for log in self._logs.values() if log.life is not None]
+
+    def collect(self) -> bool:
+        """Read what is new.
+
+        :return: whether everybody answered.
+        """
+        self._read_logs()
+        return self._read_typing() and self._read_rows()
+
+    def missing(self, until: float) -> list[tuple[Life, Committed]]:
+        """Return rows that were written before ``until`` and are not delivered.
+
+        :param until: in s since the epoch.
+        :raises psycopg2.Error: if the database is away.
+        """
+        rows = [row for row in self._rows.values() if row.at <= until]
+        typing = {TYPING: self._typing}
+        missing = missing_rows(rows, self.lives, typing)
+        if missing:
+            streams = {row.stream for _, row in missing} - {TYPING}
+            missing = missing_rows(
+                (row for _, row in missing), self.lives, self.present(streams) | typing
+            )
+        return missing
+
+    def new_missing(self, until: float) -> list[tuple[Life, Committed]]:
+        """Return what is missing and was not given up.
+
+        :param until: as for :meth:`missing`. While the database is away, nothing.
+        """
+        try:
+            missing = self.missing(until)
+        except psycopg2.Error:
+            return []
+        return [
+            (life, row)
+            for life, row in missing
+            if (life, row.delivery) not in self._given_up
+        ]
+
+    def give_up(self, until: float) -> list[tuple[Life, Committed]]:
+        """Wait no longer for what is missing now; it counts in the end.
+
+        :return: what that is.
+        """
+        missing = self.new_missing(until)
+        self._given_up.update((life, row.delivery) for life, row in missing)
+        return missing
+
+    def present(self, streams: Iterable[str]) -> dict[str, Collection[Delivery]]:
+        """Return what is in the tables now, by stream.
+
+        :raises psycopg2.Error: if the database is away.
+        """
+        present: dict[str, Collection[Delivery]] = {}
+        for stream in streams:
+            if stream == TYPING:
+                present[stream] = self._typing
+                continue
+            present[stream] = {
+                Delivery(stream, token)
+                for table in TABLES[stream]
+                for (token,) in self._cluster.query(
+                    f"SELECT {_id_column(stream, table)} FROM {table}"
+                )
+            }
+        return present
+
+    def _read_logs(self) -> None:
+        cluster = self._cluster
+        for path in cluster.witness_folder.iterdir():
+            if path.name not in self._logs:
+                process, pid, _ = path.name.rsplit(".", 2)
+                self._logs[path.name] = _Log(path, process, int(pid))
+        for log in self._logs.values():
+            log.read_on(cluster.is_ours(log.process), cluster.starts_of_writer)
+            if log.life is not None:
+                running = cluster.process(log.process)
+                log.life.is_running = running.is_running and running.pid == log.pid
+
+    def _read_rows(self) -> bool:
+        try:
+            found = self._cluster.query(
+                "SELECT n, stream, token, writer, at FROM witness.rows WHERE n > %s",
+                self._newest - _OVERLAP,
+            )
+        except psycopg2.Error:
+            return False
+        for number, stream, token, writer, at in found:
+            # Negative ids are of events from before a user joined.
+            if token > 0:
+                row = Committed(stream, token, writer, at)
+                self._rows.setdefault(row.delivery, row)
+            self._newest = max(self._newest, number)
+        return True
+
+    def _read_typing(self) -> bool:
+        cluster = self._cluster
+        era = len(cluster.starts_of_writer)
+        try:
+            newest = cluster.ask_typing()
+        except (OSError, ReplicationError):
+            return False
+        self._typing = {Delivery(TYPING, token, era) for token in newest}
+        for token in newest:
+            row = Committed(TYPING, token, WRITER, time.time(), era)
+            self._rows.setdefault(row.delivery, row)
+        return True
+
+
+def _id_column(stream: str, table: str) -> str:
+    (column,) = (
+        column.id_column
+        for column in STANDARD_STREAMS[stream].id_columns
+        if column.table == table
+    )
+    return column
+
+
+def _triggers() -> Iterable[str]:
+    for stream, tables in TABLES.items():
+        for table in tables:
+            yield _TRIGGER.format(
+                table=table,
+                stream=stream,
+                column=_id_column(stream, table),
+                main=MAIN_INSTANCE,
+            )

@@ -1,0 +1,101 @@
+"""What users were promised and what they saw: pure logic, for use in any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+__all__ = ["Expectations", "shown_in"]
+
+
+@attrs.frozen
+class _Promise:
+    stream: str
+    key: Hashable
+    value: Hashable
+
+
+class Expectations:
+    """What the homeserver accepted, and what another user's ``/sync`` showed.
+
+    A promise is about a key. A later promise about the same key replaces it, as a
+    second read receipt replaces the first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, Hashable], _Promise] = {}
+        self._overdue: list[_Promise] = []
+        self._seen: set[_Promise] = set()
+
+    def promise(self, stream: str, key: Hashable, value: Hashable = True) -> None:
+        """Take note that a request was accepted.
+
+        :param stream: by whose rows it is shown.
+        """
+        promise = _Promise(stream, key, value)
+        with self._lock:
+            if promise in self._seen:
+                self._open.pop((stream, key), None)
+            else:
+                self._open[stream, key] = promise
+
+    def forget(self, stream: str, key: Hashable, value: Hashable = True) -> None:
+        """Take what was shown so far for not shown."""
+        with self._lock:
+            self._seen.discard(_Promise(stream, key, value))
+
+    def see(self, stream: str, key: Hashable, value: Hashable = True) -> None:
+        """Take note that a user was shown something, perhaps before it was promised."""
+        promise = _Promise(stream, key, value)
+        with self._lock:
+            self._seen.add(promise)
+            if self._open.get((stream, key)) == promise:
+                del self._open[stream, key]
+            if promise in self._overdue:
+                self._overdue.remove(promise)
+
+    def is_kept(self) -> bool:
+        """Return whether everything was shown that was not given up."""
+        with self._lock:
+            return not self._open
+
+    def give_up(self) -> Counter[str]:
+        """Wait no longer for what was promised so far; it may still be shown.
+
+        :return: how many things that is, by stream.
+        """
+        with self._lock:
+            overdue = list(self._open.values())
+            self._overdue += overdue
+            self._open.clear()
+        return Counter(promise.stream for promise in overdue)
+
+    def never_shown(self) -> Counter[str]:
+        """Return how many promises were not kept, by stream."""
+        with self._lock:
+            promises = [*self._overdue, *self._open.values()]
+        return Counter(promise.stream for promise in promises)
+
+
+def shown_in(answer: Mapping[str, Any]) -> Iterator[tuple[str, Hashable, Hashable]]:
+    """Find what an answer of ``/sync`` shows, as for :meth:`Expectations.see`."""
+    for event in answer.get("to_device", {}).get("events", []):
+        yield "to_device", event["content"].get("body"), True
+    for event in answer.get("account_data", {}).get("events", []):
+        yield "account_data", event["type"], event["content"].get("number")
+    for room_id, room in answer.get("rooms", {}).get("join", {}).items():
+        for event in room.get("timeline", {}).get("events", []):
+            yield "events", event["content"].get("body"), True
+        for event in room.get("ephemeral", {}).get("events", []):
+            content = event["content"]
+            if event["type"] == "m.typing":
+                yield "typing", room_id, tuple(sorted(content["user_ids"]))
+            elif event["type"] == "m.receipt":
+                for event_id, kinds in content.items():
+                    for user_id in kinds.get("m.read", {}):
+                        yield "receipts", (room_id, user_id), event_id

@@ -1,0 +1,220 @@
+"""The faults that are caused, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+
+import attrs
+
+from scripts.tools.faults.scenarios import AWAY, CUT
+from scripts.tools.faults.synapse.cluster import Cluster
+from scripts.tools.faults.synapse.deployments import PROCESSES, READER, WRITER
+from scripts.tools.faults.synapse.evidence import Evidence
+from scripts.tools.faults.synapse.schedule import MIXED
+from scripts.tools.faults.synapse.traffic import Room, Traffic
+from tests.support.link_proxy import Cut
+from tests.support.synapse_peer import MAIN
+
+__all__ = ["MIXABLE", "NAMES", "NEMESES", "Nemesis", "Scene", "cause"]
+
+#: How long Redis is away for *redis-away*, in s.
+LONG_AWAY = (8.0, 8.0)
+
+#: A fault that is over as soon as it is caused.
+AT_ONCE = (0.0, 0.0)
+
+#: How long rows may take to arrive everywhere before one is missed on purpose, and
+#: to arrive at the other processes then, in s.
+SETTLE = 15.0
+
+#: The streams of which exactly one row is missed.
+MISSED = ("events", "receipts", "to_device", "caches", "typing")
+
+
+@attrs.frozen
+class Scene:
+    """What a fault is caused in.
+
+    :ivar chance: what the fault leaves to chance.
+    """
+
+    cluster: Cluster
+    traffic: Traffic
+    evidence: Evidence
+    chance: random.Random
+
+
+Fault = Callable[[Scene], AbstractContextManager[None]]
+
+
+@attrs.frozen
+class Nemesis:
+    """A fault.
+
+    :ivar fault: begins it when it is entered, and ends it when it is left.
+    :ivar hold: how long it lasts, at least and at most, in s.
+    :ivar is_quiet: nothing is written in the background meanwhile.
+    :ivar ends_last: among faults that overlap: what it ends needs the servers.
+    """
+
+    fault: Fault
+    hold: tuple[float, float] = AWAY
+    is_quiet: bool = False
+    ends_last: bool = False
+
+
+@contextlib.contextmanager
+def _pause(scene: Scene) -> Iterator[None]:
+    process = scene.cluster.process(scene.chance.choice(PROCESSES))
+    process.freeze()
+    try:
+        yield
+    finally:
+        # Another fault may have killed it.
+        if process.is_running:
+            process.thaw()
+
+
+@contextlib.contextmanager
+def _kill(name: str, scene: Scene) -> Iterator[None]:
+    scene.cluster.process(name).kill()
+    try:
+        yield
+    finally:
+        scene.cluster.start_process(name)
+
+
+@contextlib.contextmanager
+def _cut(what: Cut, scene: Scene) -> Iterator[None]:
+    proxy = scene.cluster.proxies[scene.chance.choice(PROCESSES)]
+    proxy.cut(what)
+    try:
+        yield
+    finally:
+        proxy.heal()
+
+
+@contextlib.contextmanager
+def _redis_away(scene: Scene) -> Iterator[None]:
+    scene.cluster.redis.kill()
+    try:
+        yield
+    finally:
+        scene.cluster.redis.start()
+
+
+@contextlib.contextmanager
+def _redis_restart(scene: Scene) -> Iterator[None]:
+    scene.cluster.redis.restart()
+    yield
+
+
+@contextlib.contextmanager
+def _redis_kill(scene: Scene) -> Iterator[None]:
+    scene.cluster.redis.kill()
+    scene.cluster.redis.start()
+    yield
+
+
+@contextlib.contextmanager
+def _postgres_restart(scene: Scene) -> Iterator[None]:
+    scene.cluster.postgres.restart()
+    yield
+
+
+@contextlib.contextmanager
+def _client_kill(scene: Scene) -> Iterator[None]:
+    # At random all subscriptions or all other connections; the one that asks stays.
+    kind = scene.chance.choice(("pubsub", "normal"))
+    scene.cluster.redis.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+    yield
+
+
+@contextlib.contextmanager
+def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
+    """Have the reader miss one row of a stream, and nothing else of it.
+
+    It is frozen and its subscription cut; one row is written; when the other
+    processes have it, the subscription is closed and the reader continues.
+    """
+    room = _room_of_chance(stream, scene)
+    room.prepare(stream)
+    _settle(scene, PROCESSES)
+    reader = scene.cluster.process(READER)
+    proxy = scene.cluster.proxies[READER]
+    reader.freeze()
+    try:
+        proxy.cut(Cut.SUBSCRIPTION)
+        room.write(stream)
+        _settle(scene, [name for name in PROCESSES if name != READER])
+    finally:
+        proxy.heal()
+        reader.thaw()
+    yield
+
+
+def _room_of_chance(stream: str, scene: Scene) -> Room:
+    # First a persister: one may have many more rooms than the other.
+    rooms = scene.traffic.rooms
+    persister = scene.chance.choice(sorted({room.persister for room in rooms}))
+    return scene.chance.choice([room for room in rooms if room.persister == persister])
+
+
+def _settle(scene: Scene, names: list[str] | tuple[str, ...]) -> None:
+    """Wait until processes have all that was written, but not for ever."""
+    deadline = time.monotonic() + SETTLE
+    until = time.time()
+    while time.monotonic() < deadline:
+        answered = scene.evidence.collect()
+        behind = {life.process for life, _ in scene.evidence.new_missing(until)}
+        if answered and not behind & set(names):
+            return
+        time.sleep(0.1)
+
+
+NEMESES: Mapping[str, Nemesis] = {
+    "pause": Nemesis(_pause, (2.0, 5.0)),
+    "cut-subscription": Nemesis(partial(_cut, Cut.SUBSCRIPTION), CUT),
+    "cut-publishing": Nemesis(partial(_cut, Cut.PUBLISHES), CUT),
+    "redis-restart": Nemesis(_redis_restart, AT_ONCE),
+    "redis-kill": Nemesis(_redis_kill, AT_ONCE),
+    "redis-away": Nemesis(_redis_away, LONG_AWAY),
+    "postgres-restart": Nemesis(_postgres_restart, AT_ONCE),
+    "client-kill": Nemesis(_client_kill, AT_ONCE),
+    **{
+        f"kill-{name}": Nemesis(partial(_kill, name), ends_last=True)
+        for name in (MAIN, "persister1", "persister2", WRITER)
+    },
+    **{
+        f"miss-one-{stream}": Nemesis(
+            partial(_miss_one, stream), AT_ONCE, is_quiet=True
+        )
+        for stream in MISSED
+    },
+}
+
+#: The faults that may overlap others.
+MIXABLE = tuple(name for name, nemesis in NEMESES.items() if not nemesis.is_quiet)
+
+#: Everything that can be asked for.
+NAMES = (*NEMESES, MIXED)
+
+
+def cause(names: tuple[str, ...], scene: Scene) -> None:
+    """Cause faults that overlap, hold them, and end them."""
+    nemeses = sorted(
+        (NEMESES[name] for name in names), key=lambda one: not one.ends_last
+    )
+    hold = max(scene.chance.uniform(*nemesis.hold) for nemesis in nemeses)
+    with contextlib.ExitStack() as stack:
+        # The first one that begins is the last one that ends.
+        for nemesis in nemeses:
+            stack.enter_context(nemesis.fault(scene))
+            if len(nemeses) > 1:
+                time.sleep(scene.chance.random())
+        time.sleep(hold)

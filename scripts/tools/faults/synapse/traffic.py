@@ -1,0 +1,246 @@
+"""Users who write to every stream, and users who watch what ``/sync`` shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+
+import attrs
+
+from scripts.tools.faults.synapse.cluster import Cluster
+from scripts.tools.faults.synapse.deployments import READER, WRITER
+from scripts.tools.faults.synapse.expectations import Expectations, shown_in
+from tests.support.client_api import ApiError, ApiUser
+from tests.support.synapse_peer import MAIN
+
+__all__ = ["Room", "Traffic"]
+
+#: Rooms are shared out among the event persisters by their ids, which are random.
+LEAST_ROOMS, MOST_ROOMS = 4, 20
+
+#: s that a request of ``/sync`` waits for news.
+LONG_POLL = 2.0
+
+#: s between two requests of one writing user, at least and at most.
+PAUSE = (0.2, 0.5)
+
+#: s after a request that failed.
+PAUSE_AFTER_FAILURE = 0.3
+
+
+@attrs.define(eq=False)
+class Room:
+    """A room in which one user writes and another watches.
+
+    :ivar alice: writes, by way of the main process where any process will do.
+    :ivar bob: watches on the reader.
+    :ivar persister: the process that persists its events.
+    """
+
+    number: int
+    alice: ApiUser
+    bob: ApiUser
+    room_id: str
+    cluster: Cluster
+    expectations: Expectations
+    persister: str = ""
+    _numbers: Iterator[int] = attrs.Factory(itertools.count)
+    _last_event: str = ""
+    _is_typing: bool = False
+
+    def prepare(self, stream: str) -> None:
+        """Do what is needed so that :meth:`write` writes a row of a stream."""
+        if stream == "receipts":
+            self.write("events")
+        elif stream == "typing":
+            self._set_typing(True)
+            self._set_typing(False)
+
+    def write(self, stream: str) -> None:
+        """Write one row of a stream.
+
+        :raises OSError: if the process cannot be reached.
+        :raises ApiError: if it refuses.
+        """
+        getattr(self, f"_write_{stream}")(f"{self.number}-{next(self._numbers)}")
+
+    def _write_events(self, text: str) -> None:
+        # Sent once: a request that was made again would be another message.
+        self._last_event = self.alice.send_message(self.room_id, text)
+        self.expectations.promise("events", text)
+
+    def _write_receipts(self, text: str) -> None:
+        event_id = self._last_event
+        if event_id:
+            self._on_writer(self.alice).read_up_to(self.room_id, event_id)
+            key = (self.room_id, self.alice.user_id)
+            self.expectations.promise("receipts", key, event_id)
+
+    def _write_to_device(self, text: str) -> None:
+        self._on_writer(self.alice).send_to_device(self.bob, text)
+        self.expectations.promise("to_device", text)
+
+    def _write_typing(self, text: str) -> None:
+        shown = (self.alice.user_id,)
+        # It was shown at other times, too.
+        self.expectations.forget("typing", self.room_id, shown)
+        self._set_typing(True)
+        self.expectations.promise("typing", self.room_id, shown)
+
+    def _write_fleeting(self, text: str) -> None:
+        # Typing ends by itself after a while, perhaps unseen: nothing is promised.
+        self._set_typing(not self._is_typing)
+
+    def _set_typing(self, is_typing: bool) -> None:
+        self._is_typing = is_typing
+        self._on_writer(self.alice).type_in(self.room_id, is_typing)
+
+    def _write_account_data(self, text: str) -> None:
+        bob = self.bob.at(self.cluster.api(MAIN))
+        number = next(self._numbers)
+        kind = f"org.example.{self.number}"
+        bob.set_account_data(kind, {"number": number})
+        self.expectations.promise("account_data", kind, number)
+
+    def _write_caches(self, text: str) -> None:
+        self.alice.upload_device_keys()
+
+    def _write_tags(self, text: str) -> None:
+        self.alice.set_room_tag(self.room_id, "u.tag")
+
+    def _write_push_rules(self, text: str) -> None:
+        self.alice.set_push_rule(f"word{text}")
+
+    def _write_presence(self, text: str) -> None:
+        self.alice.set_presence("online", text)
+
+    def _write_names(self, text: str) -> None:
+        self.alice.set_display_name(f"Alice {text}")
+
+    def _on_writer(self, user: ApiUser) -> ApiUser:
+        return user.at(self.cluster.api(WRITER))
+
+
+#: What is written, and how often of all.
+_WEIGHTS = {
+    "events": 40,
+    "receipts": 12,
+    "to_device": 14,
+    "fleeting": 6,
+    "account_data": 8,
+    "caches": 6,
+    "tags": 4,
+    "push_rules": 2,
+    "presence": 5,
+    "names": 3,
+}
+
+
+class Traffic:
+    """Rooms, a thread that writes in each, and a thread that watches each.
+
+    :param cluster: a started one.
+    :ivar requests: how many were made in the background.
+    :ivar failures: how many of them failed, as some must during a fault.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.expectations = Expectations()
+        self.rooms: list[Room] = []
+        self.requests = 0
+        self.failures = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def make_rooms(self) -> None:
+        """Register users and make rooms, until each persister has one."""
+        while len(self.rooms) < MOST_ROOMS:
+            self.rooms.append(self._make_room(len(self.rooms)))
+            persisters = {room.persister for room in self.rooms}
+            if len(self.rooms) >= LEAST_ROOMS and len(persisters) > 1:
+                return
+
+    def _make_room(self, number: int) -> Room:
+        register = self._cluster.deployment.register
+        alice, bob = register(f"alice{number}"), register(f"bob{number}")
+        room_id = alice.create_room(bob)
+        bob.join(room_id)
+        ((persister,),) = self._cluster.query(
+            "SELECT instance_name FROM events WHERE room_id = %s LIMIT 1", room_id
+        )
+        watcher = bob.at(self._cluster.api(READER))
+        return Room(
+            number,
+            alice,
+            watcher,
+            room_id,
+            self._cluster,
+            self.expectations,
+            persister=persister,
+        )
+
+    # -- threads ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch all rooms."""
+        for room in self.rooms:
+            thread = threading.Thread(target=self._watch, args=(room,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    @contextlib.contextmanager
+    def writing(self, seed: int) -> Iterator[None]:
+        """Write in the background; afterwards no request is under way.
+
+        :param seed: of what is written when.
+        """
+        enough = threading.Event()
+        threads = [
+            threading.Thread(target=self._write, args=(room, enough, seed), daemon=True)
+            for room in self.rooms[:LEAST_ROOMS]
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            enough.set()
+            for thread in threads:
+                thread.join()
+
+    def stop(self) -> None:
+        """End all threads."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, room: Room, enough: threading.Event, seed: int) -> None:
+        chance = random.Random(f"{seed} {room.number}")
+        kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+        while not enough.wait(chance.uniform(*PAUSE)):
+            (kind,) = chance.choices(kinds, weights)
+            try:
+                room.write(kind)
+            except (ApiError, OSError):
+                with self._lock:
+                    self.failures += 1
+                enough.wait(PAUSE_AFTER_FAILURE)
+            with self._lock:
+                self.requests += 1
+
+    def _watch(self, room: Room) -> None:
+        since = None
+        while not self._ended.is_set():
+            try:
+                answer = room.bob.sync(since, timeout_ms=int(1000 * LONG_POLL))
+            except (ApiError, OSError):
+                self._ended.wait(PAUSE_AFTER_FAILURE)
+                continue
+            since = answer["next_batch"]
+            for stream, key, value in shown_in(answer):
+                self.expectations.see(stream, key, value)

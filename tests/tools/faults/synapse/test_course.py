@@ -1,0 +1,36 @@
+"""Tests for :mod:`scripts.tools.faults.synapse.course`: what counts as good."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.faults.synapse.course import DeploymentResult, StreamResult
+from scripts.tools.faults.synapse.verdict import StreamTally
+
+GOOD = StreamTally("events", True, committed=9, due=36, delivered=36, lost=0, doubled=0)
+
+
+def is_good(tally: StreamTally, never_shown: int | None = 0) -> bool:
+    stream = StreamResult(tally, never_shown, seconds=1.0)
+    return DeploymentResult("ours", (), (StreamResult(GOOD, 0, 0.0), stream)).is_good
+
+
+class IsGoodTests(SynchronousTestCase):
+    def test_each_fault_of_ours(self) -> None:
+        """A row that ours lost, doubled or hid from a user is one too many."""
+        self.assertTrue(is_good(GOOD))
+        self.assertFalse(is_good(attrs.evolve(GOOD, lost=1)))
+        self.assertFalse(is_good(attrs.evolve(GOOD, doubled=1)))
+        self.assertFalse(is_good(GOOD, never_shown=1))
+
+    def test_stock(self) -> None:
+        """What stock processes lose is shown and not held against ours."""
+        stock = attrs.evolve(GOOD, is_ours=False, lost=3, doubled=2)
+        self.assertTrue(is_good(stock, never_shown=1))
+
+    def test_rows_that_may_be_repeated(self) -> None:
+        """A cache invalidation may come twice, and may not be lost."""
+        caches = attrs.evolve(GOOD, stream="caches", doubled=2)
+        self.assertTrue(is_good(caches))
+        self.assertFalse(is_good(attrs.evolve(caches, lost=1)))
