@@ -10,6 +10,7 @@ import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import (
     CatchUpError,
     ConfigError,
@@ -34,6 +35,11 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_parts import (
+    StreamTable,
+    SyncingUsers,
+    WriteNotifier,
+)
 from synapse_replication.handlers.interfaces import (
     BackgroundRunner,
     Clock,
@@ -57,8 +63,9 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
-from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.http.retry import with_retries
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
@@ -134,6 +141,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAIN_INSTANCE",
     "STANDARD_STREAMS",
+    "BackgroundProcesses",
     "BackgroundRunner",
     "BaseReplicationStreamProtocol",
     "CancelTaskCommand",
@@ -180,6 +188,7 @@ __all__ = [
     "ProtocolError",
     "RawRowCodec",
     "RdataCommand",
+    "ReactorClock",
     "RedisOptions",
     "RedisReplicationLink",
     "RedisSubscriber",
@@ -210,10 +219,12 @@ __all__ = [
     "StreamConfigurationError",
     "StreamDescription",
     "StreamDirectory",
+    "StreamTable",
     "StreamUpdateResult",
     "StreamerOptions",
     "SynapseRedisFactory",
     "SyncingUser",
+    "SyncingUsers",
     "TableStream",
     "TokenError",
     "TracingObserver",
@@ -223,10 +234,13 @@ __all__ = [
     "UserIpCommand",
     "UserSyncCommand",
     "WaitTimeoutError",
+    "WriteNotifier",
     "load_id_generator",
+    "make_agent",
     "parse_command_from_line",
     "standard_stream",
     "table_stream",
+    "with_retries",
 ]
 
 _STORAGE = MappingProxyType(

@@ -20,10 +20,10 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication import api
-from synapse_replication.app.host import StreamTable, WriteNotifier
 from synapse_replication.cli.main import cli
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
+from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.instrumentation.hooks import ReplicationHooks

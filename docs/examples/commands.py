@@ -5,7 +5,7 @@ from typing import Any
 from twisted.application.service import Service
 from twisted.logger import Logger
 
-from synapse_replication.app.commands import SyncingUsers
+from synapse_replication.api import SyncingUsers
 
 log = Logger("shop")
 

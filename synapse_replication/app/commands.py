@@ -1,27 +1,21 @@
-"""Commands between stand-alone processes: what their code sends and what it is told.
+"""Commands that the code of a stand-alone process sends.
 
 Theory of operation: :class:`CommandsOut` is what code inside a process calls
 ``host.send``. It exists before the command handler does, so that code which is plugged
 in by ``modules`` can keep it and subscribe to channels at once; it is connected to the
 handler right after. What it sends while there is no link is kept by the handler.
-
-:class:`SyncingUsers` is the command sink of a process that names none, and the base of
-one that does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.host_parts import MAX_USERS
 from synapse_replication.handlers.interfaces import Clock, Identity, SyncingUser
 
-__all__ = ["CommandsOut", "SyncingUsers"]
-
-#: The most (user, device) pairs that are remembered.
-MAX_USERS = 100_000
+__all__ = ["CommandsOut"]
 
 
 class CommandsOut:
@@ -150,89 +144,3 @@ class CommandsOut:
                 "startService of a service that a module returns, or later"
             )
         return self._handler
-
-
-class SyncingUsers:
-    """The users who sync with each process, as the other instances announce them.
-
-    Other commands without rows are ignored: a stand-alone process has no caches,
-    pushers or clients. A subclass can be named as ``command_sink``.
-
-    :param max_users: the most pairs of user and device; beyond it, those that were
-        seen longest ago are forgotten.
-    :param own: returns the users who sync with this process.
-    """
-
-    def __init__(
-        self,
-        max_users: int = MAX_USERS,
-        own: Callable[[], Iterable[SyncingUser]] = tuple,
-    ) -> None:
-        self._max_users = max_users
-        self._own = own
-        # (instance_id, user_id, device_id) -> last_sync_ms, oldest news first.
-        self._users: dict[tuple[str, str, str | None], int] = {}
-
-    def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
-        """Return ``(instance_id, user_id, device_id) -> last_sync_ms``."""
-        return dict(self._users)
-
-    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users who sync with this process."""
-        return self._own()
-
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> None:
-        """Take note that a user began, goes on, or ceased to sync with a process."""
-        key = (instance_id, user_id, device_id)
-        self._users.pop(key, None)
-        if not is_syncing:
-            return
-        self._users[key] = last_sync_ms
-        if len(self._users) > self._max_users:
-            del self._users[next(iter(self._users))]
-
-    def on_clear_user_sync(self, instance_id: str) -> None:
-        """Forget the users of a process."""
-        for key in [key for key in self._users if key[0] == instance_id]:
-            del self._users[key]
-
-    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Do nothing."""
-
-    def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> None:
-        """Do nothing."""
-
-    def on_remote_server_up(self, server: str) -> None:
-        """Do nothing."""
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Do nothing."""
-
-    def on_new_active_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_cancel_task(self, task_id: str) -> None:
-        """Do nothing."""
-
-    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Do nothing."""
-
-    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Do nothing."""

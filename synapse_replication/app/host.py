@@ -6,76 +6,31 @@ Spec, sections 1, 5 and 6; docs/plugging-in.rst.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from synapse_replication.app.commands import CommandsOut, SyncingUsers
+from synapse_replication.app.commands import CommandsOut
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data import (
-    AdvancingStream,
     ReplicationDataHandler,
+)
+from synapse_replication.handlers.host_parts import (
+    StreamTable,
+    SyncingUsers,
+    WriteNotifier,
 )
 from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSink
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.streams.stream import Stream, UpdateFunction
+from synapse_replication.streams.stream import UpdateFunction
 
 __all__ = [
     "PositionsOnlySink",
     "StandaloneHost",
-    "StreamTable",
-    "WriteNotifier",
 ]
-
-
-class WriteNotifier:
-    """Tells whoever listens that something was written."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] = []
-
-    def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after each write of this process."""
-        self._callbacks.append(callback)
-
-    def notify(self) -> None:
-        """Tell that something was written."""
-        for callback in self._callbacks:
-            callback()
-
-
-class StreamTable:
-    """The streams of this process, in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._streams: dict[str, AdvancingStream] = {}
-        self._written: list[Stream] = []
-
-    def add(self, stream: AdvancingStream, *, is_written_here: bool) -> None:
-        """Add a stream. Only before replication starts.
-
-        :raises StreamConfigurationError: there is one of its name.
-        """
-        name = stream.description.name
-        if name in self._streams:
-            raise StreamConfigurationError(
-                f"stream {name} is declared twice; give one of them another name"
-            )
-        self._streams[name] = stream
-        if is_written_here:
-            self._written.append(stream)
-
-    def get_streams(self) -> Mapping[str, AdvancingStream]:
-        """Give every stream, by its name on the wire."""
-        return self._streams
-
-    def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Give those that this process writes."""
-        return self._written
 
 
 class PositionsOnlySink:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.commands import CommandsOut, SyncingUsers
+from synapse_replication.app.commands import CommandsOut
 from synapse_replication.errors import LocalProtocolError
-from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.host_parts import SyncingUsers
 from synapse_replication.testing.doubles import (
     EPOCH_MS,
     MemoryConnection,
@@ -17,9 +15,6 @@ from synapse_replication.testing.doubles import (
     SourceStream,
 )
 from tests.handlers.fixtures import Row
-
-if TYPE_CHECKING:
-    _commands: type[interfaces.CommandSink] = SyncingUsers
 
 
 class CommandsOutTests(SynchronousTestCase):
@@ -93,37 +88,3 @@ class CommandsOutTests(SynchronousTestCase):
         self.assertEqual(self.handler.start_replication(), ("USER_IP", "OTHER"))
         with self.assertRaises(LocalProtocolError):
             self.send.subscribe_to_channel("LATE")
-
-
-class SyncingUsersTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.users = SyncingUsers(max_users=3)
-
-    def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
-        self.users.on_user_sync(instance, user, "D", is_syncing, 7)
-
-    def seen(self) -> list[str]:
-        return [
-            f"{instance} {user}" for instance, user, _ in self.users.syncing_users()
-        ]
-
-    def test_start_and_end(self) -> None:
-        """A user is known from start to end, on each process by itself."""
-        self.sync("a", "u")
-        self.sync("b", "u")
-        self.sync("a", "u", False)
-        self.assertEqual(self.seen(), ["b u"])
-
-    def test_clear(self) -> None:
-        """A process that goes down takes all its users with it."""
-        self.sync("a", "u")
-        self.sync("a", "v")
-        self.sync("b", "w")
-        self.users.on_clear_user_sync("a")
-        self.assertEqual(self.seen(), ["b w"])
-
-    def test_bound(self) -> None:
-        """Past the bound, whoever was seen longest ago is forgotten."""
-        for user in ("u", "v", "w", "u", "x"):
-            self.sync("a", user)
-        self.assertEqual(self.seen(), ["a w", "a u", "a x"])

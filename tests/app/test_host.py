@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.host import (
-    PositionsOnlySink,
-    StandaloneHost,
-    StreamTable,
-    WriteNotifier,
-)
+from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
-from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
@@ -24,9 +17,7 @@ from tests.config.test_files import FilesMixin
 from tests.config.test_process import HOMESERVER, WORKER
 
 if TYPE_CHECKING:
-    _notifier: type[interfaces.Notifier] = WriteNotifier
     _sink: type[interfaces.RowSink] = PositionsOnlySink
-    _streams: type[interfaces.StreamDirectory] = StreamTable
 
     def _check(host: StandaloneHost) -> interfaces.ReplicationHost:
         return host
@@ -34,36 +25,6 @@ if TYPE_CHECKING:
 
 def typing_stream() -> MemoryStream:
     return MemoryStream(STANDARD_STREAMS["typing"].description, instance_name="me")
-
-
-class StreamTableTests(SynchronousTestCase):
-    def test_streams(self) -> None:
-        """A stream is found by its name, and among those written if it is."""
-        table = StreamTable()
-        stream = typing_stream()
-        table.add(stream, is_written_here=False)
-        self.assertEqual(table.get_streams(), {"typing": stream})
-        self.assertEqual(table.get_streams_to_replicate(), [])
-
-    def test_twice(self) -> None:
-        """A second stream of one name is refused."""
-        table = StreamTable()
-        table.add(typing_stream(), is_written_here=True)
-        with self.assertRaises(StreamConfigurationError) as caught:
-            table.add(typing_stream(), is_written_here=True)
-        self.assertIn("typing is declared twice", str(caught.exception))
-        self.assertEqual(len(table.get_streams_to_replicate()), 1)
-
-
-class WriteNotifierTests(SynchronousTestCase):
-    def test_notify(self) -> None:
-        """Everybody who asked is told of each write."""
-        notifier = WriteNotifier()
-        told: list[str] = []
-        notifier.add_replication_callback(lambda: told.append("a"))
-        notifier.add_replication_callback(lambda: told.append("b"))
-        notifier.notify()
-        self.assertEqual(told, ["a", "b"])
 
 
 class StandaloneHostTests(FilesMixin):

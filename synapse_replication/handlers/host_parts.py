@@ -1,0 +1,152 @@
+"""Parts that a host may use instead of writing its own.
+
+A homeserver usually has a notifier and a table of its streams already; a server that
+starts from nothing can take these. All are for the reactor's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.handlers.data import AdvancingStream
+from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.streams.stream import Stream
+
+__all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
+
+#: The most (user, device) pairs that are remembered.
+MAX_USERS = 100_000
+
+
+class WriteNotifier:
+    """Calls the streamer, and others, after each write of this process."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+
+    def add_replication_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each write of this process."""
+        self._callbacks.append(callback)
+
+    def notify(self) -> None:
+        """Report that something was written."""
+        for callback in self._callbacks:
+            callback()
+
+
+class StreamTable:
+    """The streams of this process, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, AdvancingStream] = {}
+        self._written: list[Stream] = []
+
+    def add(self, stream: AdvancingStream, *, is_written_here: bool) -> None:
+        """Add a stream. Only before replication starts.
+
+        :raises StreamConfigurationError: if there is one of its name.
+        """
+        name = stream.description.name
+        if name in self._streams:
+            raise StreamConfigurationError(
+                f"stream {name} is declared twice; give one of them another name"
+            )
+        self._streams[name] = stream
+        if is_written_here:
+            self._written.append(stream)
+
+    def get_streams(self) -> Mapping[str, AdvancingStream]:
+        """Return every stream, by its name on the wire."""
+        return self._streams
+
+    def get_streams_to_replicate(self) -> Sequence[Stream]:
+        """Return those that this process writes."""
+        return self._written
+
+
+class SyncingUsers:
+    """The users who sync with each process, as the other instances announce them.
+
+    Other commands without rows are ignored: a stand-alone process has no caches,
+    pushers or clients. A subclass can be named as ``command_sink``.
+
+    :param max_users: the most pairs of user and device; beyond it, those that were
+        seen longest ago are forgotten.
+    :param own: returns the users who sync with this process.
+    """
+
+    def __init__(
+        self,
+        max_users: int = MAX_USERS,
+        own: Callable[[], Iterable[SyncingUser]] = tuple,
+    ) -> None:
+        self._max_users = max_users
+        self._own = own
+        # (instance_id, user_id, device_id) -> last_sync_ms, oldest news first.
+        self._users: dict[tuple[str, str, str | None], int] = {}
+
+    def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
+        """Return ``(instance_id, user_id, device_id) -> last_sync_ms``."""
+        return dict(self._users)
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Return the users who sync with this process."""
+        return self._own()
+
+    def on_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> None:
+        """Take note that a user began, goes on, or ceased to sync with a process."""
+        key = (instance_id, user_id, device_id)
+        self._users.pop(key, None)
+        if not is_syncing:
+            return
+        self._users[key] = last_sync_ms
+        if len(self._users) > self._max_users:
+            del self._users[next(iter(self._users))]
+
+    def on_clear_user_sync(self, instance_id: str) -> None:
+        """Forget the users of a process."""
+        for key in [key for key in self._users if key[0] == instance_id]:
+            del self._users[key]
+
+    def on_federation_ack(self, instance_name: str | None, token: int) -> None:
+        """Do nothing."""
+
+    def on_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen_ms: int,
+    ) -> None:
+        """Do nothing."""
+
+    def on_remote_server_up(self, server: str) -> None:
+        """Do nothing."""
+
+    def on_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> None:
+        """Do nothing."""
+
+    def on_new_active_task(self, task_id: str) -> None:
+        """Do nothing."""
+
+    def on_cancel_task(self, task_id: str) -> None:
+        """Do nothing."""
+
+    def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
+        """Do nothing."""
+
+    def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
+        """Do nothing."""

@@ -1,0 +1,90 @@
+"""Tests for synapse_replication.handlers.host_parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.handlers import interfaces
+from synapse_replication.handlers.host_parts import (
+    StreamTable,
+    SyncingUsers,
+    WriteNotifier,
+)
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
+if TYPE_CHECKING:
+    _commands: type[interfaces.CommandSink] = SyncingUsers
+    _notifier: type[interfaces.Notifier] = WriteNotifier
+    _streams: type[interfaces.StreamDirectory] = StreamTable
+
+
+def typing_stream() -> MemoryStream:
+    return MemoryStream(STANDARD_STREAMS["typing"].description, instance_name="me")
+
+
+class StreamTableTests(SynchronousTestCase):
+    def test_streams(self) -> None:
+        """A stream is found by its name, and among those written if it is."""
+        table = StreamTable()
+        stream = typing_stream()
+        table.add(stream, is_written_here=False)
+        self.assertEqual(table.get_streams(), {"typing": stream})
+        self.assertEqual(table.get_streams_to_replicate(), [])
+
+    def test_twice(self) -> None:
+        """A second stream of one name is refused."""
+        table = StreamTable()
+        table.add(typing_stream(), is_written_here=True)
+        with self.assertRaises(StreamConfigurationError) as caught:
+            table.add(typing_stream(), is_written_here=True)
+        self.assertIn("typing is declared twice", str(caught.exception))
+        self.assertEqual(len(table.get_streams_to_replicate()), 1)
+
+
+class WriteNotifierTests(SynchronousTestCase):
+    def test_notify(self) -> None:
+        """Everybody who asked is told of each write."""
+        notifier = WriteNotifier()
+        told: list[str] = []
+        notifier.add_replication_callback(lambda: told.append("a"))
+        notifier.add_replication_callback(lambda: told.append("b"))
+        notifier.notify()
+        self.assertEqual(told, ["a", "b"])
+
+
+class SyncingUsersTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.users = SyncingUsers(max_users=3)
+
+    def sync(self, instance: str, user: str, is_syncing: bool = True) -> None:
+        self.users.on_user_sync(instance, user, "D", is_syncing, 7)
+
+    def seen(self) -> list[str]:
+        return [
+            f"{instance} {user}" for instance, user, _ in self.users.syncing_users()
+        ]
+
+    def test_start_and_end(self) -> None:
+        """A user is known from start to end, on each process by itself."""
+        self.sync("a", "u")
+        self.sync("b", "u")
+        self.sync("a", "u", False)
+        self.assertEqual(self.seen(), ["b u"])
+
+    def test_clear(self) -> None:
+        """A process that goes down takes all its users with it."""
+        self.sync("a", "u")
+        self.sync("a", "v")
+        self.sync("b", "w")
+        self.users.on_clear_user_sync("a")
+        self.assertEqual(self.seen(), ["b w"])
+
+    def test_bound(self) -> None:
+        """Past the bound, whoever was seen longest ago is forgotten."""
+        for user in ("u", "v", "w", "u", "x"):
+            self.sync("a", user)
+        self.assertEqual(self.seen(), ["a w", "a u", "a x"])
