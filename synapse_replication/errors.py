@@ -20,6 +20,7 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
+    |   +-- ImplausiblePositionError  a position that its stream has not reached
     +-- PipelineError                 a job on Spark cannot go on; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
     +-- HostError                     the host failed with a command that has secrets
@@ -48,6 +49,7 @@ __all__ = [
     "HooksOverflowError",
     "HostError",
     "HttpCatchUpError",
+    "ImplausiblePositionError",
     "LineTooLongError",
     "LocalProtocolError",
     "PipelineError",
@@ -326,27 +328,67 @@ class StorageError(ReplicationError):
 
 
 class SequenceBehindError(StorageError):
-    """A sequence would give out ids that its table already holds.
+    """A sequence would give out ids that count as used.
 
+    :param suspect: what to look at if ``value`` is too far beyond the sequence to be
+        believed; empty if it is near, and then the sequence may be moved to it.
     :ivar sequence_name: the sequence.
-    :ivar table: the table with the greater value.
+    :ivar source: where the greater number comes from, for people.
     :ivar sequence_value: the last value of the sequence.
-    :ivar table_value: the largest id in the table (its distance from zero).
-    :ivar mend: the SQL statement that mends it.
+    :ivar value: the greater number (its distance from zero).
+    :ivar mend: the SQL statement that mends it; empty if the sequence is not to be
+        moved.
     """
 
     def __init__(
-        self, sequence_name: str, table: str, sequence_value: int, table_value: int
+        self,
+        sequence_name: str,
+        source: str,
+        sequence_value: int,
+        value: int,
+        *,
+        suspect: str = "",
     ) -> None:
-        self.mend = f"SELECT setval('{sequence_name}', {table_value}, true);"
+        self.mend = (
+            "" if suspect else f"SELECT setval('{sequence_name}', {value}, true);"
+        )
+        advice = (
+            f"that is {value - sequence_value} further, too far to be an id of this "
+            f"stream, so leave the sequence as it is: {suspect}"
+            if suspect
+            else f"with all writers stopped, run: {self.mend}"
+        )
         super().__init__(
-            f"sequence {sequence_name} stands at {sequence_value} but table {table} "
-            f"holds {table_value}; with all writers stopped, run: {self.mend}"
+            f"sequence {sequence_name} stands at {sequence_value} but {source} holds "
+            f"{value}; {advice}"
         )
         self.sequence_name = sequence_name
-        self.table = table
+        self.source = source
         self.sequence_value = sequence_value
-        self.table_value = table_value
+        self.value = value
+
+
+class ImplausiblePositionError(StorageError):
+    """A writer was announced at a position that its stream has not reached.
+
+    :ivar stream_name: the stream.
+    :ivar instance_name: in whose name it was announced.
+    :ivar position: the position.
+    :ivar last: the last one that can be.
+    """
+
+    def __init__(
+        self, stream_name: str, instance_name: str, position: int, last: int
+    ) -> None:
+        super().__init__(
+            f"{excerpt(instance_name)} was announced at {position} of "
+            f"{excerpt(stream_name)}, which stands at {last}: that is ignored. Does an "
+            "instance of another deployment publish here?"
+        )
+        self.stream_name = stream_name
+        self.instance_name = instance_name
+        self.position = position
+        self.last = last
 
 
 class WaitTimeoutError(ReplicationError):

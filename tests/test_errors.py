@@ -125,10 +125,17 @@ class MessageTests(SynchronousTestCase):
 
     def test_storage(self) -> None:
         """A sequence that is behind is told with the SQL that mends it."""
-        error = SequenceBehindError("events_stream_seq", "events", 5, 9)
+        error = SequenceBehindError("events_stream_seq", "table events", 5, 9)
         self.assertEqual(error.mend, "SELECT setval('events_stream_seq', 9, true);")
-        for part in ("events_stream_seq stands at 5", "events holds 9", error.mend):
+        for part in (
+            "events_stream_seq stands at 5",
+            "table events holds 9",
+            error.mend,
+        ):
             self.assertIn(part, str(error))
+        far = SequenceBehindError("seq", "table t", 5, 2**62, suspect="look at row 1")
+        self.assertEqual(far.mend, "")
+        self.assertIn("leave the sequence as it is: look at row 1", str(far))
 
     def test_wait(self) -> None:
         """A wait that ended in vain tells how far the writer is."""

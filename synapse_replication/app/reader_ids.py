@@ -60,6 +60,12 @@ class HandledIds:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)
 
+    def get_announceable_token(self) -> int:
+        """Return what may be announced as this process's position."""
+        if self._own is None:
+            return self.get_current_token_for_writer(self._instance_name)
+        return self._own.get_announceable_token()
+
     def get_minimal_local_current_token(self) -> int:
         """Give the greatest finished id of ours that may be announced."""
         return self._generator().get_minimal_local_current_token()

@@ -2,9 +2,15 @@
 
 Theory of operation: :func:`examine` reads, scans nothing big, and gives a
 :class:`Report`. Each :class:`Problem` carries the statements that mend it, so that
-a person can run them; :func:`repair` runs just these. A position is never moved
-back: a sequence is brought forward instead. What a sequence does is not undone by
-a rollback, so sequences come last.
+a person can run them; :func:`repair` runs just these. A position is not moved
+back, as a rule: a sequence is brought forward instead. What a sequence does is not
+undone by a rollback, so sequences come last.
+
+A value that is more than
+:data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence is
+no id of the stream: to move the sequence there would use its ids up. Such a position
+is set to where the sequence is (no id beyond was ever given out); such a row of a table
+is shown, and a person decides about it.
 
 A position that is ahead of the rows alone is no problem: ids without rows are
 normal (rolled back, or the rows were deleted since). One ahead of the sequence is:
@@ -29,6 +35,8 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.streams.positions import FIRST_POSITION, PLAUSIBLE_DISTANCE
+from synapse_replication.streams.table import IdColumn
 
 __all__ = [
     "Problem",
@@ -61,7 +69,7 @@ class Problem:
 
     :ivar stream_name: the stream, ``None`` if it is about the table itself.
     :ivar text: what is wrong, with the names and values.
-    :ivar mend: the statements that mend it.
+    :ivar mend: the statements that mend it; none if a person must decide.
     :ivar instance_name: the writer whose position it is about, if it is.
     """
 
@@ -243,14 +251,9 @@ def _compare(
     farthest: Mapping[str, int],
     stored: Sequence[tuple[str, int]],
 ) -> list[Problem]:
+    columns = {column.table: column for column in stream.tables}
     problems = [
-        Problem(
-            ProblemKind.SEQUENCE_BEHIND,
-            name,
-            f"sequence {stream.sequence} stands at {last}, but table {table} holds "
-            f"{stream.sign * id_}: ids would be given out twice",
-            (_forward(stream.sequence, id_),),
-        )
+        _sequence_problem(name, stream, columns[table], last, id_)
         for table, id_ in farthest.items()
         if id_ > last
     ]
@@ -283,19 +286,49 @@ def _compare(
                 )
             )
         # Where nobody has written, 1 is stored and nothing was given out.
-        if abs(position) > max(last, 1):
-            problems.append(
-                Problem(
-                    ProblemKind.POSITION_AHEAD,
-                    name,
-                    f"{writer} is stored at {position}, but sequence "
-                    f"{stream.sequence} stands at {last}: the next rows would lie "
-                    "below what counts as complete",
-                    (_forward(stream.sequence, abs(position)),),
-                    writer,
-                )
-            )
+        if abs(position) > max(last, FIRST_POSITION):
+            problems.append(_position_problem(name, stream, writer, last, position))
     return problems
+
+
+def _sequence_problem(
+    name: str, stream: IdStream, column: IdColumn, last: int, id_: int
+) -> Problem:
+    text = (
+        f"sequence {stream.sequence} stands at {last}, but table {column.table} holds "
+        f"{stream.sign * id_}: "
+    )
+    if id_ - last > PLAUSIBLE_DISTANCE:
+        table = queries.identifier(column.table)
+        text += (
+            "too far beyond to be an id of this stream, so the sequence is not moved. "
+            f"Look at the row: SELECT * FROM {table} WHERE "
+            f"{queries.identifier(column.id_column)} = {stream.sign * id_};"
+        )
+        return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, ())
+    text += "ids would be given out twice"
+    mend = (_forward(stream.sequence, id_),)
+    return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, mend)
+
+
+def _position_problem(
+    name: str, stream: IdStream, writer: str, last: int, position: int
+) -> Problem:
+    text = (
+        f"{writer} is stored at {position}, but sequence {stream.sequence} stands at "
+        f"{last}: "
+    )
+    if abs(position) - last > PLAUSIBLE_DISTANCE:
+        text += "no such id was ever given out"
+        mend = (
+            f"UPDATE stream_positions SET stream_id = "
+            f"{stream.sign * max(last, FIRST_POSITION)} "
+            f"WHERE {_row(stream, writer)} AND stream_id = {position};"
+        )
+    else:
+        text += "the next rows would lie below what counts as complete"
+        mend = _forward(stream.sequence, abs(position))
+    return Problem(ProblemKind.POSITION_AHEAD, name, text, (mend,), writer)
 
 
 def _forward(sequence: str, value: int) -> str:

@@ -56,6 +56,7 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import (
     IdStream,
     fetch_ids,
@@ -126,6 +127,9 @@ class MultiWriterIdGenerator:
         self._retry_is_due = False
         self._kept = 0
         self._upsert = queries.upsert_position(stream.negative)
+        self._sequence_check = SequenceCheck(
+            database, stream, self._locked, reactor, clock, self._observer, on_finished
+        )
 
     # -- ids ---------------------------------------------------------------------------
 
@@ -171,9 +175,18 @@ class MultiWriterIdGenerator:
     # -- positions ---------------------------------------------------------------------
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Take note that a writer has nothing open up to ``new_id``."""
+        """Take note that a writer has nothing open up to ``new_id``.
+
+        What is far beyond the sequence takes effect once the sequence was read again,
+        if it turns out to be there.
+        """
+        id_ = self._sign * new_id
         with self._locked() as positions:
-            positions.advance(instance_name, self._sign * new_id)
+            is_plausible = positions.is_plausible(id_)
+            if is_plausible:
+                positions.advance(instance_name, id_)
+        if not is_plausible:
+            self._sequence_check.hold_back(instance_name, id_)
 
     def get_positions(self) -> dict[str, int]:
         """Give each writer's position: of others as heard, of us as written."""
@@ -198,6 +211,17 @@ class MultiWriterIdGenerator:
         """
         with self._locked() as positions:
             return self._sign * positions.current_token(instance_name)
+
+    def get_announceable_token(self) -> int:
+        """Return what may be sent as our own position. In the reactor's thread.
+
+        It is not beyond the sequence, as far as that is known here.
+        """
+        with self._locked() as positions:
+            token, must_check = positions.announceable, positions.is_beyond_sequence
+        if must_check:
+            self._sequence_check.start()
+        return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
         """Tell up to where a writer itself was heard of: its rows are here."""

@@ -66,6 +66,10 @@ class WriterIds(Protocol):
         """Tell up to where a writer has finished; of ours, what may be announced."""
         ...
 
+    def get_announceable_token(self) -> int:
+        """Return what may be announced as our position; not beyond the sequence."""
+        ...
+
     def get_minimal_local_current_token(self) -> int:
         """Give the greatest finished id of ours that may be announced.
 
@@ -149,7 +153,7 @@ class PostgresStream:
 
         It moves with the positions of others while we write nothing (C29).
         """
-        return self.current_token(self._instance_name)
+        return self._sign * self._ids.get_announceable_token()
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Tell whether we may have written rows in the range (C11)."""

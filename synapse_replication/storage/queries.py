@@ -18,6 +18,7 @@ __all__ = [
     "LOCK_POSITIONS",
     "NEXT_IDS",
     "POSITIONS",
+    "SKIP_IDS",
     "TABLE_SIZE",
     "greatest_id",
     "greatest_id_by_writer",
@@ -32,6 +33,11 @@ __all__ = [
 #: ``count`` ids of the sequence ``sequence``, in one round trip.
 NEXT_IDS = """
     SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
+"""
+
+#: Take ``count`` ids of the sequence ``sequence`` that are not used; return the last.
+SKIP_IDS = """
+    SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
 """
 
 #: Writer and position of each row that is kept of a stream.

@@ -22,7 +22,11 @@ from synapse_replication.storage.id_streams import (
     farthest_id,
     read_sequence,
 )
-from synapse_replication.streams.positions import FIRST_POSITION, WriterPositions
+from synapse_replication.streams.positions import (
+    FIRST_POSITION,
+    PLAUSIBLE_DISTANCE,
+    WriterPositions,
+)
 from synapse_replication.streams.table import IdColumn
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "load_positions",
     "read_sequence",
     "read_stored_positions",
+    "skip_ids",
 ]
 
 _log = Logger()
@@ -56,11 +61,14 @@ def fetch_ids(
 ) -> list[int]:
     """Take new ids from a sequence, in ascending order.
 
-    Those that are not usable are passed over and never used (C34).
+    Those that are not usable are skipped and never used (C34). If the sequence is
+    behind what this process knows as finished, it is brought forward to that, unless
+    the distance is too great to be believed.
 
     :param usable: picks those that may be used.
-    :param known: the greatest id that is known to be finished.
-    :raises SequenceBehindError: too many were not.
+    :param known: the greatest id that this process knows as finished.
+    :raises SequenceBehindError: if too many are not usable, or the sequence is far
+        behind ``known``.
     """
     ids: list[int] = []
     skipped = 0
@@ -73,11 +81,45 @@ def fetch_ids(
         given = [id_ for (id_,) in txn.fetchall()]
         ids += usable(given)
         skipped += wanted
-        if len(ids) < count and skipped > MAX_SKIPPED_IDS + count:
-            raise SequenceBehindError(
-                sequence, "stream_positions", given[-1], max(known, given[-1])
-            )
+        if len(ids) == count:
+            break
+        if skipped > MAX_SKIPPED_IDS + count or known - given[-1] > PLAUSIBLE_DISTANCE:
+            raise _sequence_behind_memory(sequence, given[-1], known)
+        if known > given[-1]:
+            skip_ids(txn, sequence, known - given[-1])
     return sorted(ids)
+
+
+def skip_ids(txn: Any, sequence: str, count: int) -> int:
+    """Take ids that nobody uses, so that those to come are greater.
+
+    Unlike ``setval()``, this cannot move a sequence back under another writer.
+
+    :return: the last of them.
+    """
+    txn.execute(
+        queries.SKIP_IDS, {"sequence": queries.identifier(sequence), "count": count}
+    )
+    return int(txn.fetchone()[0])
+
+
+def _sequence_behind_memory(
+    sequence: str, last: int, known: int
+) -> SequenceBehindError:
+    is_far = known - last > PLAUSIBLE_DISTANCE
+    return SequenceBehindError(
+        sequence,
+        "the memory of this process, of what it wrote or was told by other writers,",
+        last,
+        max(known, last),
+        suspect=(
+            "no table holds it. Find out whether the database was restored or an "
+            "instance announced it that does not belong here, then start this "
+            "process again"
+        )
+        if is_far
+        else "",
+    )
 
 
 def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
@@ -139,7 +181,7 @@ def load_positions(
 
     :param raise_to_tables: a sequence that is behind a table is brought forward.
     :param positions_type: what to make.
-    :raises SequenceBehindError: the sequence is behind a table, or far behind the
+    :raises SequenceBehindError: if the sequence is behind a table, or far behind the
         stored positions.
     """
     farthest = {
@@ -158,12 +200,15 @@ def load_positions(
     if raise_to_tables:
         _raise_sequence(txn, stream, greatest)
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)
+    stored = _without_implausible(stream, stored, last)
 
     complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
     if not stream.writers or stream.writers == (instance_name,):
         # Nobody else writes, and we have not begun.
         complete = max(complete, last)
-    positions = positions_type(instance_name, stream.writers, stored, beyond, complete)
+    positions = positions_type(
+        instance_name, stream.writers, stored, beyond, complete, last
+    )
     if is_writer:
         _settle_in(txn, stream, positions, kept)
     return positions
@@ -171,6 +216,9 @@ def load_positions(
 
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
     last = read_sequence(txn, stream.sequence)
+    if last > FIRST_POSITION and greatest - last > PLAUSIBLE_DISTANCE:
+        # One bad row must not use the ids up; what follows reports it.
+        return
     if greatest > last:
         txn.execute(
             queries.raise_sequence(stream.sequence),
@@ -185,6 +233,24 @@ def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
         )
 
 
+def _without_implausible(
+    stream: IdStream, stored: dict[str, int], last: int
+) -> dict[str, int]:
+    """Return stored positions, those far beyond the sequence put back to it."""
+    for writer, position in stored.items():
+        if position - last > PLAUSIBLE_DISTANCE:
+            _log.warn(
+                "{error}; {writer} is taken to stand at {last}",
+                error=_sequence_behind_positions(stream, last, position),
+                writer=writer,
+                last=last,
+            )
+    return {
+        writer: last if position - last > PLAUSIBLE_DISTANCE else position
+        for writer, position in stored.items()
+    }
+
+
 def _read_checked_sequence(
     txn: Any,
     stream: IdStream,
@@ -196,20 +262,14 @@ def _read_checked_sequence(
     last = read_sequence(txn, stream.sequence)
     for column, id_ in farthest.items():
         if id_ > last:
-            raise SequenceBehindError(stream.sequence, column.table, last, id_)
-    behind = max(stored.values(), default=0) - last
+            raise _sequence_behind_table(stream, column, last, id_)
+    greatest = max(stored.values(), default=0)
+    behind = greatest - last
     # A stream nobody wrote is stored as 1, its sequence may stand at 0.
-    if behind > 0 and max(stored.values()) > FIRST_POSITION and repair:
+    if behind > 0 and greatest > FIRST_POSITION and repair:
         if behind > MAX_SKIPPED_IDS:
-            raise SequenceBehindError(
-                stream.sequence, "stream_positions", last, last + behind
-            )
-        # Taking ids, unlike setval(), cannot move it back under another writer.
-        txn.execute(
-            queries.NEXT_IDS,
-            {"sequence": queries.identifier(stream.sequence), "count": behind},
-        )
-        txn.fetchall()
+            raise _sequence_behind_positions(stream, last, greatest)
+        skip_ids(txn, stream.sequence, behind)
         _log.warn(
             "sequence {sequence} was {behind} behind stream_positions, and has been "
             "brought forward",
@@ -218,6 +278,42 @@ def _read_checked_sequence(
         )
         last = read_sequence(txn, stream.sequence)
     return last
+
+
+def _sequence_behind_table(
+    stream: IdStream, column: IdColumn, last: int, id_: int
+) -> SequenceBehindError:
+    table, name = queries.identifier(column.table), queries.identifier(column.id_column)
+    return SequenceBehindError(
+        stream.sequence,
+        f"table {column.table}",
+        last,
+        id_,
+        suspect=(
+            f"look at the row, SELECT * FROM {table} WHERE {name} = "
+            f"{stream.sign * id_}; and remove it if it does not belong there"
+        )
+        if id_ - last > PLAUSIBLE_DISTANCE
+        else "",
+    )
+
+
+def _sequence_behind_positions(
+    stream: IdStream, last: int, position: int
+) -> SequenceBehindError:
+    return SequenceBehindError(
+        stream.sequence,
+        "table stream_positions",
+        last,
+        position,
+        suspect=(
+            "look at the row, SELECT * FROM stream_positions WHERE stream_name = "
+            f"'{stream.stream_name}' AND stream_id = {stream.sign * position}; "
+            "and have 'synapse-replication positions repair' correct it"
+        )
+        if position - last > PLAUSIBLE_DISTANCE
+        else "",
+    )
 
 
 def _settle_in(

@@ -31,6 +31,12 @@ writer. And if the ids just above it are known to be finished one by one (5, 6,
 are announced: an announced id of another writer that is still open would let
 everybody else pass it.
 
+A committed id never exceeds its sequence, so the sequence is the witness of what
+others announce. An id of theirs beyond the part of the sequence that is known here
+does not count in what may be sent as our own position (*announceable*) until the
+sequence was read again. Announcements of instances that are not declared as writers
+are ignored where writers are declared.
+
 Ids here are distances from zero: positive also for streams that count down.
 
 Spec, section 7.
@@ -42,10 +48,19 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-__all__ = ["FIRST_POSITION", "FinishedIds", "WriterPositions"]
+__all__ = [
+    "FIRST_POSITION",
+    "PLAUSIBLE_DISTANCE",
+    "FinishedIds",
+    "WriterPositions",
+]
 
 #: Where a stream stands that nobody has written. The first usable id is the next.
 FIRST_POSITION = 1
+
+#: A position that is further beyond its sequence than this is not believed before the
+#: sequence was read again.
+PLAUSIBLE_DISTANCE = 100_000
 
 #: Ranges of finished ids that are remembered at most. Forgetting one delays
 #: persisted-up-to until the writers behind it have moved on; it is never wrong.
@@ -133,6 +148,8 @@ class WriterPositions:
     :param complete_upto: each id up to here is known to be finished, by other
         means than the positions; also where a writer begins of whom nothing is
         kept, if nothing is kept of anybody.
+    :param allocated: the last id that the sequence is known to have given out;
+        ``None`` if there is no sequence to compare with.
     """
 
     def __init__(
@@ -142,9 +159,12 @@ class WriterPositions:
         stored: Mapping[str, int] | None = None,
         finished: Iterable[int] = (),
         complete_upto: int = FIRST_POSITION,
+        allocated: int | None = None,
     ) -> None:
         self.instance_name = instance_name
+        self._allocated = allocated
         declared = list(writers)
+        self._declared = frozenset(declared)
         self.is_writer = not declared or instance_name in declared
         self._finished = FinishedIds()
         self._fetches: dict[int, int] = {}
@@ -174,6 +194,7 @@ class WriterPositions:
         self._announced = self._local = (
             self.max_finished if self.is_writer else self._persisted_upto
         )
+        self._announceable = 0
         self._settle()
 
     # -- what is known ---------------------------------------------------------------
@@ -187,6 +208,35 @@ class WriterPositions:
     def announced(self) -> int:
         """Each of our own ids at or below it is finished. Never falls."""
         return self._announced
+
+    @property
+    def announceable(self) -> int:
+        """What may be sent as our position: :attr:`announced`, if it is at or below
+        what the sequence is known to have given out. Never falls.
+        """
+        token, allocated = self._announced, self._allocated
+        if allocated is not None and token > allocated:
+            # What is announced is finished for certain: peers count on that.
+            token = self._finished.last_upto(allocated) or 0
+            if token < self._persisted_upto <= allocated:
+                token = self._persisted_upto
+        self._announceable = max(token, self._announceable, self._local)
+        return self._announceable
+
+    @property
+    def is_beyond_sequence(self) -> bool:
+        """Others announced ids beyond the part of the sequence that is known here."""
+        return self._allocated is not None and self.max_finished > self._allocated
+
+    def is_plausible(self, id_: int) -> bool:
+        """Return whether an announced id may be believed without a look at the
+        sequence."""
+        return self._allocated is None or id_ <= self._allocated + PLAUSIBLE_DISTANCE
+
+    def set_allocated(self, id_: int) -> None:
+        """Take note that the sequence has given out all ids up to ``id_``."""
+        if self._allocated is not None and id_ > self._allocated:
+            self._allocated = id_
 
     @property
     def local(self) -> int:
@@ -276,6 +326,8 @@ class WriterPositions:
         for id_ in ids:
             self._in_flight.add(id_)
             heappush(self._in_flight_heap, id_)
+        if ids:
+            self.set_allocated(max(ids))
         self._settle()
 
     def finish(self, ids: Iterable[int]) -> None:
@@ -291,8 +343,11 @@ class WriterPositions:
     def advance(self, instance_name: str, id_: int) -> None:
         """Take note of what a writer announced: it has nothing open up to ``id_``.
 
-        Positions never fall; a smaller one still tells that ``id_`` is finished.
+        Positions never fall; a smaller one still tells that ``id_`` is finished. Of an
+        instance that is no declared writer it is ignored, where writers are declared.
         """
+        if self._declared and instance_name not in self._declared:
+            return
         if self.is_writer and instance_name == self.instance_name:
             if id_ > self._announced:
                 self._own_is_finished(id_)

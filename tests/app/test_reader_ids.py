@@ -27,6 +27,9 @@ class Generator:
     def get_current_token_for_writer(self, instance_name: str) -> int:
         return 100
 
+    def get_announceable_token(self) -> int:
+        return 98
+
     def get_minimal_local_current_token(self) -> int:
         return 99
 
@@ -58,6 +61,7 @@ class HandledIdsTests(SynchronousTestCase):
         ids = self.make(generator)
         self.assertEqual(ids.get_current_token_for_writer("me"), 100)
         self.assertEqual(ids.get_minimal_local_current_token(), 99)
+        self.assertEqual(ids.get_announceable_token(), 98)
         self.assertEqual(ids.get_current_token_for_writer("a"), 5)
         ids.advance("a", 7)
         self.assertEqual(generator.advanced, [("a", 7)])

@@ -57,17 +57,25 @@ class FakeCursor:
         self.after: list[Callable[[], object]] = []
         self.on_exception: list[Callable[[], object]] = []
 
-    def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
+    def execute(self, sql: str, parameters: Mapping[str, Any] = {}) -> None:
         if sql == queries.NEXT_IDS:
             self._rows = [
                 (self._database.nextval(),) for _ in range(parameters["count"])
             ]
+        elif sql == queries.SKIP_IDS:
+            self._database.sequence += parameters["count"]
+            self._rows = [(self._database.sequence,)]
+        elif "last_value" in sql:
+            self._rows = [(self._database.sequence, True)]
         else:
             assert "INSERT INTO stream_positions" in sql
             self._database.kept.append(parameters["stream_id"])
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
+
+    def fetchone(self) -> tuple[Any, ...]:
+        return self._rows[0]
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         self.after.append(lambda: func(*args))

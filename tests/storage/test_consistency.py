@@ -102,6 +102,28 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.repair()
         self.assertEqual((self.sequence(), self.stored()["first"]), (30, 30))
 
+    def test_position_implausibly_far_ahead(self) -> None:
+        """A position that was never given out is set back; the sequence stays."""
+        self.sql(
+            "UPDATE stream_positions SET stream_id = 4611686018427387904 WHERE instance_name = 'second'"
+        )
+        problem = self.only_problem()
+        self.assertEqual(problem.kind, ProblemKind.POSITION_AHEAD)
+        self.assertNotIn("setval", problem.mend[0])
+        self.repair()
+        self.assertEqual(self.stored(), {"first": 5, "second": 7})
+        self.assertEqual(self.examine().streams[0].sequence_value, 7)
+
+    def test_row_implausibly_far_ahead(self) -> None:
+        """A row that is no id of the stream is shown; no sequence is moved to it."""
+        self.write_rows("first", 2**62)
+        (problem,) = self.examine().problems
+        self.assertEqual(problem.mend, ())
+        self.assertIn(
+            'FROM "foobar" WHERE "stream_id" = 4611686018427387904', problem.text
+        )
+        self.assertNotIn("setval", problem.text)
+
     def test_unknown_writer(self) -> None:
         """A position of an instance that is no writer is taken out."""
         self.store(**{"it's gone": 2})

@@ -20,6 +20,7 @@ from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
+from synapse_replication.storage.sequence_check import CHECK_SECONDS
 from synapse_replication.storage.sequences import IdStream
 from synapse_replication.streams.positions import WriterPositions
 from synapse_replication.streams.table import IdColumn
@@ -53,7 +54,11 @@ class SteppedTests(SynchronousTestCase):
         self.ids = self.make(["master"], {"master": 7})
 
     def make(
-        self, writers: list[str], stored: dict[str, int], negative: bool = False
+        self,
+        writers: list[str],
+        stored: dict[str, int],
+        negative: bool = False,
+        allocated: int | None = None,
     ) -> MultiWriterIdGenerator:
         def poke() -> None:
             self.poked += 1
@@ -61,7 +66,7 @@ class SteppedTests(SynchronousTestCase):
         return MultiWriterIdGenerator(
             self.database,
             foobar(*writers, negative=negative),
-            WriterPositions("master", writers, stored),
+            WriterPositions("master", writers, stored, allocated=allocated),
             self.reactor,  # type: ignore[arg-type]
             self.reactor,
             on_finished=poke,
@@ -349,10 +354,93 @@ class SteppedTests(SynchronousTestCase):
         self.database.settle()
         self.assertEqual(self.successResultOf(done), 8)
         self.ids.advance("master", 5000)
+        self.assertEqual(self.ids.get_next_txn(FakeCursor(self.database)), 5001)
+
+    def test_sequence_far_behind_memory(self) -> None:
+        """An error says where the number comes from, and does not use the ids up."""
+        self.ids.advance("master", 2**62)
         with self.assertRaises(SequenceBehindError) as caught:
             self.ids.get_next_txn(FakeCursor(self.database))
-        self.assertIn("setval('foobar_seq', 5000, true)", str(caught.exception))
-        self.assertEqual(self.ids.get_current_token(), 5000)
+        self.assertIn("the memory of this process", str(caught.exception))
+        self.assertNotIn("setval", str(caught.exception))
+        self.assertEqual(caught.exception.mend, "")
+        self.assertEqual(self.database.sequence, 8)
+
+    def with_sequence(self) -> None:
+        """Have the positions compared with the sequence, which stands at 7."""
+        stored = {"master": 7, "other": 7}
+        self.ids = self.make(["master", "other"], stored, allocated=7)
+
+    def test_far_position_is_not_believed(self) -> None:
+        """What is far beyond the sequence has no effect, and is reported."""
+        self.with_sequence()
+        self.ids.advance("other", 2**62)
+        self.reactor.come_back()
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        ((_, error),) = self.observer.failures
+        self.assertIn("other was announced at 4611686018427387904", str(error))
+        self.assert_moves_on()
+
+    def test_far_position_that_is_real(self) -> None:
+        """What is far beyond the known part of the sequence counts once it was read."""
+        self.with_sequence()
+        self.database.sequence = 500_000
+        self.ids.advance("other", 500_000)
+        self.assertEqual(self.ids.get_positions()["other"], 7)
+        self.reactor.come_back()
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions()["other"], 500_000)
+        self.assertEqual(self.ids.get_announceable_token(), 500_000)
+        self.assertEqual(self.observer.failures, [])
+
+    def test_position_that_is_real_is_announced_after_a_look(self) -> None:
+        """Others' ids are announced as ours once the sequence has confirmed them."""
+        self.with_sequence()
+        self.database.sequence = 9
+        self.ids.advance("other", 9)
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.assertEqual(self.database.descriptions, ["check_sequence"])
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.settle()
+        self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
+        self.assertEqual(self.database.descriptions, ["check_sequence"])
+
+    def test_near_position_that_is_made_up(self) -> None:
+        """Ids are taken up to it, so that those to come are greater; then it counts."""
+        self.with_sequence()
+        self.ids.advance("other", 50)
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.settle()
+        self.assertEqual(self.database.sequence, 50)
+        self.assertEqual(self.ids.get_announceable_token(), 50)
+        self.assert_moves_on()
+        self.assertEqual(self.ids.get_announceable_token(), 51)
+
+    def test_sequence_that_cannot_be_read(self) -> None:
+        """A look that failed is repeated while a position waits for it."""
+        self.with_sequence()
+        self.database.sequence = 500_000
+        self.ids.advance("other", 500_000)
+        self.reactor.come_back()
+        self.database.failing = True
+        self.database.settle()
+        self.assertEqual(len(self.observer.failures), 1)
+        self.database.failing = False
+        self.reactor.advance(CHECK_SECONDS)
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions()["other"], 500_000)
+
+    def test_undeclared_writer(self) -> None:
+        """An instance that is not declared as a writer moves nothing, near or far."""
+        self.with_sequence()
+        for token in (9, 2**62):
+            self.ids.advance("zz", token)
+        self.reactor.come_back()
+        self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
+        self.assertEqual(self.database.descriptions, [])
+        self.assert_moves_on()
 
     def test_an_id_that_is_announced_meanwhile(self) -> None:
         """C34: an id that another writer announced before it came is not used."""
@@ -374,7 +462,7 @@ class SteppedTests(SynchronousTestCase):
         generator = self.ids
 
         class SlowCursor(FakeCursor):
-            def execute(self, sql: str, parameters: Mapping[str, Any]) -> None:
+            def execute(self, sql: str, parameters: Mapping[str, Any] = {}) -> None:
                 super().execute(sql, parameters)
                 for id_ in itertools.islice(announced, 1):
                     generator.advance("other", id_)

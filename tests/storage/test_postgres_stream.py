@@ -85,6 +85,9 @@ class CountingIds:
             return self.sign * max(self.last, *map(abs, self.others.values()), 1)
         return self.others.get(instance_name, self.sign)
 
+    def get_announceable_token(self) -> int:
+        return self.get_current_token_for_writer("w1")
+
     def get_minimal_local_current_token(self) -> int:
         return self.sign * self.last
 

@@ -137,8 +137,8 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.load("first")
         error = caught.exception
         self.assertEqual(
-            (error.sequence_name, error.table, error.sequence_value, error.table_value),
-            ("foobar_seq", "foobar", 5, 9),
+            (error.sequence_name, error.source, error.sequence_value, error.value),
+            ("foobar_seq", "table foobar", 5, 9),
         )
         self.sql(error.mend)
         self.assertEqual(self.load("first").announced, 9)
@@ -177,6 +177,37 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.load("first")
         self.sql(caught.exception.mend)
         self.assertEqual(self.load("first").announced, MAX_SKIPPED_IDS + 10)
+
+    def test_sequence_implausibly_far_behind_positions(self) -> None:
+        """One bad row is named; nothing advises to move the sequence there."""
+        self.store(first=2**62, second=4)
+        self.write_rows("second", 4)
+        self.set_sequence(5)
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.load("first")
+        text = str(caught.exception)
+        self.assertIn("table stream_positions holds 4611686018427387904", text)
+        self.assertIn(
+            "stream_name = 'foobar' AND stream_id = 4611686018427387904", text
+        )
+        self.assertNotIn("setval", text)
+        self.assertEqual(caught.exception.mend, "")
+        # A reader takes the writer to be where the sequence is.
+        self.assertEqual(self.load().all_positions(), {"first": 5, "second": 4})
+
+    def test_sequence_implausibly_far_behind_its_table(self) -> None:
+        """The row is named, also for a host that has sequences brought forward."""
+        self.write_rows("first", 2**62)
+        self.set_sequence(5)
+        for raise_to_tables in (False, True):
+            with (
+                self.connection.cursor() as cursor,
+                self.assertRaises(SequenceBehindError) as caught,
+            ):
+                load_positions(cursor, FOOBAR, "first", raise_to_tables=raise_to_tables)
+            text = str(caught.exception)
+            self.assertIn('FROM "foobar" WHERE "stream_id" = 4611686018427387904', text)
+            self.assertNotIn("setval", text)
 
     def test_negative(self) -> None:
         """C32: rows and positions below zero; one of the wrong sign counts as none."""

@@ -84,6 +84,7 @@ class SimulatedDatabase:
         self._streams = {table.table: table.name for table in tables}
         self.statements: dict[str, _Statement] = {
             queries.NEXT_IDS: self._next_ids,
+            queries.SKIP_IDS: self._skip_ids,
             queries.POSITIONS: self._read_positions,
             queries.INSERT_POSITION: self._insert_position,
             queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
@@ -141,6 +142,11 @@ class SimulatedDatabase:
         first = self.sequences[sequence] + 1
         self.sequences[sequence] += params["count"]
         return [(id_,) for id_ in range(first, first + params["count"])]
+
+    def _skip_ids(self, cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+        sequence = params["sequence"].strip('"')
+        self.sequences[sequence] += params["count"]
+        return [(self.sequences[sequence],)]
 
     def _read_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
         return [

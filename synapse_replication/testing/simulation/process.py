@@ -187,7 +187,7 @@ class Process:
             except SequenceBehindError as error:
                 # The operator does as it says.
                 cluster.trace(f"{self.name} refuses to start: {error}")
-                cluster.database.set_sequence(error.sequence_name, error.table_value)
+                cluster.database.set_sequence(error.sequence_name, error.value)
         for table, stream in zip(TABLES, made, strict=True):
             host.streams.add(stream, is_written_here=self.name in table.writers)
         host.streams.add(self._make_in_memory(), is_written_here=self.name == "main")

@@ -1,0 +1,130 @@
+"""The comparison of what writers announced with the sequence: :class:`SequenceCheck`.
+
+Theory of operation: a committed id never exceeds its sequence, so the sequence is the
+witness of what others announce. An id far beyond what the sequence is known to have
+given out is held back until the sequence was read again, and ignored if it is beyond
+that. Before a process announces, in its own name, an id that it has from others, the
+sequence is read as well, at most once per :data:`CHECK_SECONDS`. If it is behind, which
+happens only if somebody announced what was never given out, ids are taken until it is
+not: every id to come is then greater than any position that a reader may have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from synapse_replication.errors import ImplausiblePositionError
+from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.sequences import skip_ids
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE, WriterPositions
+
+__all__ = ["CHECK_SECONDS", "SequenceCheck"]
+
+_log = Logger()
+
+#: s between two reads of a sequence, as long as nothing is held back.
+CHECK_SECONDS = 1.0
+
+
+class SequenceCheck:
+    """Reads the sequence of one stream when the positions go beyond what is known.
+
+    Used in the reactor's thread, except :meth:`hold_back`.
+
+    :param locked: gives the positions, locked, to a ``with`` statement.
+    :param on_checked: called after each successful read.
+    """
+
+    def __init__(
+        self,
+        database: TransactionRunner,
+        stream: IdStream,
+        locked: Callable[[], AbstractContextManager[WriterPositions]],
+        reactor: IReactorFromThreads,
+        clock: Clock,
+        observer: ReplicationObserver,
+        on_checked: Callable[[], object],
+    ) -> None:
+        self._database = database
+        self._stream = stream
+        self._locked = locked
+        self._reactor = reactor
+        self._clock = clock
+        self._observer = observer
+        self._on_checked = on_checked
+        self._is_running = False
+        self._not_before = -CHECK_SECONDS
+        #: What declared writers announced far beyond the sequence.
+        self._held_back: dict[str, int] = {}
+
+    def hold_back(self, instance_name: str, id_: int) -> None:
+        """Apply an implausible position once the sequence has confirmed it.
+
+        In any thread. That of an undeclared writer is ignored.
+        """
+        if not self._stream.writers or instance_name in self._stream.writers:
+            self._reactor.callFromThread(self._begin_to_hold_back, instance_name, id_)
+
+    def _begin_to_hold_back(self, instance_name: str, id_: int) -> None:
+        self._held_back[instance_name] = max(id_, self._held_back.get(instance_name, 0))
+        self.start(at_once=True)
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Read the sequence, unless that is under way or was done just now."""
+        now = self._clock.seconds()
+        if self._is_running or (now < self._not_before and not at_once):
+            return
+        self._is_running = True
+        self._not_before = now + CHECK_SECONDS
+        self._database.transact(
+            "check_sequence", self._read, autocommit=True
+        ).addCallbacks(self._succeeded, self._failed)
+
+    def _read(self, txn: Any) -> int:
+        with self._locked() as positions:
+            known, is_writer = positions.max_finished, positions.is_writer
+        last = read_sequence(txn, self._stream.sequence)
+        if is_writer and 0 < known - last <= PLAUSIBLE_DISTANCE:
+            _log.warn(
+                "{stream} was announced up to {known}, but sequence {sequence} stands "
+                "at {last}; it is brought forward",
+                stream=self._stream.stream_name,
+                known=known,
+                sequence=self._stream.sequence,
+                last=last,
+            )
+            last = skip_ids(txn, self._stream.sequence, known - last)
+        return last
+
+    def _succeeded(self, last: int) -> None:
+        self._is_running = False
+        held_back, self._held_back = self._held_back, {}
+        with self._locked() as positions:
+            positions.set_allocated(last)
+            for instance_name, id_ in held_back.items():
+                if id_ <= last:
+                    positions.advance(instance_name, id_)
+        name = self._stream.stream_name
+        for instance_name, id_ in held_back.items():
+            if id_ > last:
+                error = ImplausiblePositionError(name, instance_name, id_, last)
+                self._observer.failure(f"taking a position of {name}", error)
+        self._on_checked()
+
+    def _failed(self, failure: Failure) -> None:
+        self._is_running = False
+        assert failure.value is not None
+        self._observer.failure(
+            f"reading sequence {self._stream.sequence}", failure.value
+        )
+        if self._held_back:
+            self._clock.call_later(CHECK_SECONDS, self.start)
