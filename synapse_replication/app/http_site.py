@@ -7,8 +7,8 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
-from twisted.web.server import Site
 
+from synapse_replication.app.http_limits import MAX_CONNECTIONS, BoundedSite
 from synapse_replication.app.status_page import (
     ReadyResource,
     StatusJsonResource,
@@ -20,6 +20,7 @@ __all__ = ["HealthResource", "MetricsResource", "make_site"]
 
 #: How long an idle connection is kept, in s. Peers keep theirs for less.
 _IDLE_TIMEOUT = 300
+_REPLICATION = b"/_synapse/replication/"
 
 
 class HealthResource(Resource):
@@ -54,7 +55,12 @@ def make_site(
     replication: Resource,
     registry: CollectorRegistry,
     snapshot: Callable[[], ProcessStatus],
-) -> Site:
+    *,
+    hosts: frozenset[str] | None = None,
+    has_secret: bool = False,
+    max_connections: int = MAX_CONNECTIONS,
+    refused: Callable[[int, str], object] = lambda status, why: None,
+) -> BoundedSite:
     """Make what one listener serves.
 
     :param resources: of ``replication``, ``health`` and ``metrics``.
@@ -63,6 +69,10 @@ def make_site(
         ``/_synapse/metrics``, the status being at ``/status`` and
         ``/status.json``.
     :param snapshot: gives the status; ``/ready`` stands beside ``/health``.
+    :param hosts: the names that the listener serves; ``None`` for any.
+    :param has_secret: requests for rows must bear a secret.
+    :param max_connections: that are open at a time.
+    :param refused: told of each request that is refused: the status, and why.
     """
     root: Any = Resource()  # type: ignore[no-untyped-call]
     synapse: Any = Resource()  # type: ignore[no-untyped-call]
@@ -77,12 +87,19 @@ def make_site(
         root.putChild(b"status", StatusPageResource(snapshot))
         root.putChild(b"status.json", StatusJsonResource(snapshot))
         synapse.putChild(b"metrics", MetricsResource(registry))
-    site: Any = Site(root, timeout=_IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
+    site = BoundedSite(
+        root,
+        hosts,
+        timeout=_IDLE_TIMEOUT,
+        max_connections=max_connections,
+        is_guarded=lambda path: has_secret and path.startswith(_REPLICATION),
+        refused=refused,
+    )
     site.noisy = False
-    # Requests carry no secrets in their paths, but a line for each is noise.
     site.displayTracebacks = False
-    site.log = _log_nothing
-    return site  # type: ignore[no-any-return]
+    # Requests carry no secrets in their paths, but a line for each is noise.
+    site.log = _log_nothing  # type: ignore[method-assign]
+    return site
 
 
 def _log_nothing(request: Any) -> None:

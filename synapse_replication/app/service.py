@@ -24,6 +24,7 @@ from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.app.place import this_place
@@ -295,6 +296,10 @@ class ProcessService(Service):
                     replication,
                     self._registry,
                     self._status.snapshot,
+                    hosts=served_hosts(listener.addresses, config.http.allowed_hosts),
+                    has_secret=config.replication_secret is not None,
+                    max_connections=config.http.max_connections,
+                    refused=self._observer.request_refused,
                 )
                 for description in listener_descriptions(listener):
                     await self._listen(description, site, listener.tls)
@@ -323,6 +328,7 @@ class ProcessService(Service):
                 self._observer,
                 limit=config.tcp_limit,
                 extension=extension,
+                max_connections=config.max_tcp_connections,
             )
             self._watch_buffers(factory.buffers)
             self._at_stop("closing direct TCP connections", factory.close_connections)

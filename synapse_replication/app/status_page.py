@@ -25,6 +25,7 @@ from synapse_replication.instrumentation.status.model import (
     describe_progress,
     encode_status,
     group_stalls,
+    printable,
 )
 
 __all__ = [
@@ -124,6 +125,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("synapse_replication.app"),
         autoescape=True,
+        # What peers call themselves must not steer a terminal or reorder the page.
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
         undefined=StrictUndefined,
     )
     environment.filters["clock"] = _clock_time

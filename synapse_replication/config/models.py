@@ -39,6 +39,7 @@ __all__ = [
     "DirectTcpSection",
     "ExtensionSection",
     "FactorySection",
+    "HttpSection",
     "InstanceSection",
     "ListenerSection",
     "OwnSection",
@@ -240,6 +241,7 @@ class DirectTcpSection(_OwnSection):
     :ivar max_pending_commands: commands that wait for a peer that does not read; one
         more ends its connection.
     :ivar max_pending_bytes: bytes of such commands.
+    :ivar max_connections: connections of a listener that are open at a time.
     """
 
     connect: Names = Field(default_factory=list)
@@ -247,6 +249,20 @@ class DirectTcpSection(_OwnSection):
     max_pending_commands: Annotated[int, Field(ge=100)] = 10_000
     # Room for a round of the longest lines.
     max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = 16 * 1024 * 1024
+    max_connections: Annotated[int, Field(ge=10)] = 500
+
+
+class HttpSection(_OwnSection):
+    """What the HTTP listeners accept.
+
+    :ivar allowed_hosts: names under which clients reach them, besides ``localhost``,
+        this machine's name and the hosts in ``instance_map``. Addresses are always
+        accepted.
+    :ivar max_connections: connections of a listener that are open at a time.
+    """
+
+    allowed_hosts: Names = Field(default_factory=list)
+    max_connections: Annotated[int, Field(ge=10)] = 500
 
 
 class TlsSection(_OwnSection):
@@ -377,6 +393,9 @@ class OwnSection(_OwnSection):
         default_factory=list
     )
     direct_tcp: DirectTcpSection = Field(default_factory=DirectTcpSection)
+    http: Annotated[HttpSection, BeforeValidator(_empty_if_none)] = Field(
+        default_factory=HttpSection
+    )
     tls: Annotated[TlsSection, BeforeValidator(_empty_if_none)] = Field(
         default_factory=TlsSection
     )
@@ -491,6 +510,7 @@ def _known_keys(path: Path_) -> list[str]:
         OWN_SECTION: OwnSection,
         "direct_tcp": DirectTcpSection,
         "extension": ExtensionSection,
+        "http": HttpSection,
         "row_sink": FactorySection,
         "command_sink": FactorySection,
         "modules": FactorySection,

@@ -50,6 +50,7 @@ __all__ = [
     "DatabaseConfig",
     "ExtensionConfig",
     "FactoryConfig",
+    "HttpConfig",
     "InstanceLocation",
     "Listener",
     "ProcessConfig",
@@ -98,6 +99,18 @@ class Listener:
 
 
 @attrs.frozen
+class HttpConfig:
+    """What the HTTP listeners accept.
+
+    :ivar allowed_hosts: names under which clients reach them, besides their own.
+    :ivar max_connections: of a listener, open at a time.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 500
+
+
+@attrs.frozen
 class ExtensionConfig:
     """What to keep of each stream for readers that missed it.
 
@@ -143,6 +156,8 @@ class ProcessConfig:
     :ivar torture_level: ms by which each stream is delayed at most, in random order,
         to find races in what reads it; 0 for none.
     :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
+    :ivar max_tcp_connections: of a direct TCP listener, open at a time.
+    :ivar http: what the HTTP listeners accept.
     :ivar tls: with other processes.
     :ivar extension: ``None`` if this process speaks the classic wire alone.
     :ivar log_level: what is less than this is not logged.
@@ -167,6 +182,8 @@ class ProcessConfig:
     command_sink: FactoryConfig | None = None
     torture_level: int = 0
     tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
+    max_tcp_connections: int = 500
+    http: HttpConfig = attrs.field(factory=HttpConfig)
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
     log_level: str = "info"
@@ -259,6 +276,14 @@ class _Checks:
             torture_level=shared.replication_torture_level or 0,
             tcp_limit=PendingLimit(
                 own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
+            ),
+            max_tcp_connections=own.direct_tcp.max_connections,
+            http=HttpConfig(
+                (
+                    *own.http.allowed_hosts,
+                    *(m.host for m in shared.instance_map.values() if m.host),
+                ),
+                own.http.max_connections,
             ),
             extension=ExtensionConfig(
                 own.extension.backlog_rows, own.extension.backlog_bytes

@@ -5,6 +5,7 @@ Spec, section 3.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Final
@@ -35,11 +36,17 @@ from synapse_replication.tcp.protocol import (
 )
 from synapse_replication.wire.connection import CloseReason, PendingLimit
 
-__all__ = ["DirectTcpReplicationClientFactory", "ReplicationStreamProtocolFactory"]
+__all__ = [
+    "MAX_CONNECTIONS",
+    "DirectTcpReplicationClientFactory",
+    "ReplicationStreamProtocolFactory",
+]
 
 #: The delay before the first new attempt, and the longest one, in s.
 INITIAL_DELAY: Final = 0.5
 MAX_DELAY: Final = 5.0
+#: Connections of a listener that are open at a time, unless it is configured.
+MAX_CONNECTIONS: Final = 500
 #: By how much the delay grows from one attempt to the next.
 GROWTH: Final = 1.7
 #: After these the link was of no use: the peer, or we, took offence.
@@ -54,6 +61,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     :param limit: how much may wait for each peer that does not read.
     :param extension: speaks the extension with peers that do.
+    :param max_connections: that are open at a time. To make room for one more, the one
+        that has waited longest without a NAME is closed; if none does, the new one is.
     :ivar connections: those that are open.
     """
 
@@ -68,8 +77,10 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         *,
         limit: PendingLimit | None = None,
         extension: ExtensionHandler | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.server_name = server_name
+        self._max_connections = max_connections
         self.connections: list[BaseReplicationStreamProtocol] = []
         self._clock = clock
         self._handler = handler
@@ -78,7 +89,18 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self._extension = extension
         self._waiting: list[Deferred[None]] = []
 
-    def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
+    def buildProtocol(
+        self, addr: IAddress | None
+    ) -> BaseReplicationStreamProtocol | None:
+        if len(self.connections) >= self._max_connections and not self._make_room():
+            self._observer.failure(
+                "accepting a direct TCP connection",
+                ConnectionError(
+                    f"{self._max_connections} peers are connected, as many as "
+                    "direct_tcp.max_connections allows"
+                ),
+            )
+            return None
         protocol = ServerReplicationStreamProtocol(
             self.server_name,
             self._clock,
@@ -108,8 +130,21 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         """Look how much waits in the buffers of each connection."""
         return [connection.buffers() for connection in self.connections]
 
+    def _make_room(self) -> bool:
+        silent = next((c for c in self.connections if not c.is_established), None)
+        if silent is None:
+            return False
+        silent.abort()
+        # Its transport may tell of its end later.
+        self._forget(silent)
+        return True
+
+    def _forget(self, protocol: BaseReplicationStreamProtocol) -> None:
+        with contextlib.suppress(ValueError):
+            self.connections.remove(protocol)
+
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:
-        self.connections.remove(protocol)
+        self._forget(protocol)
         self._tell_if_done()
 
     def _tell_if_done(self) -> None:

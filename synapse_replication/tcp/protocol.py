@@ -237,6 +237,10 @@ class BaseReplicationStreamProtocol(Protocol):
         self._connection.close(self._clock.seconds())
         self._flush()
 
+    def abort(self) -> None:
+        """Close at once; what waits is dropped."""
+        self._transport.abortConnection()
+
     # -- for metrics ----------------------------------------------------------------
 
     @property
@@ -316,8 +320,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
 @implementer(IHandshakeListener)
 class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The end that was connected to. The link is up at once; over TLS, once the
-    client was let in."""
+    """The end that was connected to. The link is up once the client sent its NAME."""
 
     role = Role.SERVER
     relays = True
@@ -337,13 +340,9 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
             self._handshake_timer = self._clock.call_later(
                 HANDSHAKE_TIMEOUT, self._handshake_timed_out
             )
-        else:
-            self._establish()
 
     def handshakeCompleted(self) -> None:
         self._stop_handshake_timer()
-        if not self.is_established:
-            self._establish()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._stop_handshake_timer() and not isinstance(

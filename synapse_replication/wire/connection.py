@@ -9,13 +9,15 @@ aborts it when :meth:`LineConnection.tick` says so. Nothing here calls out.
 
 States::
 
-    CONNECTING --SERVER seen--> ESTABLISHED --close, error--> CLOSING --> CLOSED
+    CONNECTING --handshake--> ESTABLISHED --close, error--> CLOSING --> CLOSED
          |                                                      ^
          +----------------------close, error--------------------+
 
-A server is ``ESTABLISHED`` from the start. In ``CLOSING`` whatever arrives is
-passed over, and nothing more can be sent: a connection that was closed for an
-error is never resumed.
+The handshake of a client is SERVER with the right name; that of a server is NAME,
+before which it accepts PING and ERROR alone. So nothing that a web browser can be made
+to send is acted on: a server also closes on a request line or a header of HTTP,
+wherever it stands. In ``CLOSING`` whatever arrives is discarded, and nothing more can
+be sent: a connection that was closed for an error is never resumed.
 
 Bounds: a line has at most 16384 bytes each way. While the transport is paused, lines
 wait up to a :class:`PendingLimit`, 10,000 lines and 16 MiB; what would pass it closes
@@ -95,6 +97,8 @@ PING_INTERVAL: Final = 5.0
 TIMEOUT: Final = 25.0
 #: How many s a client waits for the server's first line.
 HANDSHAKE_TIMEOUT: Final = 10.0
+#: How many s a server waits for NAME: time enough for a person to type it.
+NAME_TIMEOUT: Final = 60.0
 #: About how many bytes are written at once.
 WRITE_SIZE: Final = 65536
 #: The longest NAME that is kept: it becomes a label of metrics.
@@ -105,6 +109,24 @@ _MAX_ERROR_LENGTH: Final = 1000
 _FIRST_WORD: Final = 12
 #: Rounding must not make a due time that is never reached, in s.
 _SHORTEST_DELAY: Final = 0.001
+#: The first words of lines of HTTP, in upper case; no command has such a name.
+_HTTP_WORDS: Final = frozenset(
+    [
+        "GET",
+        "POST",
+        "PUT",
+        "HEAD",
+        "DELETE",
+        "OPTIONS",
+        "PATCH",
+        "CONNECT",
+        "TRACE",
+        "PRI",
+        "HOST:",
+    ]
+)
+#: What a server accepts before NAME.
+_BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
 #: How a TLS record of a handshake or of an alert begins.
 _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
@@ -193,12 +215,11 @@ class LineConnection:
         self._server_name = server_name
         self._limit = limit or PendingLimit()
         self._speaks_extension = speaks_extension
-        if role is Role.SERVER:
-            self.state = ConnectionState.ESTABLISHED
-            self._allowed = VALID_CLIENT_COMMANDS
-        else:
-            self.state = ConnectionState.CONNECTING
-            self._allowed = VALID_SERVER_COMMANDS
+        self.state = ConnectionState.CONNECTING
+        self._is_server = role is Role.SERVER
+        self._allowed = (
+            VALID_CLIENT_COMMANDS if self._is_server else VALID_SERVER_COMMANDS
+        )
         self.peer_name: str | None = None
         self.extension_agreed = False
         self.close_reason: CloseReason | None = None
@@ -249,7 +270,11 @@ class LineConnection:
         self._line_start = lines.pop()
         too_long = self._cut_at_too_long_line(lines)
         if self.state is ConnectionState.CONNECTING:
-            self._check_first_line(lines, received, now)
+            if self._is_server:
+                if any(b" HTTP/1." in line for line in lines):
+                    self._refuse(received, _http_error(), now)
+            else:
+                self._check_first_line(lines, received, now)
         if self._speaks_extension and LINE_PREFIX in data:
             self._receive_with_extension(lines, received, now)
         else:
@@ -281,12 +306,21 @@ class LineConnection:
             if not self.is_open:
                 return
             if isinstance(item, (RdataRun, InterleavedRun)):
+                if self._needs_name("RDATA"):
+                    self._refuse(received, _no_name_error(), now)
+                    return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
             elif isinstance(item, RefusedLine):
                 if isinstance(item.error, UnknownCommandError):
                     # A newer peer may say what we do not know.
-                    received.refused.append(item.error)
+                    name = item.error.command_name
+                    if name.upper() in _HTTP_WORDS:
+                        self._refuse(received, _http_error(), now)
+                    elif self._needs_name(name):
+                        self._refuse(received, _no_name_error(), now)
+                    else:
+                        received.refused.append(item.error)
                 else:
                     self._refuse(received, item.error, now)
             else:
@@ -314,12 +348,22 @@ class LineConnection:
             )
             self._refuse(received, RemoteProtocolError(text), now)
 
+    def _needs_name(self, command_name: str) -> bool:
+        """Return whether NAME has to come first: nothing was said of who is there."""
+        return (
+            self._is_server
+            and self.state is ConnectionState.CONNECTING
+            and command_name not in _BEFORE_NAME
+        )
+
     def _receive_command(
         self, command: Command, received: Received, now: float
     ) -> None:
         name = command.NAME
         received.counts[name] += 1
-        if name not in self._allowed:
+        if self._needs_name(name):
+            self._refuse(received, _no_name_error(), now)
+        elif name not in self._allowed:
             self._refuse(received, ForbiddenCommandError(name), now)
         elif isinstance(command, PingCommand):
             self._peer_pings = True
@@ -327,6 +371,7 @@ class LineConnection:
                 self.extension_agreed = True
         elif isinstance(command, NameCommand):
             self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
+            self.state = ConnectionState.ESTABLISHED
         elif isinstance(command, ServerCommand):
             if command.data == self._server_name:
                 self.state = ConnectionState.ESTABLISHED
@@ -416,8 +461,10 @@ class LineConnection:
             self.close_hangs = now >= self._closing_since + TIMEOUT
         elif now >= self._handshake_ends:
             text = (
-                f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of a "
-                "replication listener, and is TLS set alike at both ends?"
+                f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
+                if self._is_server
+                else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
+                "a replication listener, and is TLS set alike at both ends?"
             )
             self._close(CloseReason.TIMED_OUT, text, now)
         elif now >= self._silence_ends:
@@ -434,7 +481,9 @@ class LineConnection:
     @property
     def _handshake_ends(self) -> float:
         if self.state is ConnectionState.CONNECTING:
-            return self._started + HANDSHAKE_TIMEOUT
+            return self._started + (
+                NAME_TIMEOUT if self._is_server else HANDSHAKE_TIMEOUT
+            )
         return math.inf
 
     @property
@@ -493,3 +542,11 @@ class LineConnection:
     def _drop_pending(self) -> None:
         self._pending.clear()
         self._pending_lines = self._pending_bytes = 0
+
+
+def _http_error() -> RemoteProtocolError:
+    return RemoteProtocolError("this is a replication listener, which speaks no HTTP")
+
+
+def _no_name_error() -> RemoteProtocolError:
+    return RemoteProtocolError("send NAME first: it says who connects")

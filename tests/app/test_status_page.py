@@ -79,6 +79,18 @@ class StatusPageTests(PageMixin):
             self.assertNotIn(tag, text)
         self.assertIn("&lt;w3&gt;", text)
 
+    def test_control_characters_are_escaped(self) -> None:
+        """No raw escape, NUL or change of direction stands in the page."""
+        self.all_live()
+        bad = "a\x1b[2J\0\u202eb"
+        self.observer.peer_heard(PeerNews(bad, bad, bad, bad, False, {}))
+        self.observer.duplicate_instance(bad, bad)
+        self.observer.connection_made(bad)
+        text = self.page()
+        for char in "\x1b\0\u202e":
+            self.assertNotIn(char, text)
+        self.assertIn(r"a\x1b[2J\x00\u202eb", text)
+
     def test_nothing_from_elsewhere(self) -> None:
         """The page needs no other file, and its policy allows none."""
         response, text = self.get(StatusPageResource(self.observer.snapshot))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
 import re
@@ -18,10 +19,13 @@ from synapse_replication.demo.deployment import READERS, WRITERS, Plan
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.recordings.reader import shipped_recording
 
-__all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection"]
+__all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection", "post"]
 
 #: For what takes a moment, in s; never waited for in full if all is well.
 PATIENCE = 60.0
+
+#: By whether Redis is used.
+_shared: dict[bool, FaultDeployment] = {}
 
 
 class UnixHTTPConnection(http.client.HTTPConnection):
@@ -37,19 +41,47 @@ class UnixHTTPConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
+def post(
+    connection: http.client.HTTPConnection,
+    path: str,
+    body: bytes,
+    *,
+    is_chunked: bool,
+) -> int:
+    """Post a form; return the status, 0 if the connection was cut before it came."""
+    length = ("Transfer-Encoding", "chunked") if is_chunked else None
+    with contextlib.closing(connection):
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Type", "application/x-www-form-urlencoded")
+        connection.putheader(*(length or ("Content-Length", str(len(body)))))
+        connection.endheaders()
+        # An answer may come, and the connection end, before all of it is read.
+        with contextlib.suppress(ConnectionError):
+            if is_chunked:
+                connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            else:
+                connection.send(body)
+        try:
+            return connection.getresponse().status
+        except ConnectionError:
+            return 0
+
+
 class HostileTestCase(SynchronousTestCase):
     """Starts four writers and two readers; nothing is written unless asked for."""
 
     def deploy(self, *, use_redis: bool) -> FaultDeployment:
-        """Start a deployment, and wait until it is up."""
-        plan = Plan(shipped_recording(), 0, 100.0, use_redis=use_redis)
-        needs = Needs(direct_tcp=not use_redis)
-        deployment = FaultDeployment(plan, needs, 0)
-        self.addCleanup(deployment.close)
-        deployment.start_servers()
-        deployment.start_processes()
-        wait_until_ready(deployment.processes.values())
-        return deployment
+        """Return a deployment that is up; all tests share one of each kind."""
+        if use_redis not in _shared:
+            plan = Plan(shipped_recording(), 0, 100.0, use_redis=use_redis)
+            needs = Needs(direct_tcp=not use_redis)
+            deployment = FaultDeployment(plan, needs, 0)
+            atexit.register(deployment.close)
+            deployment.start_servers()
+            deployment.start_processes()
+            wait_until_ready(deployment.processes.values())
+            _shared[use_redis] = deployment
+        return _shared[use_redis]
 
     @contextlib.contextmanager
     def peer(
@@ -105,3 +137,9 @@ class HostileTestCase(SynchronousTestCase):
                 for name in WRITERS
             ),
         )
+
+    @staticmethod
+    def peak_memory(deployment: FaultDeployment, name: str) -> float:
+        """Return the most memory that an instance ever had, in MiB."""
+        status = Path(f"/proc/{deployment.processes[name].pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024

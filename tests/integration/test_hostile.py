@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import time
 
-from synapse_replication.demo.deployment import WRITERS
-from tests.integration.hostile import HostileTestCase
+from synapse_replication.demo.deployment import READERS, WRITERS
+from tests.integration.hostile import HostileTestCase, UnixHTTPConnection, post
 
 LINE = b"REMOTE_SERVER_UP matrix.example.org\n"
+
+PATHS = (
+    "/health",
+    "/metrics",
+    "/status",
+    "/_synapse/replication/get_repl_stream_updates/events/1",
+    "/nothing",
+)
 
 
 class RelayTests(HostileTestCase):
@@ -17,14 +27,65 @@ class RelayTests(HostileTestCase):
         """A line to one of them is received once by each."""
         deployment = self.deploy(use_redis=False)
         self.wait_for_links(deployment)
+
+        def counts() -> list[int]:
+            return [
+                self.received(deployment, name, "REMOTE_SERVER_UP") for name in WRITERS
+            ]
+
         with self.peer(deployment, WRITERS[0], b"NAME stranger\n" + LINE):
-
-            def counts() -> list[int]:
-                return [
-                    self.received(deployment, name, "REMOTE_SERVER_UP")
-                    for name in WRITERS
-                ]
-
             self.wait_until("all received it", lambda: min(counts()) > 0)
             time.sleep(1.0)
             self.assertEqual(counts(), [1, 1, 1, 1])
+
+
+class WebPageTests(HostileTestCase):
+    """What a web page in a browser on this machine can be made to send."""
+
+    def test_to_the_direct_tcp_port(self) -> None:
+        """A request is not acted on and gets no rows."""
+        deployment = self.deploy(use_redis=False)
+        body = b"x\nPOSITION typing typing_writer 0 7\nREPLICATE\n" + LINE
+        request = (
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        before = self.received(deployment, WRITERS[0], "REMOTE_SERVER_UP")
+        with self.peer(deployment, WRITERS[0], request) as connection:
+            answer = self.read_until_closed(connection)[:500]
+        self.assertIn(b"speaks no HTTP", answer)
+        self.assertNotIn(b"POSITION", answer)
+        self.assertNotIn(b"RDATA", answer)
+        received = self.received(deployment, WRITERS[0], "REMOTE_SERVER_UP")
+        self.assertEqual(received, before)
+
+
+class HttpTests(HostileTestCase):
+    """Requests that a stranger makes, without any secret."""
+
+    def setUp(self) -> None:
+        self.deployment = self.deploy(use_redis=True)
+
+    def test_bodies(self) -> None:
+        """A form of 20 MiB is refused before it is read, by length and in chunks."""
+        deployment = self.deployment
+        before = self.peak_memory(deployment, READERS[-1])
+        form = b"&".join(b"a%d=b" % number for number in range(20 * 2**20 // 10))
+        started = time.monotonic()
+        for path in PATHS:
+            for is_chunked in (False, True):
+                connection = UnixHTTPConnection(deployment.socket_of(READERS[-1]))
+                status = post(connection, path, form, is_chunked=is_chunked)
+                self.assertEqual(status, 413, path)
+        self.assertLess(self.peak_memory(deployment, READERS[-1]) - before, 20.0)
+        self.assertLess(time.monotonic() - started, 20.0)
+
+    def test_hosts(self) -> None:
+        """The status is served to who asks this machine, not to another's name."""
+        port = int(self.deployment.status_page.split(":")[2].split("/")[0])
+        for path in ("/status", "/status.json", "/metrics"):
+            for host, status in (("evil.example", 421), (f"localhost:{port}", 200)):
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                with contextlib.closing(connection):
+                    connection.request("GET", path, headers={"Host": host})
+                    self.assertEqual(connection.getresponse().status, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
@@ -75,7 +76,9 @@ class WireTests(SynchronousTestCase):
             factory = ReplicationStreamProtocolFactory(
                 "repl.test", clock, handler, self.observer, extension=extension
             )
-            protocol = factory.buildProtocol(None)
+            built = factory.buildProtocol(None)
+            assert built is not None
+            protocol = built
         else:
             client = DirectTcpReplicationClientFactory(
                 "w1", "repl.test", clock, handler, self.observer, extension=extension
@@ -219,7 +222,7 @@ class ProcessTests(SynchronousTestCase):
 
     def connect(self) -> None:
         one, other = self.writer, self.reader
-        self.ends = [
+        self.ends: list[Any] = [
             ReplicationStreamProtocolFactory(
                 "repl.test",
                 one.host.clock,

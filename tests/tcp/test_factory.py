@@ -67,15 +67,40 @@ class ServerFactoryTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.handler = RecordingHandler()
+        self.observer = RecordingObserver()
         self.factory = ReplicationStreamProtocolFactory(
-            "repl.test", FakeClock(), self.handler, RecordingObserver()
+            "repl.test", FakeClock(), self.handler, self.observer, max_connections=3
         )
 
-    def connect(self) -> tuple[Protocol, PausingTransport]:
+    def connect(
+        self, greeting: bytes = b"NAME w\n"
+    ) -> tuple[Protocol, PausingTransport]:
         protocol = self.factory.buildProtocol(None)
+        assert protocol is not None
         transport = PausingTransport()
         protocol.makeConnection(transport)
+        protocol.dataReceived(greeting)
         return protocol, transport
+
+    def test_too_many_silent_ones(self) -> None:
+        """When there is no room, the client that was silent longest makes room."""
+        _, peer = self.connect()
+        _, first_silent = self.connect(b"")
+        _, second_silent = self.connect(b"")
+        self.connect()
+        self.assertTrue(first_silent.aborted)
+        self.assertFalse(peer.aborted or second_silent.aborted)
+        self.assertEqual(self.observer.failures, [])
+
+    def test_too_many_peers(self) -> None:
+        """No peer makes room for another one; that is reported."""
+        ends = [self.connect() for _ in range(3)]
+        self.assertIsNone(self.factory.buildProtocol(None))
+        ((what, error),) = self.observer.failures
+        self.assertEqual(what, "accepting a direct TCP connection")
+        self.assertIn("max_connections", str(error))
+        drop(ends[0][0])
+        self.connect()
 
     def test_connections(self) -> None:
         """It knows the connections that are open."""

@@ -75,6 +75,8 @@ class ProtocolTestCase(SynchronousTestCase):
     def connected_server(self) -> ServerReplicationStreamProtocol:
         protocol = self.make_server()
         protocol.makeConnection(self.transport)
+        protocol.dataReceived(b"NAME unnamed\n")
+        self.observer.received.clear()
         self.transport.take(1000)
         return protocol
 
@@ -86,13 +88,51 @@ class GreetingTests(ProtocolTestCase):
     """How a connection begins and ends."""
 
     def test_server(self) -> None:
-        """The server says SERVER and PING, and the link is up."""
-        self.make_server().makeConnection(self.transport)
+        """The server sends SERVER and PING; the link is up at NAME."""
+        protocol = self.make_server()
+        protocol.makeConnection(self.transport)
         self.assertEqual(
             self.transport.buffer, b"SERVER repl.test\nPING 1700000000000\n"
         )
+        self.assertEqual(self.handler.calls, [])
+        protocol.dataReceived(b"PING 1\nNAME worker1\nREMOTE_SERVER_UP a\n")
+        self.assertEqual(self.handler.calls, ["new", RemoteServerUpCommand("a")])
+        self.assertEqual(self.observer.links, [("made", "worker1")])
+
+    def test_nothing_before_name(self) -> None:
+        """Nothing is acted on before NAME, and the server says so and closes."""
+        for line in (b"REPLICATE", b"REMOTE_SERVER_UP a", b"RDATA s w 1 []", b"X y"):
+            transport = PausingTransport()
+            protocol = self.make_server()
+            protocol.makeConnection(transport)
+            transport.take(1000)
+            protocol.dataReceived(line + b"\nNAME w\nREPLICATE\n")
+            self.assertEqual(
+                transport.buffer, b"ERROR send NAME first: it says who connects\n"
+            )
+            self.assertTrue(transport.disconnecting)
+        self.assertEqual((self.handler.calls, self.observer.links), ([], []))
+
+    def test_http(self) -> None:
+        """A server closes on what a web browser sends, before and after NAME."""
+        post = b"POST / HTTP/1.1\nHost: 127.0.0.1:9092\n\nx\nNAME w\nREPLICATE\n"
+        for request in (
+            post,
+            b"NAME x HTTP/1.1\nREPLICATE\n",
+            b"GET /\nNAME w\nREPLICATE\n",
+            b"host: a\nNAME w\nREPLICATE\n",
+        ):
+            transport = PausingTransport()
+            protocol = self.make_server()
+            protocol.makeConnection(transport)
+            protocol.dataReceived(request)
+            self.assertTrue(transport.disconnecting)
+            self.assertIn(b"which speaks no HTTP", transport.buffer)
+        self.assertEqual((self.handler.calls, self.observer.links), ([], []))
+        protocol = self.connected_server()
+        protocol.dataReceived(post)
+        self.assertTrue(self.transport.disconnecting)
         self.assertEqual(self.handler.calls, ["new"])
-        self.assertEqual(self.observer.links, [("made", "unnamed")])
 
     def test_client(self) -> None:
         """The client says NAME and PING; the link is up at SERVER.
@@ -231,6 +271,7 @@ class ReceiveTests(ProtocolTestCase):
         protocols = [self.make_server() for _ in range(5)]
         for protocol in protocols:
             protocol.makeConnection(PausingTransport())
+            protocol.dataReceived(b"NAME w\n")
         for connection in self.handler.connections:
             connection.close_with_error("all of you")
         self.assertEqual(len(self.handler.connections), 5)
@@ -372,6 +413,17 @@ class TimeTests(ProtocolTestCase):
         protocol.dataReceived(b"REPLICATE\n")
         self.clock.run(600)
         self.assertFalse(self.transport.disconnecting)
+
+    def test_silent_client(self) -> None:
+        """A client that says no NAME for a minute is disconnected."""
+        protocol = self.make_server()
+        protocol.makeConnection(self.transport)
+        self.clock.run(59)
+        self.assertFalse(self.transport.disconnecting)
+        self.clock.run(2)
+        self.assertTrue(self.transport.disconnecting)
+        self.assertIn("no NAME within 60 s", protocol.close_text)
+        self.assertEqual(self.handler.calls, [])
 
     def test_silent_port(self) -> None:
         """A client does not wait for SERVER for ever (C21)."""

@@ -30,10 +30,11 @@ class TlsServerTests(ProtocolTestCase):
         self.server.makeConnection(self.transport)
 
     def test_up_when_let_in(self) -> None:
-        """The link is up, once, when the handshake is over, and stays."""
+        """The link is up, once, when the client that was let in sent NAME."""
         self.assertTrue(IHandshakeListener.providedBy(self.server))
-        self.assertEqual(self.observer.links, [])
         self.server.handshakeCompleted()
+        self.assertEqual(self.observer.links, [])
+        self.server.dataReceived(b"NAME w1\n")
         self.assertEqual([link[0] for link in self.observer.links], ["made"])
         self.server.dataReceived(b"CLEAR_USER_SYNC i\n")
         self.assertIn(ClearUserSyncsCommand("i"), self.handler.calls)

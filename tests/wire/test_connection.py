@@ -41,7 +41,9 @@ TLS_ALERT = bytes.fromhex("15030300020246")
 
 
 def server(now: float = 0.0) -> LineConnection:
-    return LineConnection(Role.SERVER, "repl.test", now)
+    connection = LineConnection(Role.SERVER, "repl.test", now)
+    connection.receive_data(b"NAME peer\n", now)
+    return connection
 
 
 def client() -> LineConnection:
@@ -277,7 +279,7 @@ class FirstLineTests(SynchronousTestCase):
         """A port that speaks TLS is told as such, at both ends (C21)."""
         for connection, data in (
             (self.connection, TLS_ALERT),
-            (server(), TLS_CLIENT_HELLO),
+            (LineConnection(Role.SERVER, "repl.test", 0.0), TLS_CLIENT_HELLO),
         ):
             got = connection.receive_data(data, 0.0)
             self.assertEqual(len(got.refused), 1)

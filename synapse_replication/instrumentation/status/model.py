@@ -227,7 +227,9 @@ CUT_OFF_AFTER = 10.0
 
 
 def printable(text: str) -> str:
-    """Escape what is no text: peers' names must not steer a terminal."""
+    """Escape control characters: peers' names must not steer a terminal."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

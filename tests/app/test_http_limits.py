@@ -1,0 +1,175 @@
+"""Tests for :mod:`synapse_replication.app.http_limits`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.address import IPv4Address, UNIXAddress
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+from twisted.web.static import Data
+
+from synapse_replication.app.http_limits import BoundedSite, served_hosts
+
+ADDRESS = IPv4Address("TCP", "127.0.0.1", 9093)
+
+
+class _Transport(StringTransport):
+    is_cut = False
+
+    def abortConnection(self) -> None:
+        self.is_cut = True
+
+
+class _Slow(Resource):
+    isLeaf = True  # noqa: N815
+
+    def render_GET(self, request: Any) -> int:
+        return NOT_DONE_YET
+
+
+class SiteTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        root: Any = Resource()
+        for name in (b"status", b"health"):
+            root.putChild(name, Data(b"fine", "text/plain"))
+        rows: Any = Resource()
+        root.putChild(b"rows", rows)
+        rows.putChild(b"a", Data(b"row", "text/plain"))
+        root.putChild(b"slow", _Slow())
+        self.refused: list[int] = []
+        self.clock = Clock()
+        self.site = BoundedSite(
+            root,
+            served_hosts(["10.0.0.1"], ["writer1.local"]),
+            timeout=60,
+            max_connections=3,
+            is_guarded=lambda path: path.startswith(b"/rows/"),
+            refused=lambda status, why: self.refused.append(status),
+        )
+        self.site.reactor = self.clock
+
+    def connect(self, address: IAddress = ADDRESS) -> tuple[Any, _Transport]:
+        channel = self.site.buildProtocol(None)
+        transport = _Transport(hostAddress=address)
+        channel.makeConnection(transport)
+        return channel, transport
+
+    def ask(
+        self, head: str, body: bytes = b"", address: IAddress = ADDRESS
+    ) -> tuple[int, _Transport]:
+        channel, transport = self.connect(address)
+        channel.dataReceived(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        answer = transport.value()
+        channel.connectionLost(Failure(ConnectionDone()))
+        return int(answer.split(b" ")[1]), transport
+
+
+class BodyTests(SiteTestCase):
+    """Requests with a body."""
+
+    def test_refused_before_it_is_read(self) -> None:
+        """A body is refused by its announcement, wherever it goes."""
+        for path in ("/status", "/health", "/rows/a", "/nothing", "/"):
+            for announced in (
+                "Content-Length: 1",
+                f"Content-Length: {20 << 20}",
+                "Transfer-Encoding: chunked",
+                "Content-Type: application/x-www-form-urlencoded\nContent-Length: 9",
+            ):
+                head = f"POST {path} HTTP/1.1\nHost: localhost\n{announced}"
+                status, transport = self.ask(head)
+                self.assertEqual(status, 413, head)
+                self.assertEqual(transport.producerState, "paused")
+        self.assertEqual(set(self.refused), {413})
+
+    def test_nothing_of_it_is_kept(self) -> None:
+        """What arrives all the same is discarded, and the connection is closed."""
+        channel, transport = self.connect()
+        channel.dataReceived(
+            b"POST /status HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n"
+            + b"x"
+        )
+        for _ in range(100):
+            channel.dataReceived(b"x" * 65536)
+        self.assertEqual(transport.value().count(b"HTTP/1.1"), 1)
+        self.assertFalse(transport.is_cut)
+        self.clock.advance(1.5)
+        self.assertTrue(transport.is_cut)
+
+    def test_a_request_without_one(self) -> None:
+        """A length of 0 is no body."""
+        status, _ = self.ask("GET /status HTTP/1.1\nHost: localhost\nContent-Length: 0")
+        self.assertEqual(status, 200)
+
+
+class HostTests(SiteTestCase):
+    """The host that a request names."""
+
+    def status(self, path: str, host: str, address: IAddress = ADDRESS) -> int:
+        return self.ask(f"GET {path} HTTP/1.1\nHost: {host}", address=address)[0]
+
+    def test_served(self) -> None:
+        """Addresses, this machine's names and those configured are served."""
+        for host in (
+            "localhost",
+            "LOCALHOST.:9093",
+            "127.0.0.1:9093",
+            "[::1]:9093",
+            "10.2.3.4",
+            "writer1.local:80",
+        ):
+            self.assertEqual(self.status("/status", host), 200, host)
+
+    def test_not_served(self) -> None:
+        """A name that a web page brought along is refused."""
+        for host in (
+            "evil.example",
+            "evil.example:9093",
+            "127.0.0.1.evil.example",
+            "x y",
+        ):
+            self.assertEqual(self.status("/status", host), 421, host)
+            self.assertEqual(self.status("/rows/", host), 404, host)
+        self.assertEqual(self.refused, [421] * 4)
+
+    def test_does_not_matter(self) -> None:
+        """Health, rows behind a secret, and Unix sockets have no host."""
+        self.assertEqual(self.status("/health", "evil.example"), 200)
+        self.assertEqual(self.status("/rows/a", "evil.example"), 200)
+        unix = UNIXAddress("/run/main.sock")
+        self.assertEqual(self.status("/status", "evil.example", unix), 200)
+        self.assertEqual(self.ask("GET /status HTTP/1.0")[0], 200)
+
+
+class ConnectionTests(SiteTestCase):
+    """How many connections there may be."""
+
+    def test_the_idle_one_makes_room(self) -> None:
+        """The one that has been idle longest is closed, not one that is used."""
+        used, used_transport = self.connect()
+        _, idle = self.connect()
+        half, half_transport = self.connect()
+        half.dataReceived(b"GET /status HTTP/1.1\r\n")
+        used.dataReceived(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.connect()
+        self.assertTrue(idle.is_cut)
+        self.connect()
+        self.assertTrue(half_transport.is_cut)
+        self.assertFalse(used_transport.is_cut)
+
+    def test_busy_ones_do_not(self) -> None:
+        """A request that is being answered is not cut off for another one."""
+        for _ in range(3):
+            channel, _ = self.connect()
+            channel.dataReceived(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertIsNone(self.site.buildProtocol(None))
+        self.assertEqual(self.refused, [503])
+        channel.connectionLost(Failure(ConnectionDone()))
+        self.assertIsNotNone(self.site.buildProtocol(None))
