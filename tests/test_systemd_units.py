@@ -13,7 +13,8 @@ from pathlib import Path
 from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.cli.main import EXIT_USAGE, cli
+from synapse_replication.cli.common import EXIT_USAGE
+from synapse_replication.cli.main import cli
 
 UNITS = Path(__file__).parent.parent / "docs" / "systemd"
 PROGRAM = "/opt/synapse-replication/bin/synapse-replication"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 import psycopg2
 
-from synapse_replication.cli.main import EXIT_USAGE, load_or_exit
+from synapse_replication.cli.common import EXIT_USAGE, load_or_exit
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.database import connect

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from synapse_replication.cli.common import config_option
 from synapse_replication.cli.database import open_database
-from synapse_replication.cli.main import config_option
 from synapse_replication.storage.schema import prepare_database
 
 __all__ = ["init_db_command"]

@@ -3,23 +3,29 @@
 Exit status: 0 when all went well, 1 when something failed while running, 2 when
 the command or the configuration is wrong (nothing was started then).
 
-This is the one place that takes the process's reactor; everything else is given
-it. What a command alone needs is imported when it runs.
+What a command alone needs is imported when it runs, so that help is quick and
+works without the extras.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from synapse_replication import __version__
+from synapse_replication.cli.common import (
+    config_option,
+    exit_with_mistakes,
+    get_reactor,
+    load_or_exit,
+    log_option,
+)
 from synapse_replication.config.files import did_you_mean
 from synapse_replication.config.process import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
@@ -28,84 +34,78 @@ from synapse_replication.wire.commands.standard import COMMANDS
 
 __all__ = ["cli", "main"]
 
-#: Exit status when the command or the configuration is wrong.
-EXIT_USAGE = 2
-
-#: Commands that live elsewhere: where, and what they are.
-_ELSEWHERE: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "init-db": ("synapse_replication.cli.init_db", "init_db_command"),
-        "positions": ("synapse_replication.cli.positions", "positions"),
-        "status": ("synapse_replication.cli.status", "status_command"),
-        "exec": ("synapse_replication.dropin.launcher", "exec_command"),
-        "record": ("synapse_replication.cli.record", "record_command"),
-        "replay": ("synapse_replication.recordings.replay", "replay"),
-        "pipeline": ("synapse_replication.cli.pipeline", "pipeline"),
-    }
-)
-
 
 class _LazyGroup(click.Group):
     """A group some of whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+        return sorted({*super().list_commands(ctx), *_LAZY})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, name = _ELSEWHERE[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), name)
-        return command
+        load = _LAZY.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if load is None else load()
+
+
+def _init_db() -> click.Command:
+    from synapse_replication.cli.init_db import init_db_command
+
+    return init_db_command
+
+
+def _positions() -> click.Command:
+    from synapse_replication.cli.positions import positions
+
+    return positions
+
+
+def _status() -> click.Command:
+    from synapse_replication.cli.status import status_command
+
+    return status_command
+
+
+def _exec() -> click.Command:
+    from synapse_replication.cli.exec import exec_command
+
+    return exec_command
+
+
+def _record() -> click.Command:
+    from synapse_replication.cli.record import record_command
+
+    return record_command
+
+
+def _replay() -> click.Command:
+    from synapse_replication.cli.replay import replay_command
+
+    return replay_command
+
+
+def _pipeline() -> click.Command:
+    from synapse_replication.cli.pipeline.group import pipeline_group
+
+    return pipeline_group
+
+
+#: The commands that are imported when they are asked for.
+_LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
+    {
+        "exec": _exec,
+        "init-db": _init_db,
+        "pipeline": _pipeline,
+        "positions": _positions,
+        "record": _record,
+        "replay": _replay,
+        "status": _status,
+    }
+)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="synapse-replication")
 def cli() -> None:
     """Replicate streams of rows between the processes of a homeserver."""
-
-
-config_option = click.option(
-    "-c",
-    "--config-path",
-    "config_paths",
-    multiple=True,
-    required=True,
-    metavar="FILE",
-    help="A YAML file, or a folder of them. May be given again: later files win "
-    "per top-level key.",
-)
-
-
-def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:
-    """Read the configuration, or say all that is wrong with it and exit."""
-    try:
-        return load_config(paths, purpose)
-    except ConfigError as error:
-        _exit_with_mistakes(error)
-
-
-def _exit_with_mistakes(error: ConfigError) -> NoReturn:
-    count = len(error.problems)
-    what = "1 mistake" if count == 1 else f"{count} mistakes"
-    lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
-    for problem in error.problems:
-        where = (
-            problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-        )
-        lines += [
-            "",
-            f"  {where}: {click.style(problem.key, bold=True)}",
-            f"    {problem.problem}",
-            f"    -> {problem.mend}",
-        ]
-    click.echo("\n".join(lines), err=True)
-    sys.exit(EXIT_USAGE)
-
-
-log_option = click.option(
-    "--log-json", is_flag=True, help="Log lines are JSON objects, for programs."
-)
 
 
 @cli.command("main")
@@ -163,21 +163,13 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     sys.exit(run_service(reactor, make))
 
 
-def get_reactor() -> Any:
-    """Give the process's reactor."""
-    # The wiring: everything else is given the reactor.
-    from twisted.internet import reactor  # noqa: TID251
-
-    return reactor
-
-
 @cli.command("check-config")
 @config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
     """Read the configuration, report every mistake, start nothing."""
     config = load_or_exit(config_paths, None)
     if problems := _what_prevents_the_start(config):
-        _exit_with_mistakes(ConfigError(problems))
+        exit_with_mistakes(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
     click.echo(f"{config.server_name}, {role}: the configuration is good.")
     for name, value in describe(config):

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from synapse_replication.cli.common import config_option
 from synapse_replication.cli.database import open_database
-from synapse_replication.cli.main import config_option
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
 from synapse_replication.storage.sequences import IdStream

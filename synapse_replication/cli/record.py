@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower, make_links
 from synapse_replication.app.run import run_service, start_logging
-from synapse_replication.cli.main import (
+from synapse_replication.cli.common import (
     config_option,
     get_reactor,
     load_or_exit,

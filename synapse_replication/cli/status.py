@@ -25,7 +25,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.app.status_page import duration, judge
-from synapse_replication.cli.main import config_option, get_reactor, load_or_exit
+from synapse_replication.cli.common import config_option, get_reactor, load_or_exit
 from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent

@@ -1,9 +1,9 @@
-"""``synapse-replication exec``: run a module of Synapse on our replication.
+"""Runs a module of Synapse on our replication.
 
 Theory of operation: before the module is run as ``__main__``, the names of
 ``table.py`` are replaced, all or none: the module and all that it imports then find
 ours. What is installed is compared with the table first; if it differs, nothing is
-started. Exit status 2 means that: nothing was started.
+started.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import runpy
 import sys
 from collections.abc import Iterable, Sequence
 
-import click
-
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.substitution import (
@@ -24,12 +22,15 @@ from synapse_replication.dropin.substitution import (
     substitute,
 )
 from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
-from synapse_replication.streams.backlog import BacklogOptions
 
-__all__ = ["choose", "exec_command", "version_problem"]
-
-#: Exit status when nothing was started.
-EXIT_REFUSED = 2
+__all__ = [
+    "DISTRIBUTION",
+    "check_version",
+    "choose",
+    "describe_substitutions",
+    "launch",
+    "version_problem",
+]
 
 #: The distribution that the table is about.
 DISTRIBUTION = "matrix-synapse"
@@ -70,90 +71,39 @@ def version_problem(version: str | None) -> str | None:
     return None
 
 
-def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+def check_version(*, strict: bool) -> str | None:
+    """Compare the installed version with those that the table was proven with.
+
+    :param strict: refuse a version that was not proven.
+    :return: a warning, if there is one to give.
+    :raises SubstitutionError: if Synapse is not installed, or its version is refused.
+    """
+    installed = installed_version()
+    problem = version_problem(installed)
+    if problem is not None and (strict or installed is None):
+        raise SubstitutionError([problem])
+    return problem
 
 
-@click.command(
-    "exec",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
-)
-@click.option(
-    "--only",
-    default="",
-    callback=_split,
-    metavar="PARTS",
-    help=f"Replace these parts only ({','.join(PARTS)}).",
-)
-@click.option(
-    "--except",
-    "excepted",
-    default="",
-    callback=_split,
-    metavar="PARTS",
-    help="Replace all but these parts.",
-)
-@click.option(
-    "--extension/--no-extension",
-    envvar=ENVIRONMENT,
-    default=True,
-    show_default=True,
-    help="Tell one another epochs and heartbeats, on a channel that stock processes "
-    "never see.",
-)
-@click.option(
-    "--backlog-rows",
-    type=click.IntRange(min=0),
-    envvar=ROWS,
-    default=BacklogOptions().max_rows,
-    show_default=True,
-    help="Keep so many rows of each stream for readers that miss them.",
-)
-@click.option(
-    "--backlog-bytes",
-    type=click.IntRange(min=0),
-    envvar=BYTES,
-    default=BacklogOptions().max_bytes,
-    show_default=True,
-    help="Use so much memory for that, for each stream.",
-)
-@click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
-@click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
-@click.option("-m", "module", metavar="MODULE", help="The module to run.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def exec_command(
-    only: Sequence[str],
-    excepted: Sequence[str],
+def launch(
+    substitutions: Sequence[Substitution],
+    module: str,
+    arguments: Sequence[str],
+    *,
     extension: bool,
     backlog_rows: int,
     backlog_bytes: int,
-    as_list: bool,
-    strict: bool,
-    module: str | None,
-    arguments: tuple[str, ...],
 ) -> None:
-    """Run a module of Synapse on our replication.
+    """Replace names, then run a module as ``__main__``.
 
-    For instance: synapse-replication exec -m synapse.app.homeserver -c FILE
+    :param arguments: what the module finds in ``sys.argv``.
+    :param extension: speak the extension.
+    :param backlog_rows: rows of each stream that are retained at most.
+    :param backlog_bytes: bytes of them at most, for each stream.
+    :raises SubstitutionError: if what is installed differs from the table; nothing
+        was started.
     """
-    try:
-        substitutions = choose(only, excepted)
-        if as_list:
-            click.echo(_table(substitutions))
-            return
-        if module is None:
-            raise click.UsageError("name a module with -m MODULE, or ask for --list")
-        problem = version_problem(installed_version())
-        if problem is not None:
-            if strict or installed_version() is None:
-                raise SubstitutionError([problem])
-            _say(f"{problem}; going on without --strict")
-        substitute(substitutions)
-    except SubstitutionError as error:
-        for line in error.problems:
-            _say(line)
-        _say("nothing was started")
-        sys.exit(EXIT_REFUSED)
+    substitute(substitutions)
     # For what the module starts, too.
     os.environ[ENVIRONMENT] = "true" if extension else "false"
     os.environ[ROWS] = str(backlog_rows)
@@ -164,12 +114,8 @@ def exec_command(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _say(text: str) -> None:
-    click.echo(f"synapse-replication exec: {text}", err=True)
-
-
-def _table(substitutions: Sequence[Substitution]) -> str:
-    """Write what is replaced, and for which versions that was proven."""
+def describe_substitutions(substitutions: Sequence[Substitution]) -> str:
+    """Return a text: what is replaced, and for which versions that was proven."""
     width = max(len(known.part) for known in substitutions)
     lines = [
         f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.replacement}"

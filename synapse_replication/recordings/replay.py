@@ -12,14 +12,10 @@ depends on positions is what the handler said and did.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import click
 from twisted.internet.defer import Deferred, succeed
 
 from synapse_replication.clock import BackgroundProcesses
@@ -39,8 +35,8 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser,
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
-from synapse_replication.recordings.reader import Record, RecordingError, read_recording
-from synapse_replication.recordings.report import Gap, Report, describe
+from synapse_replication.recordings.reader import Record, RecordingError
+from synapse_replication.recordings.report import Gap, Report
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import (
@@ -57,7 +53,7 @@ from synapse_replication.wire.rdata import (
     read_lines,
 )
 
-__all__ = ["replay", "replay_records"]
+__all__ = ["replay_records"]
 
 _Key: TypeAlias = tuple[str, str]
 
@@ -330,29 +326,3 @@ def _chunks(
     iterator = iter(records)
     while chunk := list(islice(iterator, _CHUNK)):
         yield chunk
-
-
-# -- the command ---------------------------------------------------------------------
-
-
-@click.command("replay")
-@click.argument(
-    "recording",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
-def replay(recording: Path, as_json: bool) -> None:
-    """Feed a recording of traffic through the parser and the handler.
-
-    FILE has a JSON object a line, {"t": ..., "channel": ..., "line": ...}, and may be
-    compressed with gzip. Prints what the recording adds up to.
-
-    Exit status: 0 if every line was understood and each discard is explained, else 1.
-    """
-    report = replay_records(read_recording(recording))
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
-    else:
-        click.echo("\n".join(describe(report)))
-    sys.exit(0 if report.is_clean else 1)

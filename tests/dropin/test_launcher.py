@@ -1,17 +1,11 @@
-"""Tests for ``synapse-replication exec``, as far as they go without Synapse."""
+"""Tests for :mod:`synapse_replication.dropin.launcher`."""
 
 from __future__ import annotations
 
-import importlib.metadata
-
-from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.launcher import (
-    DISTRIBUTION,
-    EXIT_REFUSED,
     choose,
-    exec_command,
     version_problem,
 )
 from synapse_replication.dropin.substitution import SubstitutionError
@@ -63,54 +57,3 @@ class VersionProblemTests(SynchronousTestCase):
         self.assertIn("0.1", problem)
         self.assertIn(PROVEN_VERSIONS[-1], problem)
         self.assertIn("not installed", version_problem(None) or "")
-
-
-class ExecTests(SynchronousTestCase):
-    """Tests for the command."""
-
-    def test_list(self) -> None:
-        """
-        The table is printed, with the versions that it was proven for.
-        """
-        result = CliRunner().invoke(exec_command, ["--list", "--only", "redis"])
-        self.assertEqual(result.exit_code, 0, result.output)
-        self.assertIn("synapse.replication.tcp.redis.lazyConnection", result.output)
-        self.assertNotIn("MultiWriterIdGenerator", result.output)
-        for version in PROVEN_VERSIONS:
-            self.assertIn(version, result.output)
-
-    def test_nothing_to_run(self) -> None:
-        """
-        Without a module, it says how to name one.
-        """
-        result = CliRunner().invoke(exec_command, [])
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("-m MODULE", result.output)
-
-    def test_unknown_part(self) -> None:
-        """
-        A part that does not exist is refused, and nothing is started.
-        """
-        result = CliRunner().invoke(exec_command, ["--only", "x", "-m", "this"])
-        self.assertEqual(result.exit_code, EXIT_REFUSED)
-        self.assertIn("nothing was started", result.output)
-
-    def test_bounds_of_the_backlog(self) -> None:
-        """
-        They are numbers, and not below 0.
-        """
-        for option in ("--backlog-rows", "--backlog-bytes"):
-            result = CliRunner().invoke(exec_command, [option, "-1", "-m", "this"])
-            self.assertEqual(result.exit_code, 2)
-            self.assertIn(f"'{option}': -1 is not in the range", result.output)
-
-    def test_no_host(self) -> None:
-        """
-        Where Synapse is not installed, it says so and starts nothing.
-        """
-        try:
-            importlib.metadata.version(DISTRIBUTION)
-        except importlib.metadata.PackageNotFoundError:
-            result = CliRunner().invoke(exec_command, ["-m", "this"])
-            self.assertEqual(result.exit_code, EXIT_REFUSED)
-            self.assertIn("matrix-synapse is not installed", result.output)

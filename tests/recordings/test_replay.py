@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
@@ -16,7 +11,7 @@ from synapse_replication.recordings.reader import (
     read_recording,
     shipped_recording,
 )
-from synapse_replication.recordings.replay import replay, replay_records
+from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.report import Gap, Report
 
 
@@ -242,37 +237,3 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(
             report.commands, {line.split(" ", maxsplit=1)[0]: 1 for line in lines}
         )
-
-
-class ReplayCommandTests(SynchronousTestCase):
-    """Tests for ``synapse-replication replay``."""
-
-    def run_on(self, *lines: str, as_json: bool) -> tuple[int, str]:
-        path = Path(self.mktemp())
-        path.write_text("".join(json.dumps({"line": line}) + "\n" for line in lines))
-        result = CliRunner().invoke(
-            replay, [str(path), *(["--json"] if as_json else [])]
-        )
-        return result.exit_code, result.output
-
-    def test_json(self) -> None:
-        """``--json`` prints one object."""
-        status, output = self.run_on("POSITION typing w 1 1", as_json=True)
-
-        value: dict[str, Any] = json.loads(output)
-        self.assertEqual(status, 0)
-        self.assertEqual(value["last_position"], {"typing w": 1})
-
-    def test_text(self) -> None:
-        """Without, it prints text; a line that does not parse gives status 1."""
-        status, output = self.run_on("POSITION typing w", as_json=False)
-
-        self.assertEqual(status, 1)
-        self.assertIn("line 1: cannot parse POSITION line", output)
-
-    def test_no_such_file(self) -> None:
-        """A file that is not there is a mistake in the command."""
-        result = CliRunner().invoke(replay, [self.mktemp()])
-
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("does not exist", result.output)

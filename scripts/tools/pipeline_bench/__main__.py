@@ -19,7 +19,7 @@ import attrs
 import click
 
 from scripts.tools.pipeline_bench.reading import measure_reading
-from synapse_replication.pipeline.options import DSN_VARIABLE
+from synapse_replication.cli.pipeline.options import DSN_VARIABLE
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres

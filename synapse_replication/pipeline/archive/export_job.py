@@ -1,24 +1,17 @@
-"""``synapse-replication pipeline export``: rows of the archive as files of their own."""
+"""The job that writes rows of an archive to files that other programs read."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.export_rows import as_json_lines
 from synapse_replication.pipeline.archive.layout import open_archive, read_archive
-from synapse_replication.pipeline.options import (
-    json_option,
-    master_option,
-    new_folder,
-)
+from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.source.views import View, typed_view, views_of
 from synapse_replication.pipeline.spark.failures import short_failures, shorten
 from synapse_replication.pipeline.spark.session import job_session
@@ -26,66 +19,34 @@ from synapse_replication.pipeline.spark.session import job_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FORMATS", "export_command", "export_rows"]
+__all__ = ["FORMATS", "export_rows", "run_export"]
 
 #: What can be written, and what the names of the files end with.
 FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
 
 
-@click.command("export")
-@click.option("--archive", required=True, metavar="DIR", help="The archive.")
-@click.option(
-    "--out",
-    required=True,
-    metavar="DIR",
-    help="The folder to make for the files. It must not exist.",
-)
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(list(FORMATS)),
-    default="parquet",
-    show_default=True,
-)
-@click.option(
-    "--view",
-    metavar="NAME",
-    help="Rows of one kind, with a column for each of their fields, such as receipts "
-    "or events_ev.",
-)
-@click.option(
-    "--where",
-    metavar="SQL",
-    help="Only rows for which this is true: an expression over the columns, such as "
-    "\"stream = 'events' AND day >= '2026-01-31'\".",
-)
-@master_option
-@json_option
-def export_command(
+def run_export(
     archive: str,
     out: str,
     format_: str,
-    view: str | None,
     where: str | None,
-    master: str | None,
-    as_json: bool,
-) -> None:
-    """Write rows of an archive to files that other programs read.
+    *,
+    view: str | None = None,
+    master: str | None = None,
+) -> int:
+    """Write rows of an archive in a session of Spark's own, and return how many.
 
-    Columns are those of the archive, or of a view. In jsonl, row is an array; in csv
-    and parquet it is its text.
+    The arguments are those of :func:`export_rows`.
+
+    :param master: where Spark runs; this machine if ``None``.
     """
-    # What is wrong is told at once: Spark takes its time.
+    # Mistakes are reported at once: Spark takes its time.
     new_folder(out)
     open_archive(archive)
     if view is not None:
         _view(view)
     with job_session("synapse-replication export", master=master) as session:
-        rows = export_rows(session, archive, out, format_, where, view=view)
-    if as_json:
-        click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
-    else:
-        click.echo(f"{rows} rows written to {out}")
+        return export_rows(session, archive, out, format_, where, view=view)
 
 
 def export_rows(

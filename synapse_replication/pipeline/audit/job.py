@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline audit``: proves or refutes that nothing was lost."""
+"""The job that proves or refutes that nothing was lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
@@ -50,11 +49,6 @@ from synapse_replication.pipeline.audit.checks.wire import (
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
 from synapse_replication.pipeline.audit.report import print_findings, print_json
-from synapse_replication.pipeline.options import (
-    json_option,
-    master_option,
-    source_options,
-)
 from synapse_replication.pipeline.schemas import (
     ARCHIVE_SCHEMA,
     FINDINGS_SCHEMA,
@@ -71,73 +65,43 @@ from synapse_replication.pipeline.wire_lines import read_recordings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["audit_command", "audited", "write_findings"]
-
-#: Exit status when something is wrong.
-EXIT_ERRORS = 1
-
-
-class _CannotTellError(click.ClickException):
-    """Nothing was proved: whoever asks by the exit status must not take it for that."""
-
-    exit_code = 2
-
+__all__ = ["audited", "run_audit", "write_findings"]
 
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
 
 
-@click.command("audit")
-@source_options
-@click.option(
-    "--recording",
-    "recordings",
-    multiple=True,
-    metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be given again.",
-)
-@click.option("--archive", metavar="DIR", help="An archive, compared with the tables.")
-@click.option(
-    "--out",
-    metavar="DIR",
-    help="Write all findings to findings.parquet and findings.json in there.",
-)
-@master_option
-@json_option
-def audit_command(
+def run_audit(
     settings: PipelineSettings,
-    recordings: tuple[str, ...],
-    archive: str | None,
-    out: str | None,
-    master: str | None,
-    as_json: bool,
-) -> None:
-    """Look for lost, doubled and misplaced rows.
+    *,
+    recordings: Sequence[str] = (),
+    archive: str | None = None,
+    out: str | None = None,
+    master: str | None = None,
+    as_json: bool = False,
+) -> Mapping[Severity, int]:
+    """Audit a deployment in a session of Spark's own, and print the findings.
 
-    Compares tables, sequences, positions, recordings and archive. Changes nothing, and
-    can be run beside a deployment. Exit status 1 if there is an error, 2 if that cannot
-    be told.
+    :param out: the folder to write all findings to.
+    :param master: where Spark runs; this machine if ``None``.
+    :return: how many findings there are of each severity.
+    :raises PipelineError: if something cannot be read.
     """
-    try:
-        with short_failures():
-            # What is wrong is told at once: Spark takes its time.
-            with reading(settings.conninfo, PLAN_TIMEOUT):
-                pass
-            if archive is not None:
-                open_archive(archive)
-            with (
-                job_session("synapse-replication audit", master=master) as session,
-                audited(
-                    session, settings, recordings=recordings, archive=archive
-                ) as findings,
-            ):
-                if out is not None:
-                    write_findings(findings, out)
-                show = print_json if as_json else print_findings
-                counts = show(findings, sys.stdout)
-    except PipelineError as error:
-        raise _CannotTellError(str(error)) from error
-    if counts[Severity.ERROR]:
-        sys.exit(EXIT_ERRORS)
+    with short_failures():
+        # Mistakes are reported at once: Spark takes its time.
+        with reading(settings.conninfo, PLAN_TIMEOUT):
+            pass
+        if archive is not None:
+            open_archive(archive)
+        with (
+            job_session("synapse-replication audit", master=master) as session,
+            audited(
+                session, settings, recordings=recordings, archive=archive
+            ) as findings,
+        ):
+            if out is not None:
+                write_findings(findings, out)
+            show = print_json if as_json else print_findings
+            return show(findings, sys.stdout)
 
 
 @contextlib.contextmanager

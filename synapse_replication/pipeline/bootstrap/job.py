@@ -1,15 +1,12 @@
-"""``synapse-replication pipeline bootstrap``: positions from the rows there are."""
+"""The job that finds positions in the rows there are."""
 
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import click
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
@@ -29,11 +26,6 @@ from synapse_replication.pipeline.bootstrap.store import (
     read_histories,
     write_positions,
 )
-from synapse_replication.pipeline.options import (
-    json_option,
-    master_option,
-    source_options,
-)
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.spark.session import job_session
 
@@ -44,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Bootstrap",
     "Reader",
-    "bootstrap_command",
     "read_bootstrap",
     "read_with_spark",
+    "run_bootstrap",
     "write_bootstrap",
 ]
 
@@ -72,36 +64,14 @@ class Bootstrap:
     nobody: Mapping[str, int]
 
 
-@click.command("bootstrap")
-@source_options
-@click.option("--write", is_flag=True, help="Write the positions, without asking.")
-@master_option
-@json_option
-def bootstrap_command(
-    settings: PipelineSettings, write: bool, master: str | None, as_json: bool
-) -> None:
-    """Fill stream_positions from the rows there are. Stop all writers first.
+def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
+    """Read how far all writers got, in a session of Spark's own.
 
-    Shows what would be written; with --write, or when you say yes, writes it in one
-    transaction. No position goes back.
+    :param master: where Spark runs; this machine if ``None``.
+    :raises PipelineError: as :func:`read_bootstrap` does.
     """
     with job_session("synapse-replication bootstrap", master=master) as session:
-        found = read_bootstrap(settings, functools.partial(read_with_spark, session))
-    to_write = sum(change.is_written for change in found.changes)
-    if not as_json:
-        _print(found, settings)
-        if to_write and not write and sys.stdin.isatty():
-            write = click.confirm(f"Write {to_write} positions?")
-    if to_write and write:
-        write_bootstrap(settings, found)
-    if as_json:
-        click.echo(json.dumps(_describe(found, written=bool(to_write and write))))
-    elif not to_write:
-        click.echo("nothing to write")
-    elif write:
-        click.echo(f"{to_write} positions written")
-    else:
-        click.echo(f"nothing was written; --write writes these {to_write} positions")
+        return read_bootstrap(settings, functools.partial(read_with_spark, session))
 
 
 def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
@@ -180,51 +150,3 @@ def read_with_spark(
         (row["stream"], row["table"], row["instance_name"], row["token"])
         for row in farthest_tokens(parts).collect()
     ]
-
-
-def _print(found: Bootstrap, settings: PipelineSettings) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("stream", "writer", "stored", "new", "what")
-    for column in table.columns[2:4]:
-        column.justify = "right"
-    previous = ""
-    for change in found.changes:
-        table.add_row(
-            change.stream if change.stream != previous else "",
-            change.instance_name,
-            "none" if change.old is None else str(change.old),
-            str(change.new) if change.is_written else "",
-            change.fate.value,
-            style="bold" if change.is_written else None,
-        )
-        previous = change.stream
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    for stream, token in sorted(found.nobody.items()):
-        click.echo(
-            f"{stream}: rows up to {token} tell of no writer; they count for none"
-        )
-    if not settings.writers:
-        click.echo(
-            "The writers are not known without -c: these are those that left rows or "
-            "have a position."
-        )
-
-
-def _describe(found: Bootstrap, *, written: bool) -> dict[str, Any]:
-    return {
-        "written": written,
-        "positions": [
-            {
-                "stream": change.stream,
-                "stored_as": change.positions_name,
-                "writer": change.instance_name,
-                "old": change.old,
-                "new": change.new,
-                "change": change.fate.name.lower(),
-            }
-            for change in found.changes
-        ],
-        "rows_of_nobody": dict(found.nobody),
-    }

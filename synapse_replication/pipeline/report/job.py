@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline report``: what there is, as a page to look at."""
+"""The job that shows what there is, as a page to look at."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import click
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.layout import (
@@ -19,11 +18,7 @@ from synapse_replication.pipeline.archive.layout import (
     read_archived_wire,
 )
 from synapse_replication.pipeline.audit.job import audited
-from synapse_replication.pipeline.options import (
-    master_option,
-    new_folder,
-    optional_source_options,
-)
+from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report.data import ReportData
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
@@ -35,69 +30,31 @@ from synapse_replication.pipeline.wire_lines import read_recordings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["report_command", "write_report"]
+__all__ = ["run_report", "write_report"]
 
 
-@click.command("report")
-@optional_source_options
-@click.option(
-    "--out",
-    required=True,
-    metavar="DIR",
-    help="The folder to make, with report.html and a PNG of each plot. It must not "
-    "exist.",
-)
-@click.option(
-    "--archive",
-    metavar="DIR",
-    help="An archive: its rows, in place of the database's, and its recordings.",
-)
-@click.option(
-    "--recording",
-    "recordings",
-    multiple=True,
-    metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be given again.",
-)
-@click.option(
-    "--findings",
-    metavar="DIR",
-    help="What 'pipeline audit --out' wrote, in place of an audit of the database.",
-)
-@click.option("--no-audit", is_flag=True, help="Audit nothing: that takes the longest.")
-@click.option(
-    "--window",
-    type=click.IntRange(min=1),
-    metavar="SECONDS",
-    help="How long a window of a plot is; chosen by what there is if not given.",
-)
-@click.option(
-    "--identify",
-    is_flag=True,
-    help="Show the names of rooms and users, not hashes with a key that is thrown away.",
-)
-@master_option
-def report_command(
+def run_report(
     settings: PipelineSettings | None,
     out: str,
-    archive: str | None,
-    recordings: tuple[str, ...],
-    findings: str | None,
-    no_audit: bool,
-    window: int | None,
-    identify: bool,
-    master: str | None,
-) -> None:
-    """Write a page about streams and writers: rows over time, lags, shares, findings.
+    *,
+    archive: str | None = None,
+    recordings: Sequence[str] = (),
+    findings: str | None = None,
+    with_audit: bool = True,
+    window: int | None = None,
+    identify: bool = False,
+    master: str | None = None,
+) -> Path:
+    """Write a report in a session of Spark's own, and return the path of its page.
 
-    One file of HTML that needs no network, and PNGs. Of the database, or of an archive;
-    and of recordings.
+    :param out: the folder to make.
+    :param findings: the folder of an audit's, in place of an audit of the database.
+    :param window: the length of a window of a plot, s.
+    :param identify: show names of rooms and users.
+    :param master: where Spark runs; this machine if ``None``.
+    :raises PipelineError: if something cannot be read or written.
     """
-    if settings is None and not archive and not recordings:
-        raise click.UsageError(
-            "of what? Give -c or --dsn, or --archive, or --recording"
-        )
-    # What is wrong is told at once: Spark takes its time.
+    # Mistakes are reported at once: Spark takes its time.
     folder = new_folder(out)
     if archive:
         open_archive(archive)
@@ -106,7 +63,7 @@ def report_command(
         contextlib.ExitStack() as stack,
     ):
         inputs = _read(session, settings, archive, recordings, findings)
-        if settings is not None and findings is None and not no_audit:
+        if settings is not None and findings is None and with_audit:
             found = stack.enter_context(
                 audited(session, settings, recordings=recordings, archive=archive)
             )
@@ -117,7 +74,7 @@ def report_command(
             )
         data = collect_report(inputs, window_s=window, identify=identify)
     write_report(data, folder)
-    click.echo(f"written: {folder / 'report.html'}")
+    return folder / "report.html"
 
 
 def write_report(data: ReportData, folder: Path) -> None:

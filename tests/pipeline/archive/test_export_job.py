@@ -12,9 +12,10 @@ from pyarrow import parquet
 from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.driver import drive_archive
-from synapse_replication.pipeline.archive.export_job import export_command, export_rows
+from synapse_replication.pipeline.archive.export_job import export_rows
 from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
 from tests.pipeline.archives import make_batch, make_rows
 from tests.pipeline.shared_session import shared_session

@@ -9,12 +9,13 @@ from pathlib import Path
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges as archive_purges
 from synapse_replication.pipeline.archive.driver import drive_archive
 from synapse_replication.pipeline.archive.layout import open_archive
 from synapse_replication.pipeline.archive.lock import lock_archive
-from synapse_replication.pipeline.archive.purge_job import purge_archive, purge_command
+from synapse_replication.pipeline.archive.purge_job import purge_archive
 from synapse_replication.pipeline.archive.purges import (
     PurgedRange,
     read_purged_ranges,

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from pyarrow import dataset
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline.audit import audit_command
 from synapse_replication.pipeline.archive.layout import open_archive
 from synapse_replication.pipeline.archive.transforms import archive_rows
 from synapse_replication.pipeline.audit import job as audit
-from synapse_replication.pipeline.audit.job import audit_command
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json

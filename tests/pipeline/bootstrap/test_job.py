@@ -12,11 +12,11 @@ import psycopg2
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap import store as position_store
 from synapse_replication.pipeline.bootstrap.job import (
     Bootstrap,
-    bootstrap_command,
     read_bootstrap,
     read_with_spark,
     write_bootstrap,

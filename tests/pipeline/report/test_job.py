@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report.data import (
@@ -22,7 +23,6 @@ from synapse_replication.pipeline.report.data import (
     ReportData,
     WriterTotal,
 )
-from synapse_replication.pipeline.report.job import report_command
 from synapse_replication.pipeline.report.wire_rows import stream_events
 from synapse_replication.pipeline.schemas import (
     FINDINGS_SCHEMA,

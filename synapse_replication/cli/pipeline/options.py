@@ -1,4 +1,4 @@
-"""What the commands of the pipeline have in common on the command line.
+"""What the commands of the pipeline have in common.
 
 No password needs to stand in a command line, where every user of the machine can
 read it: a configuration file holds it, or the environment does.
@@ -7,14 +7,14 @@ read it: a configuration file holds it, or the environment does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from synapse_replication.errors import PipelineError
+from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.settings import (
     PipelineSettings,
     settings_of_config,
@@ -25,13 +25,18 @@ __all__ = [
     "DSN_VARIABLE",
     "json_option",
     "master_option",
-    "new_folder",
+    "needs_spark",
     "optional_source_options",
     "source_options",
 ]
 
 #: The environment variable in place of ``--dsn``.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
+
+#: Modules of the extra ``spark``.
+_SPARK_MODULES = frozenset(
+    {"deltalake", "matplotlib", "pandas", "py4j", "pyarrow", "pyspark"}
+)
 
 _Command = Callable[..., Any]
 
@@ -111,17 +116,21 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
     return with_settings
 
 
-def new_folder(out: str) -> Path:
-    """Check the name of a folder that is to be made.
+@contextmanager
+def needs_spark() -> Iterator[None]:
+    """Report a missing part of Spark in one line that names the extra to install.
 
-    :raises PipelineError: it exists, or could not be made.
+    :raises SparkMissingError: if a module of the extra ``spark`` cannot be imported.
     """
-    folder = Path(out).absolute()
-    if folder.exists():
-        raise PipelineError(f"{folder} exists: give the name of a new folder")
-    if not folder.parent.is_dir():
-        raise PipelineError(f"{folder.parent} is no folder: make it first")
-    return folder
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _SPARK_MODULES:
+            raise
+        raise SparkMissingError(
+            f"{error.name} is missing; install it with: "
+            "pip install 'synapse_replication[spark]'"
+        ) from error
 
 
 def _settings(

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.options`."""
+"""Tests for :mod:`synapse_replication.cli.pipeline.options`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.options import (
+from synapse_replication.cli.pipeline.options import (
     DSN_VARIABLE,
     json_option,
     master_option,

@@ -1,0 +1,120 @@
+"""``synapse-replication exec``: run a module of Synapse on our replication.
+
+Exit status 2 means that nothing was started; any other is that of the module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from synapse_replication.cli.common import EXIT_USAGE
+from synapse_replication.dropin.backlogs import BYTES, ROWS
+from synapse_replication.dropin.extension import ENVIRONMENT
+from synapse_replication.dropin.launcher import (
+    check_version,
+    choose,
+    describe_substitutions,
+    launch,
+)
+from synapse_replication.dropin.substitution import SubstitutionError
+from synapse_replication.dropin.table import PARTS
+from synapse_replication.streams.backlog import BacklogOptions
+
+__all__ = ["exec_command"]
+
+
+def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+@click.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+@click.option(
+    "--only",
+    default="",
+    callback=_split,
+    metavar="PARTS",
+    help=f"Replace these parts only ({','.join(PARTS)}).",
+)
+@click.option(
+    "--except",
+    "excepted",
+    default="",
+    callback=_split,
+    metavar="PARTS",
+    help="Replace all but these parts.",
+)
+@click.option(
+    "--extension/--no-extension",
+    envvar=ENVIRONMENT,
+    default=True,
+    show_default=True,
+    help="Tell one another epochs and heartbeats, on a channel that stock processes "
+    "never see.",
+)
+@click.option(
+    "--backlog-rows",
+    type=click.IntRange(min=0),
+    envvar=ROWS,
+    default=BacklogOptions().max_rows,
+    show_default=True,
+    help="Keep so many rows of each stream for readers that miss them.",
+)
+@click.option(
+    "--backlog-bytes",
+    type=click.IntRange(min=0),
+    envvar=BYTES,
+    default=BacklogOptions().max_bytes,
+    show_default=True,
+    help="Use so much memory for that, for each stream.",
+)
+@click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
+@click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
+@click.option("-m", "module", metavar="MODULE", help="The module to run.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def exec_command(
+    only: Sequence[str],
+    excepted: Sequence[str],
+    extension: bool,
+    backlog_rows: int,
+    backlog_bytes: int,
+    as_list: bool,
+    strict: bool,
+    module: str | None,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a module of Synapse on our replication.
+
+    For instance: synapse-replication exec -m synapse.app.homeserver -c FILE
+    """
+    try:
+        substitutions = choose(only, excepted)
+        if as_list:
+            click.echo(describe_substitutions(substitutions))
+            return
+        if module is None:
+            raise click.UsageError("name a module with -m MODULE, or ask for --list")
+        if (warning := check_version(strict=strict)) is not None:
+            _say(f"{warning}; going on without --strict")
+        launch(
+            substitutions,
+            module,
+            arguments,
+            extension=extension,
+            backlog_rows=backlog_rows,
+            backlog_bytes=backlog_bytes,
+        )
+    except SubstitutionError as error:
+        for line in error.problems:
+            _say(line)
+        _say("nothing was started")
+        sys.exit(EXIT_USAGE)
+
+
+def _say(text: str) -> None:
+    click.echo(f"synapse-replication exec: {text}", err=True)

@@ -1,0 +1,1 @@
+"""``synapse-replication pipeline``: one module a command."""

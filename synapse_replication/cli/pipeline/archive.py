@@ -1,0 +1,120 @@
+"""``synapse-replication pipeline archive``: rows and recordings, kept as Parquet."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import click
+
+from synapse_replication.cli.pipeline.options import (
+    json_option,
+    master_option,
+    optional_source_options,
+)
+from synapse_replication.pipeline.settings import PipelineSettings
+
+__all__ = ["archive_command"]
+
+
+@click.command("archive")
+@optional_source_options
+@click.option("--archive", "folder", required=True, metavar="DIR", help="The archive.")
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="Archive this recording too, or those of this folder; each once, when it is "
+    "closed. May be given again.",
+)
+@click.option("--stream", "streams", multiple=True, help="Only this stream.")
+@click.option(
+    "--once", is_flag=True, help="Archive all that is there now, and stop then."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look for new rows and recordings.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Rows in a batch at most.",
+)
+@click.option(
+    "--compact-files",
+    type=click.IntRange(min=2),
+    show_default="8",
+    help="Make one file of the small ones of a stream and day, when there are as many.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics over HTTP on this port.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to serve them on. Whoever reaches it can read them.",
+)
+@master_option
+@json_option
+def archive_command(
+    settings: PipelineSettings | None,
+    folder: str,
+    recordings: tuple[str, ...],
+    streams: tuple[str, ...],
+    once: bool,
+    every: float,
+    max_rows: int,
+    compact_files: int | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Keep all rows of all streams, and recordings, as Parquet; each once.
+
+    Goes on where it was, whatever ended it, until SIGTERM or SIGINT, or with --once
+    until everything that is there is archived.
+    """
+    if settings is None and not recordings:
+        raise click.UsageError(
+            "what to archive? Give -c or --dsn for the rows of a database, "
+            "--recording for recordings, or both"
+        )
+    from synapse_replication.pipeline.archive.job import run_job
+    from synapse_replication.pipeline.archive.run import ArchiveSettings
+
+    more: dict[str, Any] = {}
+    if compact_files is not None:
+        more["compact_files"] = compact_files
+    numbers = run_job(
+        ArchiveSettings(
+            folder,
+            settings,
+            recordings,
+            streams,
+            once,
+            every,
+            max_rows,
+            master=master,
+            **more,
+        ),
+        None if metrics_port is None else (metrics_host, metrics_port),
+    )
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(numbers)))
+    else:
+        click.echo(
+            f"archived {numbers.rows:,} rows in {numbers.batches:,} batches and "
+            f"{numbers.commands:,} commands of {numbers.recordings:,} recordings"
+        )

@@ -1,0 +1,77 @@
+"""``synapse-replication pipeline audit``: proves or refutes that nothing was lost."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from synapse_replication.cli.pipeline.options import (
+    json_option,
+    master_option,
+    needs_spark,
+    source_options,
+)
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.settings import PipelineSettings
+
+__all__ = ["audit_command"]
+
+#: Exit status when something is wrong.
+EXIT_ERRORS = 1
+
+
+class _CannotTellError(click.ClickException):
+    """Nothing was proved: whoever asks by the exit status must not take it for that."""
+
+    exit_code = 2
+
+
+@click.command("audit")
+@source_options
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    metavar="PATH",
+    help="A recording of the wire, or a folder of them. May be given again.",
+)
+@click.option("--archive", metavar="DIR", help="An archive, compared with the tables.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Write all findings to findings.parquet and findings.json in there.",
+)
+@master_option
+@json_option
+def audit_command(
+    settings: PipelineSettings,
+    recordings: tuple[str, ...],
+    archive: str | None,
+    out: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Look for lost, doubled and misplaced rows.
+
+    Compares tables, sequences, positions, recordings and archive. Changes nothing, and
+    can be run beside a deployment. Exit status 1 if there is an error, 2 if that cannot
+    be told.
+    """
+    try:
+        with needs_spark():
+            from synapse_replication.pipeline.audit.findings import Severity
+            from synapse_replication.pipeline.audit.job import run_audit
+
+            counts = run_audit(
+                settings,
+                recordings=recordings,
+                archive=archive,
+                out=out,
+                master=master,
+                as_json=as_json,
+            )
+    except PipelineError as error:
+        raise _CannotTellError(str(error)) from error
+    if counts[Severity.ERROR]:
+        sys.exit(EXIT_ERRORS)

@@ -1,0 +1,105 @@
+"""``synapse-replication pipeline bootstrap``: positions from the rows there are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from synapse_replication.cli.pipeline.options import (
+    json_option,
+    master_option,
+    source_options,
+)
+from synapse_replication.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from synapse_replication.pipeline.bootstrap.job import Bootstrap
+
+__all__ = ["bootstrap_command"]
+
+
+@click.command("bootstrap")
+@source_options
+@click.option("--write", is_flag=True, help="Write the positions, without asking.")
+@master_option
+@json_option
+def bootstrap_command(
+    settings: PipelineSettings, write: bool, master: str | None, as_json: bool
+) -> None:
+    """Fill stream_positions from the rows there are. Stop all writers first.
+
+    Shows what would be written; with --write, or when you say yes, writes it in one
+    transaction. No position goes back.
+    """
+    from synapse_replication.pipeline.bootstrap.job import (
+        run_bootstrap,
+        write_bootstrap,
+    )
+
+    found = run_bootstrap(settings, master=master)
+    to_write = sum(change.is_written for change in found.changes)
+    if not as_json:
+        _print(found, settings)
+        if to_write and not write and sys.stdin.isatty():
+            write = click.confirm(f"Write {to_write} positions?")
+    if to_write and write:
+        write_bootstrap(settings, found)
+    if as_json:
+        click.echo(json.dumps(_describe(found, written=bool(to_write and write))))
+    elif not to_write:
+        click.echo("nothing to write")
+    elif write:
+        click.echo(f"{to_write} positions written")
+    else:
+        click.echo(f"nothing was written; --write writes these {to_write} positions")
+
+
+def _print(found: Bootstrap, settings: PipelineSettings) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stream", "writer", "stored", "new", "what")
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    previous = ""
+    for change in found.changes:
+        table.add_row(
+            change.stream if change.stream != previous else "",
+            change.instance_name,
+            "none" if change.old is None else str(change.old),
+            str(change.new) if change.is_written else "",
+            change.fate.value,
+            style="bold" if change.is_written else None,
+        )
+        previous = change.stream
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    for stream, token in sorted(found.nobody.items()):
+        click.echo(
+            f"{stream}: rows up to {token} tell of no writer; they count for none"
+        )
+    if not settings.writers:
+        click.echo(
+            "The writers are not known without -c: these are those that left rows or "
+            "have a position."
+        )
+
+
+def _describe(found: Bootstrap, *, written: bool) -> dict[str, Any]:
+    return {
+        "written": written,
+        "positions": [
+            {
+                "stream": change.stream,
+                "stored_as": change.positions_name,
+                "writer": change.instance_name,
+                "old": change.old,
+                "new": change.new,
+                "change": change.fate.name.lower(),
+            }
+            for change in found.changes
+        ],
+        "rows_of_nobody": dict(found.nobody),
+    }

@@ -1,0 +1,66 @@
+"""``synapse-replication pipeline export``: rows of the archive as files of their own."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from synapse_replication.cli.pipeline.options import json_option, master_option
+
+__all__ = ["FORMATS", "export_command"]
+
+#: What can be written. Repeated here, so that help needs no Spark.
+FORMATS = ("parquet", "csv", "jsonl")
+
+
+@click.command("export")
+@click.option("--archive", required=True, metavar="DIR", help="The archive.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="The folder to make for the files. It must not exist.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    default="parquet",
+    show_default=True,
+)
+@click.option(
+    "--view",
+    metavar="NAME",
+    help="Rows of one kind, with a column for each of their fields, such as receipts "
+    "or events_ev.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only rows for which this is true: an expression over the columns, such as "
+    "\"stream = 'events' AND day >= '2026-01-31'\".",
+)
+@master_option
+@json_option
+def export_command(
+    archive: str,
+    out: str,
+    format_: str,
+    view: str | None,
+    where: str | None,
+    master: str | None,
+    as_json: bool,
+) -> None:
+    """Write rows of an archive to files that other programs read.
+
+    Columns are those of the archive, or of a view. In jsonl, row is an array; in csv
+    and parquet it is its text.
+    """
+    from synapse_replication.pipeline.archive.export_job import run_export
+
+    rows = run_export(archive, out, format_, where, view=view, master=master)
+    if as_json:
+        click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
+    else:
+        click.echo(f"{rows} rows written to {out}")

@@ -1,0 +1,50 @@
+"""``synapse-replication pipeline``: the jobs on Spark.
+
+The commands are defined without Spark, and import their job when they run: help and
+mistakes on the command line are quick, and need no Spark. Exit status: 0 when all went
+well, 1 when something failed or an audit found an error, 2 when the command or the
+configuration is wrong, or an audit could not be made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from synapse_replication.cli.pipeline.archive import archive_command
+from synapse_replication.cli.pipeline.audit import audit_command
+from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
+from synapse_replication.cli.pipeline.export import export_command
+from synapse_replication.cli.pipeline.options import needs_spark
+from synapse_replication.cli.pipeline.purge import purge_command
+from synapse_replication.cli.pipeline.report import report_command
+from synapse_replication.pipeline.spark.failures import short_failures
+
+__all__ = ["pipeline_group"]
+
+
+class _JobGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which the commands were added."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with needs_spark(), short_failures():
+            return super().invoke(ctx)
+
+
+@click.group("pipeline", cls=_JobGroup)
+def pipeline_group() -> None:
+    """Archive, audit, bootstrap, report, export, purge: jobs on Spark."""
+
+
+for _command in (
+    archive_command,
+    audit_command,
+    bootstrap_command,
+    report_command,
+    export_command,
+    purge_command,
+):
+    pipeline_group.add_command(_command)

@@ -1,0 +1,75 @@
+"""``synapse-replication pipeline purge``: old days leave the archive."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from synapse_replication.cli.pipeline.options import json_option
+
+if TYPE_CHECKING:
+    from synapse_replication.pipeline.archive.purges import OldDay
+
+__all__ = ["purge_command"]
+
+
+@click.command("purge")
+@click.option(
+    "--archive",
+    "folder",
+    required=True,
+    metavar="DIR",
+    help="The archive.",
+)
+@click.option(
+    "--before",
+    required=True,
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Days before it go, YYYY-MM-DD in UTC; the day itself stays.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, change nothing.")
+@json_option
+def purge_command(
+    folder: str, before: datetime.datetime, dry_run: bool, as_json: bool
+) -> None:
+    """Remove whole days from an archive, rows and recordings, for good.
+
+    The archive goes on where it was; what was purged does not come back. Needs no
+    Java.
+    """
+    from synapse_replication.pipeline.archive.purge_job import purge_archive
+
+    days = purge_archive(folder, before.date(), dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps({"purged": not dry_run, "days": _describe(days)}))
+        return
+    for day in days:
+        click.echo(
+            f"{day.day}  {day.stream or 'recordings of the wire'}: {day.rows} rows, "
+            f"{day.size / 1e6:.1f} MB"
+        )
+    rows, size = sum(day.rows for day in days), sum(day.size for day in days)
+    what = f"{len(days)} folders with {rows} rows, {size / 1e6:.1f} MB"
+    if not days:
+        click.echo(f"nothing is older than {before.date()}")
+    elif dry_run:
+        click.echo(f"would be removed: {what}; nothing was changed (--dry-run)")
+    else:
+        click.echo(f"removed: {what}")
+
+
+def _describe(days: list[OldDay]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": day.kind,
+            "stream": day.stream,
+            "day": day.day.isoformat(),
+            "rows": day.rows,
+            "bytes": day.size,
+        }
+        for day in days
+    ]

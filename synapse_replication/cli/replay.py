@@ -1,0 +1,38 @@
+"""``synapse-replication replay``: what a recording of traffic adds up to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from synapse_replication.recordings.reader import read_recording
+from synapse_replication.recordings.replay import replay_records
+from synapse_replication.recordings.report import describe
+
+__all__ = ["replay_command"]
+
+
+@click.command("replay")
+@click.argument(
+    "recording",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+def replay_command(recording: Path, as_json: bool) -> None:
+    """Feed a recording of traffic through the parser and the handler.
+
+    FILE has a JSON object a line, {"t": ..., "channel": ..., "line": ...}, and may be
+    compressed with gzip. Prints what the recording adds up to.
+
+    Exit status: 0 if every line was understood and each discard is explained, else 1.
+    """
+    report = replay_records(read_recording(recording))
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        click.echo("\n".join(describe(report)))
+    sys.exit(0 if report.is_clean else 1)
