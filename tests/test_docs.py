@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import runpy
@@ -229,6 +230,25 @@ class ApiPageTests(SynchronousTestCase):
         page = (ROOT / "docs" / "api.rst").read_text()
         documented = re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE)
         self.assertEqual(sorted(documented), sorted(api.__all__))
+
+
+class FailureModesTests(SynchronousTestCase):
+    def test_tests_exist(self) -> None:
+        """Every test that the page names exists."""
+        page = (ROOT / "docs" / "failure-modes.rst").read_text()
+        named = re.findall(r"^\* ``(tests\.[\w.]+)``$", page, re.MULTILINE)
+        self.assertGreater(len(named), 100)
+        for name in named:
+            module, case, method = name.rsplit(".", 2)
+            test = getattr(importlib.import_module(module), case)
+            self.assertTrue(callable(getattr(test, method)), name)
+
+    def test_each_rule_has_a_test(self) -> None:
+        """Each rule of the page is followed by at least one test."""
+        page = (ROOT / "docs" / "failure-modes.rst").read_text()
+        _, *rules = page.split(".. _failure-")
+        for rule in rules:
+            self.assertIn("* ``tests.", rule, rule.splitlines()[0])
 
 
 class TableExampleTests(SynchronousTestCase):
