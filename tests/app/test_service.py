@@ -104,7 +104,7 @@ class ProcessServiceTests(FilesMixin):
         transport = StringTransport()
         protocol = factory.buildProtocol(None)
         protocol.makeConnection(transport)
-        protocol.dataReceived(b"REPLICATE\n")
+        protocol.dataReceived(b"NAME w1\nREPLICATE\n")
         stream: Any = process.host.streams.get_streams()["typing"]
         self.reactor.advance(1)
         transport.clear()
