@@ -6,8 +6,6 @@ database are imported when they are asked for: its driver is an extra.
 
 from __future__ import annotations
 
-import importlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
@@ -245,21 +243,28 @@ __all__ = [
     "with_retries",
 ]
 
-_STORAGE = MappingProxyType(
+_OF_STORAGE = frozenset(
     {
-        "Database": "database",
-        "IdStream": "sequences",
-        "MultiWriterIdGenerator": "id_generators",
-        "PostgresStream": "postgres_stream",
-        "load_id_generator": "id_generators",
-        "standard_stream": "postgres_stream",
-        "table_stream": "postgres_stream",
+        "Database",
+        "IdStream",
+        "MultiWriterIdGenerator",
+        "PostgresStream",
+        "load_id_generator",
+        "standard_stream",
+        "table_stream",
     }
 )
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _STORAGE:
+    if name not in _OF_STORAGE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = f"synapse_replication.storage.{_STORAGE[name]}"
-    return getattr(importlib.import_module(module), name)
+    from synapse_replication.storage import (
+        database,
+        id_generators,
+        postgres_stream,
+        sequences,
+    )
+
+    modules = (database, id_generators, postgres_stream, sequences)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -39,7 +39,7 @@ from synapse_replication.config.endpoints import (
 )
 from synapse_replication.config.process import ExtensionConfig, ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,

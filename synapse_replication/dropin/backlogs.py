@@ -26,7 +26,7 @@ from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import observer_of, watch_backlog
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.http.client import HttpCatchUpClient, make_agent

@@ -17,7 +17,7 @@ from typing import Any
 from synapse_replication.app.place import this_place
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.streams.backlog import Backlog

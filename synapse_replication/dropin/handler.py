@@ -19,7 +19,7 @@ from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber

@@ -27,7 +27,7 @@ from synapse_replication.dropin.backlogs import (
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.observer import _metrics
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.observer import Resync
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.extension import (

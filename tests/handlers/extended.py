@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import (
     ExtensionConnection,
     ReplicationExtension,

@@ -12,7 +12,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 
 from synapse_replication.clock import ReactorClock
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,

@@ -10,7 +10,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import (
     ExtensionConnection,
     ReplicationExtension,

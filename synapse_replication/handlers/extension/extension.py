@@ -33,7 +33,7 @@ import attrs
 
 from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.handlers.extension.epochs import Heard, PeerEpochs
+from synapse_replication.handlers.epochs import Heard, PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     DelayedCall,

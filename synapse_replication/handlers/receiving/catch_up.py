@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
-from synapse_replication.handlers.extension.epochs import HandledEpochs
+from synapse_replication.handlers.epochs import HandledEpochs
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.observer import (
     CatchUp,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult

@@ -18,7 +18,7 @@ from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
-from synapse_replication.handlers.extension.epochs import PeerEpochs
+from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,

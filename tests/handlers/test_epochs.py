@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import PositionsOnlySink
-from synapse_replication.handlers.extension.epochs import (
+from synapse_replication.handlers.epochs import (
     MAX_INSTANCES,
     SETTLED_AFTER,
     SILENT_AFTER,
