@@ -66,6 +66,19 @@ class HandledIds:
             return self.get_current_token_for_writer(self._instance_name)
         return self._own.get_announceable_token()
 
+    def get_handled(self) -> Mapping[str, int]:
+        """Return how far each other writer that is known was handled; above zero."""
+        return {
+            name: self._sign * id_
+            for name, id_ in self._handled.items()
+            if name != self._instance_name
+        }
+
+    @property
+    def unknown(self) -> int:
+        """How far the rows of every other writer were handled; above zero."""
+        return self._sign * self._unknown
+
     def get_minimal_local_current_token(self) -> int:
         """Give the greatest finished id of ours that may be announced."""
         return self._generator().get_minimal_local_current_token()

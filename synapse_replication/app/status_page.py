@@ -42,6 +42,7 @@ _TONES = {
     Condition.LIVE: "good",
     Condition.WRITTEN_HERE: "good",
     Condition.CATCHING_UP: "busy",
+    Condition.DRAINING: "busy",
     Condition.WAITING: "busy",
     Condition.STALLED: "bad",
 }
@@ -86,6 +87,8 @@ def judge(status: ProcessStatus) -> Verdict:
             newest = min(downs, key=lambda link: link.since)
             text += f": {newest.name} is down for {duration(newest.since)}"
         return Verdict("busy", text)
+    if removed := sum(w.condition is Condition.DRAINING for w in followed):
+        return Verdict("busy", f"Draining {removed} of {_streams(followed)}")
     behind = sum(w.condition is Condition.CATCHING_UP for w in followed)
     if behind:
         return Verdict("busy", f"{behind} of {_streams(followed)} catching up")

@@ -10,6 +10,9 @@ Where a process starts, for a writer other than itself:
    resumes from there even if it is killed before the first row;
 3. a declared writer that never wrote is where the slowest writer of the stream is.
 
+A writer that was removed is where the sink says; the rest of its rows is fetched. To a
+sink that is new it is where the last id was given out.
+
 Spec, sections 5, 7 and 9; cases C27, C40.
 """
 
@@ -39,6 +42,7 @@ from synapse_replication.storage.postgres_stream import (
     standard_stream,
     table_stream,
 )
+from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import (
     IdStream,
@@ -98,6 +102,8 @@ class StreamSetup:
         self._saved: Positions = {}
         #: Of the streams in the database, by name; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
+        #: Removed writers without rows above these tokens.
+        self._skipped: dict[tuple[str, str], int] = {}
 
     async def run(self, sink: RowSink) -> None:
         """Make the streams and tell the sink where they begin.
@@ -147,30 +153,74 @@ class StreamSetup:
 
     async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
         name = stream.description.name
-        for writer in self._others(name):
-            if (name, writer) not in self._saved:
+        removed = {w: t for (of, w), t in self._skipped.items() if of == name}
+        for writer in (*self._others(name), *removed):
+            if writer in removed or (name, writer) not in self._saved:
                 waiting = sink.on_position(name, writer, stream.current_token(writer))
                 if waiting is not None:
                     await waiting
 
     async def _make(self, declared: str | TableStream) -> AdvancingStream:
-        instance_name = self._config.instance_name
         if isinstance(declared, TableStream):
+            ids, finder = await self._make_ids(declared)
             return table_stream(
                 declared,
                 self._get_database(),
-                await self._ids(declared.name, self._id_stream(declared)),
-                instance_name=instance_name,
+                ids,
+                instance_name=self._config.instance_name,
+                find_removed_writers=finder.find,
             )
         standard = STANDARD_STREAMS[declared]
         if standard.description.held_in_memory:
             return self._make_in_memory(standard)
+        ids, finder = await self._make_ids(standard)
         return standard_stream(
             standard,
             self._get_database(),
-            await self._ids(standard.name, self._id_stream(standard)),
-            instance_name=instance_name,
+            ids,
+            instance_name=self._config.instance_name,
+            find_removed_writers=finder.find,
         )
+
+    async def _make_ids(
+        self, declared: StandardStream | TableStream
+    ) -> tuple[HandledIds, RemovedWriterFinder]:
+        stream = self._id_stream(declared)
+        ids = await self._ids(declared.name, stream)
+        finder = RemovedWriterFinder(
+            self._get_database(),
+            self._host.clock,
+            stream,
+            self._config.instance_name,
+            ids,
+        )
+        if stream.writers:
+            await self._survey(declared.name, stream, ids, finder)
+        return ids, finder
+
+    async def _survey(
+        self, name: str, stream: IdStream, ids: HandledIds, finder: RemovedWriterFinder
+    ) -> None:
+        """Report the removed writers that are to be drained, and skip the others."""
+        try:
+            survey = await finder.survey()
+        except psycopg2.Error as error:
+            # It is looked for again as soon as there is a link.
+            self._host.observer.failure(f"looking for removed writers of {name}", error)
+            return
+        is_new = all(of != name for of, _ in self._saved)
+        found = {} if is_new else finder.select(survey)
+        for writer, removed in found.items():
+            self._host.observer.removed_writer_found(
+                name,
+                writer,
+                ids.get_handled().get(writer, ids.unknown),
+                removed.upto_token,
+            )
+        for writer in survey.absent - found.keys():
+            if writer not in stream.writers or writer in survey.greatest:
+                ids.advance(writer, stream.sign * survey.upto)
+                self._skipped[name, writer] = survey.upto
 
     def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
         assert declared.sequence is not None, "it is not held in memory"

@@ -210,8 +210,10 @@ class ReplicationCommandHandler(CommandSender):
         self._send_syncing_users(connection)
 
     def _begin(self, connection: ReplicationConnection) -> None:
-        self._links[connection] = Link(connection)
+        link = self._links[connection] = Link(connection)
         self._observer.connections_changed(len(self._links))
+        for receiver in self._receivers.values():
+            receiver.look_for_removed_writers(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         instance_id = self._host.identity.instance_id

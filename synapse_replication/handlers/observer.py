@@ -194,6 +194,16 @@ class ReplicationObserver:
     ) -> None:
         """A catch-up failed for the ``attempt``-th time; again in ``retry_in`` s."""
 
+    def removed_writer_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        """A writer was removed; its rows in ``(from_token, upto_token]`` are fetched."""
+
+    def removed_writer_drained(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        """The rows of a removed writer up to ``token``, its last, were handled."""
+
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         """A catch-up that fetched something ended, or an attempt failed."""
 

@@ -175,6 +175,28 @@ class LoggingObserver(ReplicationObserver):
             to_token=to_token,
         )
 
+    def removed_writer_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self._logger.info(
+            "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
+            "{upto_token}]",
+            stream=stream_name,
+            writer=excerpt(instance_name),
+            from_token=from_token,
+            upto_token=upto_token,
+        )
+
+    def removed_writer_drained(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self._logger.info(
+            "Removed writer {writer} of {stream} is drained up to {token}",
+            stream=stream_name,
+            writer=excerpt(instance_name),
+            token=token,
+        )
+
     def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
         self._logger.debug(
             "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",

@@ -23,6 +23,7 @@ __all__ = [
     "Lookup",
     "best_lookup",
     "farthest_id",
+    "find_lookups",
     "read_sequence",
 ]
 
@@ -72,19 +73,28 @@ class Lookup(enum.Enum):
     NONE = "no index"
 
 
-def best_lookup(txn: Any, column: IdColumn) -> Lookup:
-    """Look up, in the catalogue, which index a table has for its ids."""
+def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
+    """Return the ways in which the ids of a table can be looked up, from the catalogue."""
     txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
+    lookups = set()
     if any(columns[:1] == [column.id_column] for columns in indexes):
-        return Lookup.BY_ID
+        lookups.add(Lookup.BY_ID)
     if column.writer_column is not None and any(
         columns[:2] == [column.writer_column, column.id_column] for columns in indexes
     ):
-        return Lookup.BY_WRITER
-    txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
-    (size,) = txn.fetchone()
-    return Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN
+        lookups.add(Lookup.BY_WRITER)
+    if not lookups:
+        txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
+        (size,) = txn.fetchone()
+        lookups.add(Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN)
+    return lookups
+
+
+def best_lookup(txn: Any, column: IdColumn) -> Lookup:
+    """Return the best way to look up ids of any writer, from the catalogue."""
+    lookups = find_lookups(txn, column)
+    return Lookup.BY_ID if Lookup.BY_ID in lookups else lookups.pop()
 
 
 def read_sequence(txn: Any, sequence: str) -> int:

@@ -15,10 +15,10 @@ Spec, sections 1, 4 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import psycopg2
@@ -35,6 +35,7 @@ from synapse_replication.streams.rows import decode_json, encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
     EncodedUpdates,
+    RemovedWriter,
     StreamDescription,
     StreamUpdateResult,
 )
@@ -42,6 +43,7 @@ from synapse_replication.streams.table import TableStream
 
 __all__ = [
     "PAGE_ROWS",
+    "FindRemovedWriters",
     "InsertStatement",
     "PostgresStream",
     "WriterIds",
@@ -53,6 +55,10 @@ __all__ = [
 
 #: Rows in a page of catch-up, unless told otherwise.
 PAGE_ROWS = 2000
+
+
+FindRemovedWriters: TypeAlias = Callable[[], Awaitable[Mapping[str, RemovedWriter]]]
+"""See :meth:`~synapse_replication.streams.stream.DrainableStream`."""
 
 
 class WriterIds(Protocol):
@@ -110,6 +116,8 @@ class PostgresStream:
     :param page_rows: rows in a page of catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
+    :param find_removed_writers: finds writers whose rows nobody announces; ``None``
+        if nobody is to look for them.
     """
 
     def __init__(
@@ -124,6 +132,7 @@ class PostgresStream:
         insert: InsertStatement | None = None,
         page_rows: int = PAGE_ROWS,
         on_write: Callable[[], object] | None = None,
+        find_removed_writers: FindRemovedWriters | None = None,
     ) -> None:
         if page_rows < 1:
             raise StreamConfigurationError(
@@ -138,6 +147,7 @@ class PostgresStream:
         self._insert = insert
         self._page_rows = page_rows
         self._on_write = on_write
+        self._find_removed_writers = find_removed_writers
 
     @property
     def description(self) -> StreamDescription:
@@ -192,6 +202,15 @@ class PostgresStream:
                 f"rows of {name} written by {instance_name} in ({from_token}, "
                 f"{upto_token}] could not be read: {str(error).strip()}"
             ) from error
+
+    async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
+        """Find the removed writers that have rows above our positions.
+
+        :raises CatchUpError: the database did not answer; a retry may help.
+        """
+        if self._find_removed_writers is None:
+            return {}
+        return await self._find_removed_writers()
 
     async def write(self, rows: Sequence[Any]) -> int:
         """Write rows, in one transaction and under one token.
@@ -301,6 +320,7 @@ def standard_stream(
     *,
     instance_name: str,
     page_rows: int = PAGE_ROWS,
+    find_removed_writers: FindRemovedWriters | None = None,
 ) -> PostgresStream:
     """Make one of Synapse's streams, to be read from Synapse's tables.
 
@@ -319,6 +339,7 @@ def standard_stream(
         instance_name=instance_name,
         negative=stream.negative,
         page_rows=page_rows,
+        find_removed_writers=find_removed_writers,
     )
 
 
@@ -330,6 +351,7 @@ def table_stream(
     instance_name: str,
     page_rows: int = PAGE_ROWS,
     on_write: Callable[[], object] | None = None,
+    find_removed_writers: FindRemovedWriters | None = None,
 ) -> PostgresStream:
     """Make a stream of its declaration, to be read and written."""
     return PostgresStream(
@@ -341,6 +363,7 @@ def table_stream(
         negative=declaration.negative,
         insert=declared_insert(declaration),
         page_rows=page_rows,
+        find_removed_writers=find_removed_writers,
         on_write=on_write,
     )
 

@@ -14,6 +14,7 @@ from synapse_replication.streams.table import IdColumn
 __all__ = [
     "DELETE_POSITIONS_OF_OTHERS",
     "INDEXES",
+    "INSERTING_TRANSACTIONS",
     "INSERT_POSITION",
     "LOCK_POSITIONS",
     "NEXT_IDS",
@@ -22,12 +23,15 @@ __all__ = [
     "TABLE_SIZE",
     "greatest_id",
     "greatest_id_by_writer",
+    "greatest_ids_of_writers",
     "identifier",
     "ids_beyond",
     "ids_beyond_by_writer",
     "raise_sequence",
     "sequence_state",
     "upsert_position",
+    "writers_beyond",
+    "writers_of_table",
 ]
 
 #: ``count`` ids of the sequence ``sequence``, in one round trip.
@@ -85,6 +89,18 @@ INDEXES = """
 #: The size of a table in bytes.
 TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
+#: The transactions, other than this one, that have written to one of ``tables`` and
+#: have not ended. Their ids are not used twice.
+INSERTING_TRANSACTIONS = """
+    SELECT virtualtransaction FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND relation = ANY(
+        SELECT to_regclass(name)::oid FROM unnest(%(tables)s::text[]) AS name
+    )
+    AND pid IS DISTINCT FROM pg_backend_pid()
+"""
+
 #: Held to its end by a transaction that repairs positions.
 LOCK_POSITIONS = """
     SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
@@ -137,6 +153,61 @@ def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
             ) AS farthest
             FROM unnest(%(writers)s::text[]) AS writer
         ) AS of_each
+    """
+
+
+def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
+    """Return each of ``writers`` with the id of its row that is farthest from zero.
+
+    A writer without rows has ``NULL``. Wants an index of writer and id.
+    """
+    assert column.writer_column is not None
+    return f"""
+        SELECT writer, (
+            SELECT {_farthest(negative)}({identifier(column.id_column)})
+            FROM {identifier(column.table)}
+            WHERE {identifier(column.writer_column)} = writer
+        )
+        FROM unnest(%(writers)s::text[]) AS writer
+    """
+
+
+def writers_of_table(column: IdColumn) -> str:
+    """Return the name of each writer that has rows, by one index search per name.
+
+    Wants an index that begins with the writer.
+    """
+    assert column.writer_column is not None
+    table, writer = identifier(column.table), identifier(column.writer_column)
+    return f"""
+        WITH RECURSIVE found (name) AS (
+            (SELECT {writer} FROM {table} ORDER BY {writer} LIMIT 1)
+            UNION ALL
+            SELECT (
+                SELECT {writer} FROM {table}
+                WHERE {writer} > name ORDER BY {writer} LIMIT 1
+            )
+            FROM found WHERE name IS NOT NULL
+        )
+        SELECT name FROM found WHERE name IS NOT NULL
+    """
+
+
+def writers_beyond(column: IdColumn, negative: bool) -> str:
+    """Return the writers of the ``limit`` rows that follow id ``low``.
+
+    Each comes with its id that is farthest from zero, and the number of its rows.
+    Wants an index of the id.
+    """
+    assert column.writer_column is not None
+    id_, writer = identifier(column.id_column), identifier(column.writer_column)
+    sign, order = ("<", "DESC") if negative else (">", "ASC")
+    return f"""
+        SELECT writer, {_farthest(negative)}(id), count(*) FROM (
+            SELECT {writer} AS writer, {id_} AS id FROM {identifier(column.table)}
+            WHERE {id_} {sign} %(low)s ORDER BY {id_} {order} LIMIT %(limit)s
+        ) AS beyond
+        GROUP BY writer
     """
 
 

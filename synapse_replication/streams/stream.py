@@ -9,16 +9,18 @@ position of many writers at once is a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, overload
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 import attrs
 
 from synapse_replication.streams.rows import RowCodec, decode_json
 
 __all__ = [
+    "DrainableStream",
     "EncodedUpdates",
     "JsonValue",
+    "RemovedWriter",
     "Stream",
     "StreamDescription",
     "StreamUpdateResult",
@@ -161,6 +163,36 @@ class Stream(Protocol):
         self, instance_name: str, from_token: int, upto_token: int
     ) -> Awaitable[StreamUpdateResult]:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+
+        :raises CatchUpError: the source did not answer; a retry may help.
+        """
+        ...
+
+
+@attrs.frozen
+class RemovedWriter:
+    """A writer that does not announce its rows any more.
+
+    :ivar upto_token: its greatest committed row. Nothing at or below it is committed
+        later.
+    :ivar is_deleted: its position is not stored any more, so it does not write; else
+        this process merely does not know it as a writer.
+    """
+
+    upto_token: int
+    is_deleted: bool
+
+
+@runtime_checkable
+class DrainableStream(Protocol):
+    """What a stream offers besides, if its source outlives its writers."""
+
+    def find_removed_writers(self) -> Awaitable[Mapping[str, RemovedWriter]]:
+        """Find the removed writers that have rows above :meth:`Stream.current_token`.
+
+        Also those that were removed since the first call and have no such rows.
+        Called in the reactor's thread. May take as long as the transactions that are
+        open in the source.
 
         :raises CatchUpError: the source did not answer; a retry may help.
         """

@@ -31,6 +31,8 @@ class RecordingObserver(ReplicationObserver):
     :ivar catch_up_failures: (event, error, attempt, retry_in).
     :ivar connected: (connection, stream, writer).
     :ivar resets: (stream, writer, from_token, to_token).
+    :ivar removed_found: (stream, writer, from_token, upto_token).
+    :ivar removed_drained: (stream, writer, token).
     :ivar positions: the newest, by (stream, writer).
     :ivar announced: how far writers are, as far as was heard, by (stream, writer).
     :ivar queue_lengths: all, by stream.
@@ -58,6 +60,8 @@ class RecordingObserver(ReplicationObserver):
         self.pages: list[tuple[int, int]] = []
         self.catch_up_failures: list[tuple[CatchUp, BaseException, int, float]] = []
         self.connected: list[tuple[str, str, str]] = []
+        self.removed_found: list[tuple[str, str, int, int]] = []
+        self.removed_drained: list[tuple[str, str, int]] = []
         self.resets: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
@@ -120,6 +124,16 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self.resets.append((stream_name, instance_name, from_token, to_token))
+
+    def removed_writer_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self.removed_found.append((stream_name, instance_name, from_token, upto_token))
+
+    def removed_writer_drained(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self.removed_drained.append((stream_name, instance_name, token))
 
     def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
         self.catch_ups.append(event)

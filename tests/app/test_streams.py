@@ -17,10 +17,11 @@ from synapse_replication.app.streams import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
+from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
 
 _NOTES = TableStream(
@@ -72,6 +73,7 @@ class StreamSetupTests(TestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
+        self.observer = RecordingObserver()
         self.dsn = shared_postgres().new_database()
         self.database = Database(self.dsn, reactor)  # type: ignore[arg-type]
         self.addCleanup(self.database.close)
@@ -114,7 +116,7 @@ class StreamSetupTests(TestCase):
             modules=(),
         )
         host = StandaloneHost.from_config(
-            config, ReactorClock(self.clock), ReplicationObserver()
+            config, ReactorClock(self.clock), self.observer
         )
         agent, _ = make_agent(reactor, {})
         client = HttpCatchUpClient(agent, {}, None, self.clock)
@@ -211,6 +213,61 @@ class StreamSetupTests(TestCase):
         self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
         await self.set_up(SavingSink({}), "b")
         self.assertEqual(self.nothing_before, {})
+
+    def write_as_removed(self, writer: str, *ids: int) -> None:
+        for id_ in ids:
+            self.execute(f"INSERT INTO notes VALUES ({id_}, '{writer}', 'x')")
+        self.execute("SELECT setval('notes_seq', 20)")
+
+    async def test_removed_writer_with_rows(self) -> None:
+        """Rows that the sink lacks are announced before there is any link."""
+        self.store(a=7, b=9)
+        self.write_as_removed("gone", 3, 5)
+        sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 3})
+        host = await self.set_up(sink)
+        self.assertEqual(self.positions(host, "gone"), [3])
+        self.assertEqual(self.observer.removed_found, [("notes", "gone", 3, 5)])
+        notes: Any = host.streams.get_streams()["notes"]
+        self.assertEqual(
+            await notes.find_removed_writers(),
+            {"gone": RemovedWriter(5, is_deleted=True)},
+        )
+        self.assertEqual(self.told_of_removed(sink), [])
+
+    async def test_removed_writer_without_rows(self) -> None:
+        """The sink is told that it is done with, up to where the sequence is."""
+        self.store(a=7, b=9)
+        self.write_as_removed("gone", 3, 5)
+        sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 5})
+        host = await self.set_up(sink)
+        self.assertEqual(self.positions(host, "gone"), [20])
+        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 20)])
+        self.assertEqual(self.observer.removed_found, [])
+
+    async def test_removed_writer_and_a_new_sink(self) -> None:
+        """A new sink receives nothing that was written before it began."""
+        self.store(a=2)
+        self.write_as_removed("gone", 3, 5)
+        self.write_as_removed("b", 4)
+        sink = SavingSink({})
+        host = await self.set_up(sink)
+        self.assertEqual(self.positions(host, "a", "b", "gone"), [2, 20, 20])
+        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 20)])
+        notes: Any = host.streams.get_streams()["notes"]
+        self.assertEqual(await notes.find_removed_writers(), {})
+
+    async def test_removed_writers_cannot_be_looked_for(self) -> None:
+        """The process starts; it looks again when it has a link."""
+        self.store(a=7, b=9)
+        self.execute("DROP SEQUENCE notes_seq")
+        await self.set_up(SavingSink({("notes", "a"): 3}))
+        self.assertEqual(
+            [what for what, _ in self.observer.failures],
+            ["looking for removed writers of notes"],
+        )
+
+    def told_of_removed(self, sink: SavingSink) -> list[tuple[str, str, int]]:
+        return [told for told in sink.told if told[1] == "gone"]
 
     async def test_looks_at_no_big_table(self) -> None:
         """C58: of a big table only the newest ids are looked at, and claimed."""

@@ -15,17 +15,19 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
 
     Token ``n`` has ``n % 3 + 1`` rows.
 
-    :param config: ``file``: it holds a number; ``after``: how many others wrote.
+    :param config: ``file``: it holds a number; ``after``: how many others wrote;
+        ``streams``: their names, ``notes`` and ``typing`` by default.
     """
     file = Path(config["file"])
     streams = host.streams.get_streams()
     written = config.get("after", 0)
+    names = config.get("streams", ("notes", "typing"))
 
     async def write() -> None:
         nonlocal written
         while file.exists() and written < int(file.read_text() or 0):
             written += 1
-            for name in ("notes", "typing"):
+            for name in names:
                 from_json = streams[name].description.codec.from_json
                 rows = [
                     from_json(

@@ -36,14 +36,18 @@ MANY = 5_000_000
 
 
 class ExplainingCursor:
-    """A cursor that keeps the plan of each statement that reads rows."""
+    """A cursor that keeps the plan of each statement that reads rows.
 
-    def __init__(self, cursor: Any) -> None:
+    :param verbs: how such statements begin.
+    """
+
+    def __init__(self, cursor: Any, *verbs: str) -> None:
         self._cursor = cursor
+        self._verbs = verbs or ("SELECT",)
         self.plans: list[str] = []
 
     def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-        if sql.lstrip().startswith("SELECT") and "pg_index" not in sql:
+        if sql.lstrip().startswith(self._verbs) and "pg_" not in sql:
             self._cursor.execute("EXPLAIN " + sql, parameters)
             self.plans.append("\n".join(line for (line,) in self._cursor.fetchall()))
         self._cursor.execute(sql, parameters)

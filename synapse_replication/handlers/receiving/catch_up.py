@@ -58,6 +58,7 @@ class CatchUps:
 
     :param put_step: puts a step at the end of the stream's queue.
     :param others_wait: tells whether the stream's queue holds anything.
+    :param on_connected: called when a writer is connected.
     :param partial: asks writers for what they sent last, before the stream's own
         source is asked; ``None`` to ask that at once.
     """
@@ -73,6 +74,7 @@ class CatchUps:
         pacer: Pacer,
         put_step: Callable[[Link, CatchUpStep], None],
         others_wait: Callable[[], bool],
+        on_connected: Callable[[Link], object],
         partial: PartialResync | None = None,
     ) -> None:
         self._stream = stream
@@ -86,6 +88,7 @@ class CatchUps:
         self._pacer = pacer
         self._put = put_step
         self._others_wait = others_wait
+        self._on_connected = on_connected
         # The stream's own source is the writer's memory already.
         self._partial = None if self._description.held_in_memory else partial
         self._epochs = HandledEpochs(self._name, sink)
@@ -167,7 +170,12 @@ class CatchUps:
                 Resync.FULL if run.is_full else Resync.PARTIAL,
             )
         self.position_changed(instance_name)
-        self.connected(link, instance_name, state)
+        if run.is_drain:
+            # Should the writer come back, it announces itself first.
+            self._abandon(link, instance_name)
+            self._observer.removed_writer_drained(self._name, instance_name, run.target)
+        else:
+            self.connected(link, instance_name, state)
 
     async def _go_back(
         self, instance_name: str, run: CatchUpRun, restart_token: int
@@ -240,14 +248,16 @@ class CatchUps:
             upto_token = ahead.upto_token
             result, is_partial = await self._answer(ahead)
         else:
-            result, is_partial = await self._ask(instance_name, from_token, upto_token)
+            result, is_partial = await self._ask(
+                instance_name, run, from_token, upto_token
+            )
         run.is_full |= not (is_partial or self._description.held_in_memory)
         run.has_fetched = True
         page = check_page(result, from_token, upto_token, take_encoded=True)
         # Rows below a position of an idempotent stream may be committed later.
         is_wanted = not (link.is_lost or self._description.idempotent)
         if page.upto_token < run.target and is_wanted:
-            run.ahead = self._ask_ahead(instance_name, page.upto_token, run.target)
+            run.ahead = self._ask_ahead(instance_name, run, page.upto_token, run.target)
         for token, rows in self._typed_batches(instance_name, page):
             waiting = (
                 self._sink.on_rdata(self._name, instance_name, token, rows)
@@ -267,10 +277,10 @@ class CatchUps:
             await self._pacer.take_break()
 
     async def _ask(
-        self, instance_name: str, from_token: int, upto_token: int
+        self, instance_name: str, run: CatchUpRun, from_token: int, upto_token: int
     ) -> tuple[StreamUpdateResult, bool]:
         """Ask for a page; tell whether it is of what the writer sent last."""
-        if self._partial is not None:
+        if self._partial is not None and not run.is_drain:
             result = await self._partial.get_updates_since(
                 self._name, instance_name, from_token, upto_token
             )
@@ -282,13 +292,15 @@ class CatchUps:
         return result, False
 
     def _ask_ahead(
-        self, instance_name: str, from_token: int, upto_token: int
+        self, instance_name: str, run: CatchUpRun, from_token: int, upto_token: int
     ) -> ReadAhead:
         ahead = ReadAhead(from_token, upto_token)
 
         async def ask() -> None:
             try:
-                ahead.answer = await self._ask(instance_name, from_token, upto_token)
+                ahead.answer = await self._ask(
+                    instance_name, run, from_token, upto_token
+                )
             except Exception as error:  # noqa: BLE001 -- raised where it is wanted
                 ahead.error = error
 
@@ -374,6 +386,7 @@ class CatchUps:
             self._observer.stream_connected(
                 link.connection.name, self._name, instance_name
             )
+            self._on_connected(link)
 
     def position_changed(self, instance_name: str) -> None:
         """Tell where this process stands with a writer."""

@@ -19,6 +19,7 @@ from synapse_replication.handlers.receiving.queue import Queued
 from synapse_replication.handlers.receiving.writer_state import (
     CatchUpStep,
     Collapsed,
+    FoundRemoved,
     Link,
     LostRow,
     NewEpoch,
@@ -38,6 +39,7 @@ Item: TypeAlias = (
     | CatchUpStep
     | Told
     | NewEpoch
+    | FoundRemoved
 )
 """What waits in a stream's queue, with the link that it came by."""
 
@@ -68,7 +70,7 @@ def collapse(
 
     for queued in waiting:
         link, item = queued.item
-        if isinstance(item, CatchUpStep):
+        if isinstance(item, CatchUpStep | FoundRemoved):
             kept.append(queued)
         elif isinstance(item, Told):
             told[link, item.instance_name] = queued

@@ -40,10 +40,12 @@ from synapse_replication.handlers.receiving.delivery import Delivery
 from synapse_replication.handlers.receiving.overflow import ROW_OVERHEAD, Item, collapse
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Pacer
+from synapse_replication.handlers.receiving.removed_writers import RemovedWriterDrains
 from synapse_replication.handlers.receiving.writer_state import (
     CatchUpRun,
     CatchUpStep,
     Collapsed,
+    FoundRemoved,
     Link,
     LostRow,
     NewEpoch,
@@ -133,7 +135,17 @@ class StreamReceiver:
             self._pacer,
             self._put_step,
             lambda: bool(self._queue),
+            self.look_for_removed_writers,
             partial,
+        )
+        self._drains = RemovedWriterDrains(
+            stream,
+            clock,
+            run_as_background_process,
+            observer,
+            options.backoff,
+            self._catch_ups,
+            lambda link, item: self._queue.put((link, item), 1, ROW_OVERHEAD),
         )
         self._delivery = Delivery(stream, sink, observer, self._catch_ups)
 
@@ -168,10 +180,17 @@ class StreamReceiver:
         """Take note, in its place, of a row that could not be read."""
         self._queue.put((link, LostRow(instance_name)), 1, ROW_OVERHEAD)
 
+    def look_for_removed_writers(self, link: Link) -> None:
+        """Look for writers that were removed, and have their rows fetched, soon."""
+        self._drains.look(link)
+
     def put_position(self, link: Link, position: PositionCommand) -> None:
         """Take a writer's announcement; drop it at once if it says nothing new."""
         instance_name = position.instance_name
         self._observer.position_announced(self._name, instance_name, position.new_token)
+        if position.prev_token == position.new_token:
+            # A process has started, this writer perhaps, instead of another one.
+            self.look_for_removed_writers(link)
         state = link.writers.get((self._name, instance_name))
         if (
             state is not None
@@ -242,6 +261,8 @@ class StreamReceiver:
             await self._take_told(link, item)
         elif isinstance(item, NewEpoch):
             await self._catch_ups.take_epoch(link, item)
+        elif isinstance(item, FoundRemoved):
+            await self._drains.run(link, item)
         elif isinstance(item, LostRow):
             state = link.writers.get((self._name, item.instance_name))
             if state is not None:
@@ -501,6 +522,8 @@ class StreamReceiver:
             run = CatchUpRun(0, new_token, 0)
         else:
             run.target = max(run.target, new_token)
+            # It is there again.
+            run.is_drain = False
         state.catch_up = run
         await self._catch_ups.go_on(link, instance_name, state, run)
 
@@ -565,6 +588,7 @@ class StreamReceiver:
             if description.idempotent and item.lowest is not None:
                 current = min(current, item.lowest - 1)
             run = run or CatchUpRun(min(current, item.upto), item.upto)
+            run.is_drain = run.is_drain and position is None
             run.cursor = min(run.cursor, current)
             run.target = max(run.target, item.upto)
         state.catch_up = run

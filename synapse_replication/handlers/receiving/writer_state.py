@@ -14,12 +14,12 @@ Spec, section 5; cases C7 to C10.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import attrs
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
-from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
 
@@ -27,6 +27,7 @@ __all__ = [
     "CatchUpRun",
     "CatchUpStep",
     "Collapsed",
+    "FoundRemoved",
     "Link",
     "LostRow",
     "NewEpoch",
@@ -66,6 +67,7 @@ class CatchUpRun:
     :ivar is_queued: a step of it waits in the stream's queue.
     :ivar has_fetched: something was fetched.
     :ivar is_full: not all of it came from what its writer sent last.
+    :ivar is_drain: its writer was removed and announces nothing.
     :ivar ahead: the page after the one that is being handed on, if it was asked for.
     """
 
@@ -78,6 +80,7 @@ class CatchUpRun:
     is_queued: bool = False
     has_fetched: bool = False
     is_full: bool = False
+    is_drain: bool = False
     ahead: ReadAhead | None = None
 
     def cancel_retry(self) -> None:
@@ -177,6 +180,13 @@ class NewEpoch:
     instance_name: str
     token: int
     epoch: str
+
+
+@attrs.frozen(eq=False)
+class FoundRemoved:
+    """Removed writers whose rows are to be fetched."""
+
+    writers: Mapping[str, RemovedWriter]
 
 
 @attrs.frozen(eq=False)

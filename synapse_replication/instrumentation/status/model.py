@@ -44,6 +44,7 @@ class Condition(enum.Enum):
 
     LIVE = "live"
     CATCHING_UP = "catching up"
+    DRAINING = "draining a removed writer"
     WAITING = "waiting for POSITION"
     STALLED = "stalled"
     WRITTEN_HERE = "written here"
@@ -54,6 +55,7 @@ WORST_FIRST = (
     Condition.STALLED,
     Condition.WAITING,
     Condition.CATCHING_UP,
+    Condition.DRAINING,
     Condition.LIVE,
     Condition.WRITTEN_HERE,
 )
@@ -257,6 +259,8 @@ def describe_writer(writer: WriterStatus) -> str:
     name = _name(writer)
     if writer.condition is Condition.STALLED:
         return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
+    if writer.condition is Condition.DRAINING:
+        return f"{name} {writer.condition.value}, {writer.lag:,} behind"
     if writer.condition is Condition.CATCHING_UP:
         if writer.started_from is None:
             return f"{name} catching up, {writer.lag:,} behind"
@@ -278,6 +282,12 @@ def describe_process(status: ProcessStatus) -> str:
         return f"stalled: {_name(worst)}: {worst.detail}" + _and_more(stalled)
     if status.is_cut_off:
         return "no link is up"
+    draining = [w for w in followed if w.condition is Condition.DRAINING]
+    if draining:
+        return (
+            f"draining removed writer {_name(draining[0])}, {draining[0].lag:,} behind"
+            + _and_more(draining)
+        )
     fetching = [w for w in followed if w.started_from is not None]
     if fetching:
         last = max(fetching, key=lambda writer: writer.lag)

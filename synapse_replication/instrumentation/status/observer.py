@@ -92,6 +92,7 @@ class _Writer:
     connection: str | None = None
     was_level: bool = False
     catch_up: CatchUp | None = None
+    is_removed: bool = False
     failing_since: float | None = None
     failure: str = ""
     #: ``(token, when it was written)``, of what is not handled; times monotonic.
@@ -246,6 +247,7 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             writer.connection = connection
             writer.catch_up = None
+            writer.is_removed = False
             writer.failing_since = None
             self._is_level(writer)
 
@@ -274,6 +276,22 @@ class StatusObserver(ReplicationObserver):
             first = event if writer.catch_up is None else writer.catch_up
             writer.catch_up = attrs.evolve(first, upto_token=event.upto_token)
         return contextlib.nullcontext()
+
+    def removed_writer_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            now = self._monotonic()
+            writer.is_removed = True
+            writer.move(from_token, now)
+            writer.announce(upto_token, now)
+
+    def removed_writer_drained(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        # There is nothing to wait for any more.
+        self._writers.pop((stream_name, instance_name), None)
 
     def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
         self.position_changed(event.stream_name, event.instance_name, upto_token)
@@ -390,7 +408,9 @@ class StatusObserver(ReplicationObserver):
         oldest = writer.oldest()
         lag = writer.lag()
         is_late = oldest is not None and now - oldest >= self._limits.late_after
-        if writer.catch_up is not None or (is_late and writer.connection is not None):
+        if writer.is_removed:
+            condition = Condition.DRAINING
+        elif writer.catch_up is not None or (is_late and writer.connection is not None):
             condition = Condition.CATCHING_UP
         elif writer.connection is None:
             condition = Condition.WAITING
@@ -430,7 +450,7 @@ class StatusObserver(ReplicationObserver):
             ]
             detail = "; ".join(downs) or "nobody is connected"
             yield StallReason.NO_LINK, writer.waiting_since, detail
-        member = self._members.get(name)
+        member = None if writer.is_removed else self._members.get(name)
         if member is not None and self._is_gone(member, now):
             detail = (
                 f"{shown} said goodbye"
@@ -445,7 +465,7 @@ class StatusObserver(ReplicationObserver):
             detail = "rows are known of and none was handled"
             if writer.connection is not None or writer.catch_up is not None:
                 yield StallReason.NO_PROGRESS, since, detail
-        if writer.connection is None and writer.catch_up is None:
+        if writer.connection is None and not (writer.catch_up or writer.is_removed):
             detail = f"{shown} has not told where it stands; does it run?"
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 

@@ -17,6 +17,8 @@ from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     StallReason,
     WriterStatus,
+    describe_process,
+    describe_writer,
 )
 from synapse_replication.instrumentation.status.observer import (
     MAX_NAMES,
@@ -82,6 +84,48 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.catch_up_page(EVENT, 10, 150)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.assertIsNone(self.writer().started_from)
+
+    def test_draining(self) -> None:
+        """A removed writer is not live while rows of it are missing, then gone."""
+        self.go_live()
+        self.observer.removed_writer_found("events", "gone", 5, 9)
+        status = self.observer.snapshot()
+        writer = next(w for w in status.writers if w.instance_name == "gone")
+        self.assertEqual(writer.condition, Condition.DRAINING)
+        self.assertEqual((writer.position, writer.announced, writer.lag), (5, 9, 4))
+        text = "events/gone draining a removed writer, 4 behind"
+        self.assertEqual(status.not_ready, (text,))
+        self.assertEqual(describe_writer(writer), text)
+        self.assertEqual(
+            describe_process(status), "draining removed writer events/gone, 4 behind"
+        )
+        event = CatchUp("events", "gone", 5, 9)
+        self.observer.catch_up(event)
+        self.observer.catch_up_page(event, 2, 7)
+        self.assertIn(
+            Condition.DRAINING, [w.condition for w in self.observer.snapshot().writers]
+        )
+        self.observer.removed_writer_drained("events", "gone", 9)
+        self.assertEqual(
+            [w.instance_name for w in self.observer.snapshot().writers], ["w1"]
+        )
+
+    def test_drain_fails(self) -> None:
+        """A drain that cannot go on is stalled, and for no other reason."""
+        self.go_live()
+        self.observer.removed_writer_found("events", "gone", 5, 9)
+        event = CatchUp("events", "gone", 5, 9)
+        self.observer.catch_up_failed(event, ValueError("no database"), 1, 1.0)
+        self.clock.advance(60)
+        (writer,) = self.observer.snapshot().stalled
+        self.assertEqual(writer.reason, StallReason.CATCH_UP_FAILS)
+
+    def test_removed_writer_comes_back(self) -> None:
+        """It is live like any other once it has announced itself."""
+        self.observer.removed_writer_found("events", "w1", 5, 9)
+        self.observer.position_changed("events", "w1", 9)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_rows_on_their_way(self) -> None:
         """Rows that were announced a moment ago are no catch-up; older ones are."""

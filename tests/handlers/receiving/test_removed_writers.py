@@ -1,0 +1,202 @@
+"""Tests of draining removed writers, as seen from the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.streams.catchup import Backoff
+from synapse_replication.streams.stream import RemovedWriter
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from tests.handlers.fixtures import Receiving, Row
+
+
+class DrainableSource(SourceStream):
+    """A stream that knows who was removed.
+
+    :ivar removed: the answer; ``None`` to answer later.
+    :ivar looks: how often it was asked.
+    """
+
+    removed: Mapping[str, RemovedWriter] | Exception | None = {}  # noqa: RUF012
+    looks = 0
+
+    def find_removed_writers(self) -> Deferred[Mapping[str, RemovedWriter]]:
+        self.looks += 1
+        self.answer_to_look: Deferred[Mapping[str, RemovedWriter]] = Deferred()
+        if isinstance(self.removed, Exception):
+            self.answer_to_look.errback(self.removed)
+        elif self.removed is not None:
+            return succeed(
+                {
+                    writer: found
+                    for writer, found in self.removed.items()
+                    if found.upto_token > self.current_token(writer)
+                }
+            )
+        return self.answer_to_look
+
+
+def _deleted(upto: int) -> RemovedWriter:
+    return RemovedWriter(upto, is_deleted=True)
+
+
+class DrainTests(SynchronousTestCase):
+    """Rows that nobody announces."""
+
+    def setUp(self) -> None:
+        self.stream = DrainableSource("events", Row, page_rows=2)
+        self.host = MemoryHost(self.stream)
+        self.observer = self.host.observer
+        options = ReceiverOptions(backoff=Backoff(1.0, 8.0, lambda: 1.0))
+        self.handler = ReplicationCommandHandler(
+            self.host, self.observer, options=HandlerOptions(receiver=options)
+        )
+
+    def connect(self) -> Receiving:
+        connection = MemoryConnection()
+        self.handler.new_connection(connection)
+        return Receiving(self.host, self.handler, connection, self.stream)
+
+    def remove(self, writer: str, upto: int) -> None:
+        self.stream.removed = {writer: _deleted(upto)}
+
+    def test_when_a_link_comes_up(self) -> None:
+        """A removed writer's rows are fetched to the last, though nobody says it."""
+        for token in range(1, 6):
+            self.stream.persist("old", token, [str(token)])
+        self.stream.advance("old", 2)
+        self.remove("old", 5)
+        it = self.connect()
+        self.assertEqual(it.host.rows.tokens("old"), [3, 4, 5])
+        self.assertEqual(self.observer.removed_found, [("events", "old", 2, 5)])
+        self.assertEqual(self.observer.removed_drained, [("events", "old", 5)])
+        self.assertEqual(self.observer.connected, [])
+        # Its rows are not welcome before it announces itself.
+        it.receive('RDATA events old 7 ["7"]')
+        self.assertEqual(it.host.rows.tokens("old"), [3, 4, 5])
+
+    def test_when_another_writer_starts(self) -> None:
+        """A row that was committed and not sent is found when the new writer starts."""
+        it = self.connect()
+        it.receive("POSITION events old 0 0", 'RDATA events old 1 ["1"]')
+        self.stream.persist("old", 2, ["2"])
+        self.remove("old", 2)
+        looks = self.stream.looks
+        it.receive("POSITION events new 5 5")
+        self.assertGreater(self.stream.looks, looks)
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        # One that starts again, on a link that is up, says nothing new.
+        self.stream.persist("old", 3, ["3"])
+        self.remove("old", 3)
+        it.receive("POSITION events new 5 5")
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3])
+
+    def test_positions_that_move_are_no_reason(self) -> None:
+        """Only who starts announces a position that did not move."""
+        it = self.connect()
+        it.receive("POSITION events new 5 5")
+        looks = self.stream.looks
+        it.receive("POSITION events new 5 9", 'RDATA events new 10 ["a"]')
+        self.assertEqual(self.stream.looks, looks)
+
+    def test_comes_back_during_the_drain(self) -> None:
+        """A writer that announces itself is live when the rest was fetched."""
+        for token in (1, 2, 3, 4):
+            self.stream.persist("old", token, [str(token)])
+        self.remove("old", 3)
+        self.stream.is_held = True
+        it = self.connect()
+        it.receive("POSITION events old 4 4")
+        self.stream.is_held = False
+        self.stream.answer()
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3, 4])
+        self.assertEqual(self.observer.removed_drained, [])
+        self.assertEqual(self.observer.connected, [("memory", "events", "old")])
+
+    def test_nothing_is_missing(self) -> None:
+        """A writer that was followed is reported as removed, once."""
+        it = self.connect()
+        it.receive("POSITION events old 2 2", "POSITION events new 2 2")
+        found = {"old": _deleted(2)}
+        self.stream.find_removed_writers = lambda: succeed(found)  # type: ignore[method-assign]
+        it.receive("POSITION events new 2 2", "POSITION events new 2 2")
+        self.assertEqual(self.observer.removed_found, [])
+        self.assertEqual(self.observer.removed_drained, [("events", "old", 2)])
+
+    def test_one_that_may_write(self) -> None:
+        """A writer that is merely unknown here is left alone once it is heard."""
+        it = self.connect()
+        it.receive("POSITION events added 2 2")
+        self.stream.persist("added", 3, ["3"])
+        self.stream.removed = {"added": RemovedWriter(3, is_deleted=False)}
+        it.receive("POSITION events new 5 5")
+        self.assertEqual(it.host.rows.tokens("added"), [])
+
+    def test_rows_go_on_meanwhile(self) -> None:
+        """The source takes its time, and other writers' rows do not wait."""
+        self.stream.removed = None
+        it = self.connect()
+        answer = self.stream.answer_to_look
+        it.receive("POSITION events new 0 0", 'RDATA events new 1 ["1"]')
+        self.assertEqual(it.host.rows.tokens("new"), [1])
+        self.stream.persist("old", 2, ["2"])
+        self.stream.removed = {}
+        answer.callback({"old": _deleted(2)})
+        self.assertEqual(it.host.rows.tokens("old"), [2])
+
+    def test_source_fails(self) -> None:
+        """It is asked again, later, and then the rows are fetched."""
+        self.stream.removed = CatchUpError("the database is gone")
+        it = self.connect()
+        self.stream.persist("old", 2, ["2"])
+        self.remove("old", 2)
+        it.host.reactor.advance(0.9)
+        self.assertEqual(it.host.rows.tokens("old"), [])
+        it.host.reactor.advance(0.2)
+        self.assertEqual(it.host.rows.tokens("old"), [2])
+        self.assertEqual(
+            [what for what, _ in self.observer.failures],
+            ["looking for removed writers of events"],
+        )
+
+    def test_link_is_lost(self) -> None:
+        """The next link goes on where it ended."""
+        for token in range(1, 6):
+            self.stream.persist("old", token, [str(token)])
+        self.remove("old", 5)
+        self.stream.is_held = True
+        it = self.connect()
+        self.stream.answer()
+        self.handler.lost_connection(it.connection)
+        self.stream.is_held = False
+        self.connect()
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        # What was asked for on the lost link comes to nothing.
+        self.stream.answer()
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3, 4, 5])
+
+    def test_second_link(self) -> None:
+        """Two links drain a writer once."""
+        self.stream.persist("old", 1, ["1"])
+        self.stream.persist("old", 2, ["2"])
+        self.remove("old", 2)
+        self.stream.is_held = True
+        it = self.connect()
+        self.connect()
+        self.stream.is_held = False
+        self.stream.answer()
+        self.assertEqual(it.host.rows.tokens("old"), [1, 2])
+        self.assertEqual(len(self.stream.requests), 1)

@@ -1,0 +1,262 @@
+"""Tests for synapse_replication.storage.removed_writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import psycopg2
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.clock import ReactorClock
+from synapse_replication.errors import CatchUpError
+from synapse_replication.storage import removed_writers
+from synapse_replication.storage.database import connect
+from synapse_replication.storage.id_streams import IdStream, Lookup
+from synapse_replication.storage.removed_writers import (
+    POLL_SECONDS,
+    RemovedWriterFinder,
+    WriterSurvey,
+    survey_writers,
+)
+from synapse_replication.storage.sequences import load_positions
+from synapse_replication.streams.stream import RemovedWriter
+from tests.storage.doubles import PostgresMixin
+from tests.storage.test_sequences import FOOBAR, ExplainingCursor
+
+T = TypeVar("T")
+
+MANY = 300_000
+
+MOVED = attrs.evolve(FOOBAR, writers=["new"])
+
+
+@attrs.define
+class Handled:
+    """How far a reader has got."""
+
+    tokens: dict[str, int]
+    unknown: int = 1
+
+    def get_handled(self) -> Mapping[str, int]:
+        return self.tokens
+
+
+class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
+    """A stream that moved to ``new``."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+
+    def index_by_writer(self) -> None:
+        self.sql(
+            "DROP INDEX foobar_id; "
+            "CREATE INDEX foobar_writer ON foobar (instance_name, stream_id)"
+        )
+
+    def survey(
+        self,
+        handled: Mapping[str, int],
+        unknown: int = 1,
+        stream: IdStream = MOVED,
+    ) -> WriterSurvey:
+        with self.connection.cursor() as cursor:
+            return survey_writers(cursor, stream, "reader", handled, unknown)
+
+
+class SurveyWritersTests(RemovedWritersTestCase):
+    """What the database says."""
+
+    def check_each_index(self, check: Callable[[], None]) -> None:
+        check()
+        self.index_by_writer()
+        check()
+
+    def test_moved(self) -> None:
+        """The rows of a writer without a stored position are found, others' not."""
+        self.write_rows("old", 2, 3, 6)
+        self.write_rows("older", 4)
+        self.write_rows("new", 5, 7)
+        self.write_rows("reader", 8)
+        self.set_sequence(9)
+        self.store(new=7)
+
+        def check() -> None:
+            survey = self.survey({"old": 3, "new": 5, "gone": 2})
+            self.assertEqual(survey.greatest, {"old": 6, "older": 4})
+            self.assertEqual(survey.absent, {"old", "older", "gone"})
+            self.assertEqual((survey.upto, survey.stored), (9, {"new": 7}))
+            self.assertEqual(self.survey({"old": 6, "older": 4}).greatest, {})
+            self.assertEqual(self.survey({}, unknown=6).greatest, {})
+
+        self.check_each_index(check)
+
+    def test_stream_that_counts_down(self) -> None:
+        """Ids below zero are tokens above zero."""
+        self.write_rows("old", -2, -3)
+        self.set_sequence(3)
+        self.store(new=-3)
+        stream = attrs.evolve(MOVED, negative=True)
+        self.check_each_index(
+            lambda: self.assertEqual(
+                self.survey({"old": 2}, stream=stream).greatest, {"old": 3}
+            )
+        )
+
+    def test_rows_without_writer_and_beyond_the_sequence(self) -> None:
+        """Such rows are nobody's, and a bad id is no id of the stream."""
+        self.sql("ALTER TABLE foobar ALTER instance_name DROP NOT NULL")
+        self.sql("INSERT INTO foobar VALUES (5, NULL, '')")
+        self.write_rows("old", 4, 2**40)
+        self.set_sequence(9)
+        self.check_each_index(
+            lambda: self.assertEqual(self.survey({"old": 3}).greatest, {"old": 9})
+        )
+
+    def test_walks_an_index_page_by_page(self) -> None:
+        """Every row above the reader's positions is seen, a page at a time."""
+        self.patch(removed_writers, "WALKED_ROWS", 2)
+        self.write_rows("old", 2, 4, 6, 8)
+        self.write_rows("older", 3, 5)
+        self.set_sequence(8)
+        self.assertEqual(self.survey({"old": 4}).greatest, {"old": 8, "older": 5})
+
+    def test_big_table(self) -> None:
+        """Of a big table, only an index is walked."""
+        self.sql(
+            "DROP INDEX foobar_id; INSERT INTO foobar SELECT i, CASE WHEN i < 1000 "
+            "THEN 'old' WHEN i % 2 = 0 THEN 'new' ELSE 'newer' END, 'x' "
+            f"FROM generate_series(1, {MANY}) AS i"
+        )
+        self.set_sequence(MANY)
+        self.store(new=MANY)
+        stream = attrs.evolve(MOVED, writers=["new", "newer"])
+        for index in ("stream_id", "instance_name, stream_id"):
+            self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
+            with self.connection.cursor() as cursor:
+                explaining = ExplainingCursor(cursor, "WITH", "SELECT")
+                survey = survey_writers(
+                    explaining, stream, "reader", {"old": 900}, MANY - 100
+                )
+            self.sql("DROP INDEX big")
+            self.assertEqual(survey.greatest["old"], 999)
+            plans = "\n".join(explaining.plans)
+            self.assertNotRegex(plans, "Seq Scan on foobar( |$)")
+            self.assertRegex(plans, "Index (Only )?Scan .*using big on foobar")
+
+    def test_big_table_without_index(self) -> None:
+        """It is left alone."""
+        self.patch(removed_writers, "find_lookups", lambda txn, column: {Lookup.NONE})
+        self.write_rows("old", 2)
+        self.assertEqual(self.survey({}).greatest, {})
+
+
+class RemovedWriterFinderTests(RemovedWritersTestCase):
+    """What a reader is told to drain."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = Clock()
+        self.handled = Handled({"old": 3})
+        self.is_down = False
+        self.finder = RemovedWriterFinder(
+            self, ReactorClock(self.clock), MOVED, "reader", self.handled
+        )
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        if self.is_down:
+            return fail(psycopg2.OperationalError("the server is gone"))
+        with self.connection.cursor() as cursor:
+            return succeed(func(cursor))
+
+    def begin(self) -> Deferred[dict[str, RemovedWriter]]:
+        return Deferred.fromCoroutine(self.finder.find())
+
+    def find(self) -> dict[str, RemovedWriter]:
+        return self.successResultOf(self.begin())
+
+    def test_removed_while_the_reader_runs(self) -> None:
+        """A writer is reported once its position is deleted, at its last row."""
+        self.store(old=4)
+        self.write_rows("old", 2, 4, 6)
+        self.set_sequence(6)
+        # It may be writing still, unknown as it is here.
+        self.assertEqual(self.find(), {"old": RemovedWriter(4, is_deleted=False)})
+        with self.connection.cursor() as cursor:
+            load_positions(cursor, MOVED, "new")
+        self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
+        self.handled.tokens["old"] = 6
+        # Nothing is missing, which is worth knowing as well.
+        self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
+
+    def test_comes_back(self) -> None:
+        """A writer that is declared again announces its rows itself."""
+        stream = attrs.evolve(MOVED, writers=["old", "new"])
+        finder = RemovedWriterFinder(
+            self, ReactorClock(self.clock), stream, "reader", self.handled
+        )
+        self.write_rows("old", 6)
+        self.set_sequence(6)
+        found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
+        self.assertEqual(found, {"old": RemovedWriter(6, is_deleted=True)})
+        self.store(old=6)
+        found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
+        self.assertEqual(found, {})
+
+    def test_rows_are_walked_once(self) -> None:
+        """What was found is remembered until it is handled."""
+        self.write_rows("old", 6)
+        self.write_rows("unheard", 7)
+        self.set_sequence(9)
+        expected = {
+            "old": RemovedWriter(6, is_deleted=True),
+            "unheard": RemovedWriter(7, is_deleted=True),
+        }
+        self.assertEqual(self.find(), expected)
+        self.sql("DELETE FROM foobar")
+        self.assertEqual(self.find(), expected)
+        self.handled.tokens.update(old=6, unheard=7)
+        self.assertEqual(self.find(), {})
+
+    def test_waits_for_open_transactions(self) -> None:
+        """A commit that was under way when its writer was killed is not passed."""
+        self.write_rows("old", 6)
+        self.set_sequence(7)
+        dying = connect(self.dsn)
+        self.addCleanup(dying.close)
+        with dying.cursor() as cursor:
+            cursor.execute("INSERT INTO foobar VALUES (7, 'old', '')")
+        finding = self.begin()
+        for _ in range(3):
+            self.clock.advance(POLL_SECONDS)
+        self.assertNoResult(finding)
+        dying.commit()
+        self.clock.advance(POLL_SECONDS)
+        self.assertEqual(
+            self.successResultOf(finding), {"old": RemovedWriter(7, is_deleted=True)}
+        )
+
+    def test_database_is_down(self) -> None:
+        """The failure is one that a retry may help."""
+        self.is_down = True
+        error = self.failureResultOf(self.begin(), CatchUpError).value
+        self.assertIn("removed writers of foobar", str(error))
+
+    def test_anybody_may_write(self) -> None:
+        """No positions are stored, so nobody counts as removed."""
+        finder = RemovedWriterFinder(
+            self,
+            ReactorClock(self.clock),
+            attrs.evolve(FOOBAR, writers=[]),
+            "reader",
+            self.handled,
+        )
+        self.write_rows("old", 6)
+        found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
+        self.assertEqual(found, {})
