@@ -75,11 +75,18 @@ class HostStream:
 
     :param instance_name: this process.
     :param writers: the declared writers; none if anybody may write.
+    :param trusts_ids: the host's ids come from our generator: what they say of
+        local updates is so.
     :ivar original: the host's own object.
     """
 
     def __init__(
-        self, stream: Any, instance_name: str, writers: Iterable[str] = ()
+        self,
+        stream: Any,
+        instance_name: str,
+        writers: Iterable[str] = (),
+        *,
+        trusts_ids: bool = False,
     ) -> None:
         self.original = stream
         self._instance_name = instance_name
@@ -97,7 +104,7 @@ class HostStream:
                 known is not None and known.description.announce_own_moves_only
             ),
         )
-        self._tells_local_updates = not held_in_memory and ids_are_ours()
+        self._tells_local_updates = trusts_ids and not held_in_memory
         # The host resets the tokens of a stream held in memory itself; only of what
         # is for another server it knows nothing, except in its writer.
         self._received: dict[str, int] | None = None
@@ -161,9 +168,13 @@ class HostStreams:
     def __init__(self, hs: Any) -> None:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
+        trusts_ids = ids_are_ours()
         self._streams = {
             name: HostStream(
-                cls(hs), instance_name, declared_writers(hs.config.worker, name)
+                cls(hs),
+                instance_name,
+                declared_writers(hs.config.worker, name),
+                trusts_ids=trusts_ids,
             )
             for name, cls in classes.items()
         }

@@ -33,6 +33,9 @@ from synapse_replication.wire.commands.standard import PositionCommand
 
 __all__ = ["Cluster"]
 
+#: How many of the clusters have the processes of a homeserver.
+SHARED_TOKENS_CHANCE = 0.35
+
 
 class Cluster:
     """Everything that there is in one simulation.
@@ -62,6 +65,7 @@ class Cluster:
         self.speak_extension = {
             name for name in PROCESSES if setting.random() < speakers
         }
+        self.shares_tokens = setting.random() < SHARED_TOKENS_CHANCE
         self.sink_failure_chance = self.slow_sink_chance = 0.0
         self.http_failure_chance = 0.0
         self._epoch = 0
@@ -93,6 +97,11 @@ class Cluster:
         """Take note of a failure that no fault explains."""
         self.problems.append(f"{what}: {type(error).__name__}: {error}")
 
+    def keeps_rows(self, name: str) -> bool:
+        """Tell whether a process keeps what it was handed over a crash."""
+        # A homeserver begins where its database is.
+        return PROCESSES[name] and not self.shares_tokens
+
     def make_reactor(self, name: str) -> Any:
         """Make what a process takes for a reactor; no more of it than it uses."""
         return ProcessReactor(self.clock, self.network, name)
@@ -113,7 +122,7 @@ class Cluster:
         """Take note of a new life, which goes on with what the last one kept."""
         last = self._last_lives.get(name)
         reader = self.ledger.begins(name, positions, last)
-        if PROCESSES[name]:
+        if self.keeps_rows(name):
             self._last_lives[name] = reader
         return reader
 

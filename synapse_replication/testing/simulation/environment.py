@@ -38,6 +38,8 @@ class Environment(Protocol):
     :ivar processes: those that run, by name.
     :ivar writers: of each stream, by its name.
     :ivar speak_extension: the names of those that speak the extension.
+    :ivar shares_tokens: processes are those of a homeserver, whose token of a writer
+        covers what all writers have persisted; else those of the stand-alone host.
     :ivar sink_failure_chance: that a host refuses rows.
     :ivar slow_sink_chance: that a host takes its time.
     :ivar http_failure_chance: that a request to another process fails.
@@ -52,6 +54,7 @@ class Environment(Protocol):
     counts: Counts
     speak_extension: set[str]
     has_small_queues: bool
+    shares_tokens: bool
     torture_level: int
     sink_failure_chance: float
     slow_sink_chance: float
@@ -68,6 +71,10 @@ class Environment(Protocol):
 
     def unexpected(self, what: str, error: BaseException) -> None:
         """Take note of a failure that no fault explains."""
+
+    def keeps_rows(self, name: str) -> bool:
+        """Tell whether a process keeps what it was handed over a crash."""
+        ...
 
     def make_reactor(self, name: str) -> Any:
         """Make what a process takes for a reactor."""

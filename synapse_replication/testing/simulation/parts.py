@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from synapse_replication.dropin.streams import HostStream
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
@@ -83,6 +84,7 @@ class Parts:
     subscriber: type[RedisSubscriber] = RedisSubscriber
     positions: type[WriterPositions] = WriterPositions
     stream: type[PostgresStream] = PostgresStream
+    host_stream: type[HostStream] = HostStream
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from twisted.internet.task import deferLater
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.dropin.streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -37,6 +38,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
+    WriterIds,
     declared_insert,
 )
 from synapse_replication.storage.row_queries import declared_query
@@ -59,6 +61,10 @@ from synapse_replication.testing.simulation.environment import (
     Environment,
     Neighbour,
 )
+from synapse_replication.testing.simulation.homeserver import (
+    HomeserverStream,
+    make_rows,
+)
 from synapse_replication.testing.simulation.invariants import (
     Reader,
     SimulatedRow,
@@ -66,7 +72,6 @@ from synapse_replication.testing.simulation.invariants import (
 from synapse_replication.testing.simulation.parts import (
     CACHES,
     MEMORY_STREAM,
-    PROCESSES,
     TABLES,
     Kept,
     describe,
@@ -135,7 +140,7 @@ class _Sink:
             raise SinkError(f"{epoch} of {stream_name} was not taken")
         key = stream_name, instance_name
         process.keep(key, 0)
-        if PROCESSES[process.name]:
+        if process.cluster.keeps_rows(process.name):
             process.kept.epochs[key] = epoch
 
 
@@ -168,12 +173,13 @@ class Process:
             self.backlog = Backlog(BacklogOptions(max_rows=40, page_rows=4))
         self.database = DatabaseClient(cluster.database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
+        self.written: dict[str, PostgresStream | MemoryStream] = {}
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
 
     def keep(self, key: tuple[str, str], token: int) -> None:
         """Keep a position over a crash, if this process does."""
-        if PROCESSES[self.name]:
+        if self.cluster.keeps_rows(self.name):
             self.kept.positions[key] = token
 
     async def _start(self) -> None:
@@ -188,19 +194,19 @@ class Process:
                 # The operator does as it says.
                 cluster.trace(f"{self.name} refuses to start: {error}")
                 cluster.database.set_sequence(error.sequence_name, error.value)
-        for table, stream in zip(TABLES, made, strict=True):
-            host.streams.add(stream, is_written_here=self.name in table.writers)
-        host.streams.add(self._make_in_memory(), is_written_here=self.name == "main")
+        memory = self._make_in_memory()
+        self.written = {stream.description.name: stream for stream in made}
+        self.written[memory.description.name] = memory
         positions = {
-            (stream, writer): host.streams.get_streams()[stream].current_token(writer)
+            (stream, writer): self._token_at_start(stream, writer)
             for stream, writers in cluster.writers.items()
             for writer in writers
             if writer != self.name
         }
         self.reader = cluster.begins(self.name, positions)
-        if PROCESSES[self.name]:
+        if cluster.keeps_rows(self.name):
             self.kept.positions.update(positions)
-        host.set_sink(_Sink(self))
+        self._fill_host()
         parts, random = cluster.parts, cluster.random
         receiver = ReceiverOptions(backoff=Backoff(random=random.random))
         if cluster.has_small_queues:
@@ -250,6 +256,34 @@ class Process:
         self.is_up = True
         cluster.trace(f"{self.name} is up")
 
+    def _token_at_start(self, stream_name: str, writer: str) -> int:
+        """Return the token up to which the database says that a writer has written."""
+        generator = self.generators.get(stream_name)
+        if self.cluster.shares_tokens and generator is not None:
+            return generator.get_current_token_for_writer(writer)
+        return self.written[stream_name].current_token(writer)
+
+    def _fill_host(self) -> None:
+        """Give the host its streams, and what takes their rows."""
+        cluster, host = self.cluster, self.host
+        sink = _Sink(self)
+        hosted: dict[str, HostStream] = {}
+        for name, stream in self.written.items():
+            writers = cluster.writers[name]
+            added: Any = stream
+            if cluster.shares_tokens:
+                added = hosted[name] = cluster.parts.host_stream(
+                    HomeserverStream(stream, self.name, self.generators.get(name)),
+                    self.name,
+                    () if name == CACHES else writers,
+                    trusts_ids=True,
+                )
+            host.streams.add(added, is_written_here=self.name in writers)
+        if cluster.shares_tokens:
+            host.rows = make_rows(sink, hosted)  # type: ignore[assignment]
+        else:
+            host.set_sink(sink)
+
     def _announce_again(self, lost: int) -> None:
         self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")
         self.cluster.counts.announcements[self.name] += 1
@@ -268,7 +302,12 @@ class Process:
             stored = await self.database.transact(
                 "positions_at_start", lambda txn: read_stored_positions(txn, ids)
             )
-        own = await self._make_generator(ids) if self.name in table.writers else None
+        own = None
+        if self.name in table.writers or self.cluster.shares_tokens:
+            own = await self._make_generator(ids)
+        if self.cluster.shares_tokens:
+            assert own is not None
+            return self._make_stream(table, own)
         saved = {
             writer: token
             for (of, writer), token in self.kept.positions.items()
@@ -280,11 +319,16 @@ class Process:
             unknown = await self.database.transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
+        return self._make_stream(
+            table, HandledIds(name, self.name, handled, unknown, own)
+        )
+
+    def _make_stream(self, table: TableStream, ids: WriterIds) -> PostgresStream:
         return self.cluster.parts.stream(
             describe(table),
             [declared_query(table)],
             self.database,
-            HandledIds(name, self.name, handled, unknown, own),
+            ids,
             instance_name=self.name,
             insert=declared_insert(table),
             page_rows=3,
@@ -377,7 +421,7 @@ class Process:
 
     async def write(self, stream_name: str, rows: list[SimulatedRow]) -> None:
         """Write rows; an error of the database is an outcome like others."""
-        stream: Any = self.host.streams.get_streams()[stream_name]
+        stream: Any = self.written[stream_name]
         if stream_name == MEMORY_STREAM:
             stream.write(rows)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from synapse_replication.dropin.streams import HostStream
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.writer_state import Link, WriterState
 from synapse_replication.redis.subscriber import RedisSubscriber
@@ -148,6 +149,30 @@ class _SavesNoEpochs(StreamReceiver):
             super().put_epoch(link, instance_name, token, epoch)
 
 
+class _TrustsPersistedUpto(HostStream):
+    """Of a writer, what all writers have persisted counts as delivered."""
+
+    def current_token(self, instance_name: str) -> int:
+        return int(self.original.current_token(instance_name))
+
+
+class _LateBaseline(HostStream):
+    """Of an undeclared writer, rows up to what the host knows when the writer is
+    first asked about count as delivered, not up to what it knew at the start."""
+
+    def current_token(self, instance_name: str) -> int:
+        received = self._received
+        if received is None or instance_name == self._instance_name:
+            return super().current_token(instance_name)
+        return received.setdefault(
+            instance_name, int(self.original.current_token(instance_name))
+        )
+
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
+        self.current_token(instance_name)
+        super().advance(instance_name, token, is_position=is_position)
+
+
 BUGS: Mapping[str, Parts] = {
     "C1": Parts(subscriber=_AsksBeforeItHears),
     "C3": Parts(receiver=_DoesNotWaitForCatchUp),
@@ -159,6 +184,8 @@ BUGS: Mapping[str, Parts] = {
     "C25": Parts(positions=_IgnoresFetches),
     "C46": Parts(receiver=_ComparesNoEpochs),
     "C46, saved": Parts(receiver=_SavesNoEpochs),
+    "shared token": Parts(host_stream=_TrustsPersistedUpto),
+    "late baseline": Parts(host_stream=_LateBaseline),
 }
 
 #: The first seed that found each when this was written: where to begin to look.
@@ -171,4 +198,6 @@ FOUND_BY: Mapping[str, int] = {
     "C25": 133,
     "C46": 2,
     "C46, saved": 16,
+    "shared token": 1,
+    "late baseline": 10,
 }

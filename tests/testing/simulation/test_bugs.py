@@ -58,3 +58,11 @@ class BugTests(SynchronousTestCase):
     def test_saves_no_epochs(self) -> None:
         """C46: so are they if the reader starts again, too."""
         self.check("C46, saved")
+
+    def test_trusts_persisted_upto(self) -> None:
+        """A reader that missed exactly one row never gets it."""
+        self.check("shared token")
+
+    def test_late_baseline(self) -> None:
+        """Rows that were written while a process starts are skipped."""
+        self.check("late baseline")

@@ -1,0 +1,115 @@
+"""What the drop-in finds in a homeserver, made of our own parts: ids and streams.
+
+In a homeserver every process has an id generator for each stream, and the token of
+a writer that it returns covers the position up to which all writers together have
+persisted their rows. The POSITION of one writer can thereby move the token of
+another past a row that this process missed. The drop-in's own classes stand between
+that and the command handler; they are the real ones here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from synapse_replication.dropin.adapter import HostRows
+from synapse_replication.dropin.streams import HostStream
+from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.postgres_stream import PostgresStream
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.stream import JsonValue
+
+__all__ = ["HomeserverStream", "make_rows"]
+
+
+class HomeserverStream:
+    """One of a homeserver's stream objects.
+
+    :param stream: has the rows.
+    :param ids: the generator of its ids; ``None`` if it is held in memory.
+    :ivar NAME: the name on the wire.
+    """
+
+    def __init__(
+        self,
+        stream: PostgresStream | MemoryStream,
+        instance_name: str,
+        ids: MultiWriterIdGenerator | None,
+    ) -> None:
+        self.NAME = stream.description.name
+        self.stream = stream
+        self._instance_name = instance_name
+        self._ids = ids
+
+    def current_token(self, instance_name: str) -> int:
+        """Return a writer's token, which covers what all writers have persisted."""
+        if self._ids is None:
+            return self.stream.current_token(instance_name)
+        return self._ids.get_current_token_for_writer(instance_name)
+
+    def minimal_local_current_token(self) -> int:
+        """Return the greatest finished id of this process that may be announced."""
+        if self._ids is None:
+            return self.stream.current_token(self._instance_name)
+        return self._ids.get_minimal_local_current_token()
+
+    def parse_row(self, value: Any) -> Any:
+        """Make a typed row of a JSON value."""
+        return self.stream.description.codec.from_json(value)
+
+    async def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> tuple[Sequence[tuple[int, JsonValue]], int, bool]:
+        """Return a page of rows, the token up to which it goes, and whether it ends
+        early."""
+        page = await self.stream.get_updates_since(
+            instance_name, from_token, upto_token
+        )
+        return page.updates, page.upto_token, page.limited
+
+
+class _Sink(Protocol):
+    """The simulation's end of the road."""
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None: ...
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None] | None: ...
+
+
+class _DataHandler:
+    """The homeserver's own data handler: its caches first, then its ids."""
+
+    def __init__(self, sink: _Sink, streams: Mapping[str, HostStream]) -> None:
+        self._sink = sink
+        self._streams = streams
+
+    async def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        waiting = self._sink.on_rdata(stream_name, instance_name, token, rows)
+        if waiting is not None:
+            await waiting
+        self._streams[stream_name].original.stream.advance(instance_name, token)
+
+    async def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        waiting = self._sink.on_position(stream_name, instance_name, token)
+        if waiting is not None:
+            await waiting
+        self._streams[stream_name].original.stream.advance(instance_name, token)
+
+
+def make_rows(sink: _Sink, streams: Mapping[str, HostStream]) -> HostRows:
+    """Make what delivers rows to a homeserver: the drop-in's own class.
+
+    :param sink: is given everything before the ids of the homeserver move.
+    """
+    handler = _DataHandler(sink, streams)
+    homeserver = SimpleNamespace(get_replication_data_handler=lambda: handler)
+    return HostRows(homeserver, SimpleNamespace(get_streams=lambda: streams))  # type: ignore[arg-type]
