@@ -24,6 +24,7 @@
     +-- PipelineError                 a job on Spark cannot go on; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
     +-- HostError                     the host failed with a command that has secrets
+    +-- HooksNotFoundError            a function that subscribes cannot be imported
     +-- HooksOverflowError            events came faster than hooks could be told
     +-- StatusError                   a process does not say how it stands
     +-- SupervisorError               the service manager's environment makes no sense
@@ -46,6 +47,7 @@ __all__ = [
     "ConfigProblem",
     "ExtensionMessageError",
     "ForbiddenCommandError",
+    "HooksNotFoundError",
     "HooksOverflowError",
     "HostError",
     "HttpCatchUpError",
@@ -295,6 +297,16 @@ class HostError(ReplicationError):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
         self.kind = kind
+
+
+class HooksNotFoundError(ReplicationError):
+    """A function that is to subscribe to hooks cannot be imported."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(
+            f"hooks: {name} cannot be imported: {error}; write the dotted name of a "
+            "function (host, config), and install its module where this process runs"
+        )
 
 
 class HooksOverflowError(ReplicationError):

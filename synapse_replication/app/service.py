@@ -114,7 +114,9 @@ class ProcessService(Service):
             self._status.snapshot,
             lambda what, error: self._observer.failure(what, error),
         )
-        self._spans = SpanExport(config)
+        self._spans = SpanExport(
+            config.tracing, config.server_name, config.instance_name
+        )
         self._metrics = PrometheusObserver(
             ReplicationMetrics(self._registry), config.server_name, status=self._status
         )

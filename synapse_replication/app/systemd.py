@@ -123,6 +123,8 @@ class SystemdNotifier:
     :param send: sends one message, and says whether that went well.
     :param snapshot: gives the status of now.
     :param feed_every: how often to feed the watchdog, in s; ``None`` for never.
+    :param reports_lifecycle: tell also when the process is ready, reloads and stops.
+        ``False`` inside a host that does so itself.
     :param monotonic_usec: the monotonic clock that systemd has, in us.
     """
 
@@ -133,8 +135,11 @@ class SystemdNotifier:
         snapshot: Callable[[], ProcessStatus],
         feed_every: float | None = None,
         monotonic_usec: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        *,
+        reports_lifecycle: bool = True,
     ) -> None:
         self._send = send
+        self._reports_lifecycle = reports_lifecycle
         self._clock = clock
         self._snapshot = snapshot
         self._feed_every = feed_every
@@ -179,7 +184,8 @@ class SystemdNotifier:
             if call.active():
                 call.cancel()
         self._calls.clear()
-        self._send("STOPPING=1", "STATUS=stopping")
+        lifecycle = ["STOPPING=1"] if self._reports_lifecycle else []
+        self._send(*lifecycle, "STATUS=stopping")
 
     def _feed(self) -> None:
         if self._feed_every is not None:
@@ -197,16 +203,21 @@ class SystemdNotifier:
         if self._note:
             text += f"; {self._note}"
         news = [f"STATUS={text}"] if text != self._told else []
-        becomes_ready = not self._is_ready and self._is_up and not status.not_ready
-        if becomes_ready or self._is_reloading:
-            news.append("READY=1")
-        elif not self._is_ready:
-            now = self._clock.seconds()
-            if now - self._extended >= EXTEND_EVERY:
-                self._extended = now
-                news.append(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY * 1_000_000)}")
+        becomes_ready = False
+        if self._reports_lifecycle:
+            becomes_ready = not self._is_ready and self._is_up and not status.not_ready
+            news += self._lifecycle_news(becomes_ready)
         # What is not sent is told again at the next look.
         if news and self._send(*news):
             self._told = text
             self._is_ready = self._is_ready or becomes_ready
             self._is_reloading = False
+
+    def _lifecycle_news(self, becomes_ready: bool) -> list[str]:
+        if becomes_ready or self._is_reloading:
+            return ["READY=1"]
+        now = self._clock.seconds()
+        if self._is_ready or now - self._extended < EXTEND_EVERY:
+            return []
+        self._extended = now
+        return [f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY * 1_000_000)}"]

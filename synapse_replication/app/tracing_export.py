@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.tracing import TracingConfig
 from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
 
 __all__ = ["SpanExport"]
@@ -34,15 +34,18 @@ EXPORT_EVERY_MS = 2000
 class SpanExport:
     """Makes the tracer of a process.
 
-    :param config: without ``tracing``, the tracer is that of the host's OpenTelemetry,
-        which does nothing unless somebody set it up.
+    :param tracing: if ``None``, the tracer is that of the host's OpenTelemetry, which
+        does nothing unless somebody set it up.
+    :param server_name: of the homeserver.
+    :param instance_name: of this process.
     :ivar tracer: for all of the process.
     """
 
-    def __init__(self, config: ProcessConfig) -> None:
+    def __init__(
+        self, tracing: TracingConfig | None, server_name: str, instance_name: str
+    ) -> None:
         self._provider: TracerProvider | None = None
         self._exporter: SpanExporter | None = None
-        tracing = config.tracing
         if tracing is None:
             self.tracer = trace.get_tracer("synapse_replication", __version__)
             return
@@ -58,8 +61,8 @@ class SpanExport:
                 {
                     "service.name": tracing.service_name,
                     "service.version": __version__,
-                    "service.namespace": config.server_name,
-                    "service.instance.id": config.instance_name,
+                    "service.namespace": server_name,
+                    "service.instance.id": instance_name,
                 }
             ),
             # We end it, in order.

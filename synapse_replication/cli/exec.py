@@ -19,8 +19,10 @@ from synapse_replication.dropin.launcher import (
     describe_substitutions,
     launch,
 )
+from synapse_replication.dropin.monitoring import HOOKS, TRACING
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
+from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.streams.backlog import BacklogOptions
 
 __all__ = ["exec_command"]
@@ -73,6 +75,21 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     show_default=True,
     help="Use so much memory for that, for each stream.",
 )
+@click.option(
+    "--hooks",
+    envvar=HOOKS,
+    default="",
+    metavar="NAMES",
+    help="Call these functions (host, config), given by their dotted names, to "
+    "subscribe to hooks.",
+)
+@click.option(
+    "--tracing-endpoint",
+    envvar=TRACING,
+    default="",
+    metavar="URL",
+    help="Send spans to this collector, by OTLP over HTTP.",
+)
 @click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
 @click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
 @click.option("-m", "module", metavar="MODULE", help="The module to run.")
@@ -83,6 +100,8 @@ def exec_command(
     extension: bool,
     backlog_rows: int,
     backlog_bytes: int,
+    hooks: str,
+    tracing_endpoint: str,
     as_list: bool,
     strict: bool,
     module: str | None,
@@ -108,9 +127,11 @@ def exec_command(
             extension=extension,
             backlog_rows=backlog_rows,
             backlog_bytes=backlog_bytes,
+            hooks=hooks,
+            tracing_endpoint=tracing_endpoint,
         )
-    except SubstitutionError as error:
-        for line in error.problems:
+    except (SubstitutionError, HooksNotFoundError) as error:
+        for line in str(error).splitlines():
             _say(line)
         _say("nothing was started")
         sys.exit(EXIT_USAGE)

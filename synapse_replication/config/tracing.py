@@ -12,7 +12,7 @@ from synapse_replication.config.files import OWN_SECTION, MergedFiles
 from synapse_replication.config.models import TracingSection
 from synapse_replication.errors import ConfigProblem
 
-__all__ = ["EXPORTER", "TracingConfig", "read_tracing"]
+__all__ = ["EXPORTER", "TracingConfig", "read_tracing", "traces_url"]
 
 #: The module that is there if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
@@ -51,15 +51,23 @@ def read_tracing(
                 "install synapse_replication[otlp], or leave this section out",
             )
         )
-    url = URL.from_text(section.endpoint)
-    if not any(url.path):
-        url = url.replace(path=_PATH)
     return TracingConfig(
-        url.to_text(),
+        traces_url(section.endpoint),
         {name: value.get_secret_value() for name, value in section.headers.items()},
         section.sample_ratio,
         section.service_name,
     )
+
+
+def traces_url(endpoint: str) -> str:
+    """Return where a collector takes spans.
+
+    :param endpoint: its URL, with or without the path.
+    """
+    url = URL.from_text(endpoint)
+    if not any(url.path):
+        url = url.replace(path=_PATH)
+    return url.to_text()
 
 
 def _is_installed() -> bool:

@@ -27,6 +27,7 @@ from synapse_replication.handlers.interfaces import (
     Identity,
     SyncingUser,
 )
+from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 
 __all__ = ["HostClock", "HostCommands", "HostRows", "SynapseHost"]
@@ -220,7 +221,12 @@ def _awaitable(result: Any) -> Awaitable[None] | None:
 
 
 class SynapseHost:
-    """All that ``hs`` offers to replication: a :class:`ReplicationHost`."""
+    """All that ``hs`` offers to replication: a :class:`ReplicationHost`.
+
+    :ivar hooks: lets code subscribe to what happens; set when replication starts.
+    """
+
+    hooks: ReplicationHooks
 
     def __init__(self, hs: Any) -> None:
         self.identity = Identity(

@@ -2,8 +2,9 @@
 
 Theory of operation: a host mounts one class at its replication path, on those
 listeners that have the resource ``replication`` and on no other. The class that we
-put in its place is the host's own, with one more answer: a request that says
-``backlog=1`` is for our :class:`ReplicationResource`, and every other is the host's.
+put in its place is the host's own, with two more answers: a request that says
+``backlog=1``, and ``GET .../status``, are for our :class:`ReplicationResource`, and every
+other is the host's.
 So where the backlog can be asked for is where the host's own rows can, and the same
 ``worker_replication_secret`` opens both.
 
@@ -24,9 +25,14 @@ from twisted.internet.defer import Deferred
 from synapse_replication.config.process import InstanceLocation
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
-from synapse_replication.dropin.observer import observer_of, watch_backlog
+from synapse_replication.dropin.observer import (
+    monitoring_of,
+    observer_of,
+    watch_backlog,
+)
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
@@ -68,14 +74,16 @@ def with_backlog(original: Any) -> Any:
         def __init__(self, hs: Any) -> None:
             super().__init__(hs)
             self._backlog_hs = hs
-            self._backlog_resource: ReplicationResource | None = None
+            self._our_resource: ReplicationResource | None = None
 
         def render(self, request: Any) -> Any:
-            if request.args.get(b"backlog") == [b"1"]:
-                if self._backlog_resource is None:
-                    self._backlog_resource = _make_resource(self._backlog_hs)
-                if self._backlog_resource is not None:
-                    return self._backlog_resource.render(request)
+            asks_status = request.postpath == [b"status"]
+            if asks_status or request.args.get(b"backlog") == [b"1"]:
+                if self._our_resource is None:
+                    self._our_resource = _make_resource(self._backlog_hs)
+                ours = self._our_resource
+                if ours is not None and (asks_status or ours.has_backlog):
+                    return ours.render(request)
             return super().render(request)
 
     return ReplicationRestResource
@@ -83,17 +91,18 @@ def with_backlog(original: Any) -> Any:
 
 def _make_resource(hs: Any) -> ReplicationResource | None:
     handler = hs.get_replication_command_handler()
-    # A stock handler has none.
-    backlog = getattr(handler, "backlog", None)
-    if backlog is None:
+    if not isinstance(handler, ReplicationCommandHandler):
+        # A stock one: nobody knows how replication stands.
         return None
+    ours: Any = handler
     return ReplicationResource(
-        handler.host.streams,
+        ours.host.streams,
         hs.get_instance_name(),
         hs.config.worker.worker_replication_secret,
         observer_of(hs),
-        epoch=handler.host.identity.instance_id,
-        backlog=backlog,
+        epoch=ours.host.identity.instance_id,
+        backlog=ours.backlog,
+        status=monitoring_of(hs).encode_status,
     )
 
 

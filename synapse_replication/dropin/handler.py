@@ -16,7 +16,7 @@ from synapse_replication.dropin.bridges import (
     make_yieldable,
 )
 from synapse_replication.dropin.extension import make_extension
-from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis import close
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -98,6 +98,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 timeout=_CONNECT_TIMEOUT,
                 bindAddress=None,
             )
+        monitoring_of(hs).start(self, self.host)
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]
@@ -120,6 +121,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
+        monitoring_of(self._hs).stop()
         self._say_goodbye()
         for factory in factories:
             close(factory)
@@ -129,6 +131,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         if self._is_stopping:
             return
         self._is_stopping = True
+        spans_sent = monitoring_of(self._hs).stop()
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             await self._in_time(Deferred.fromCoroutine(streamer.stop()))
@@ -140,6 +143,8 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             if factory.pool and factory.connector is not None:
                 closed.append(factory.waitForEmptyPool())
             close(factory)
+        if spans_sent is not None:
+            closed.append(spans_sent)
         await self._in_time(DeferredList(closed))
 
     def _say_goodbye(self) -> None:

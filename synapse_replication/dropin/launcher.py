@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
+from synapse_replication.dropin.monitoring import HOOKS, TRACING, load_hooks
 from synapse_replication.dropin.substitution import (
     Substitution,
     SubstitutionError,
@@ -93,6 +94,8 @@ def launch(
     extension: bool,
     backlog_rows: int,
     backlog_bytes: int,
+    hooks: str = "",
+    tracing_endpoint: str = "",
 ) -> None:
     """Replace names, then run a module as ``__main__``.
 
@@ -100,16 +103,23 @@ def launch(
     :param extension: speak the extension.
     :param backlog_rows: rows of each stream that are retained at most.
     :param backlog_bytes: bytes of them at most, for each stream.
+    :param hooks: dotted names of functions that subscribe to hooks.
+    :param tracing_endpoint: the URL of a collector of spans; empty for none.
     :raises SubstitutionError: if what is installed differs from the table; nothing
         was started.
+    :raises HooksNotFoundError: if a function that subscribes to hooks is missing;
+        nothing was started either.
     """
     substitute(substitutions)
+    # What `python -m` does: the working directory comes first.
+    sys.path.insert(0, os.getcwd())
+    load_hooks(hooks)
     # For what the module starts, too.
     os.environ[ENVIRONMENT] = "true" if extension else "false"
     os.environ[ROWS] = str(backlog_rows)
     os.environ[BYTES] = str(backlog_bytes)
-    # What `python -m` does: the working directory comes first.
-    sys.path.insert(0, os.getcwd())
+    os.environ[HOOKS] = hooks
+    os.environ[TRACING] = tracing_endpoint
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -19,23 +18,19 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
-from twisted.logger import formatEvent
 
+from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.instrumentation.composite import CompositeObserver
-from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.metrics import METRICS
-from synapse_replication.instrumentation.prometheus import (
-    PrometheusObserver,
-    ReplicationMetrics,
-)
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.streams.backlog import Backlog
 
 __all__ = [
-    "StandardLogger",
     "adopt_metrics",
+    "hooks_of",
     "host_metrics",
+    "monitoring_of",
     "observer_of",
     "watch_backlog",
 ]
@@ -52,69 +47,36 @@ _MODULES = (
 _observers: weakref.WeakKeyDictionary[Any, ReplicationObserver] = (
     weakref.WeakKeyDictionary()
 )
-_metrics: weakref.WeakKeyDictionary[Any, PrometheusObserver] = (
-    weakref.WeakKeyDictionary()
-)
+_monitoring: weakref.WeakKeyDictionary[Any, Monitoring] = weakref.WeakKeyDictionary()
 
 
-class StandardLogger:
-    """Writes to Python's ``logging``, where the host's own log lines go.
-
-    It takes what :class:`twisted.logger.Logger` takes. Failures go there directly,
-    with their tracebacks, and not through Twisted: a test runner takes what
-    Twisted logs as a failure for one of the test.
-    """
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-
-    def _write(self, level: int, format: str, fields: Mapping[str, Any]) -> None:
-        if self._logger.isEnabledFor(level):
-            text = formatEvent({"log_format": format, **fields})
-            failure = fields.get("log_failure")
-            error = None if failure is None else failure.value
-            self._logger.log(level, "%s", text, exc_info=error)
-
-    def debug(self, format: str, **fields: Any) -> None:
-        """Write for who looks for a fault."""
-        self._write(logging.DEBUG, format, fields)
-
-    def info(self, format: str, **fields: Any) -> None:
-        """Write what is good to know."""
-        self._write(logging.INFO, format, fields)
-
-    def warn(self, format: str, **fields: Any) -> None:
-        """Write what an operator should look at."""
-        self._write(logging.WARNING, format, fields)
-
-    def error(self, format: str, **fields: Any) -> None:
-        """Write what went wrong."""
-        self._write(logging.ERROR, format, fields)
-
-    def critical(self, format: str, **fields: Any) -> None:
-        """Write what should never happen."""
-        self._write(logging.CRITICAL, format, fields)
+def monitoring_of(hs: Any) -> Monitoring:
+    """Return what watches a homeserver: one for all its parts."""
+    monitoring = _monitoring.get(hs)
+    if monitoring is None:
+        monitoring = _monitoring[hs] = Monitoring(hs, host_metrics())
+    return monitoring
 
 
 def observer_of(hs: Any) -> ReplicationObserver:
-    """Give the observer of a homeserver: one for all its parts."""
+    """Return the observer of a homeserver: one for all its parts."""
     observer = _observers.get(hs)
     if observer is None:
-        logger: Any = StandardLogger(logging.getLogger("synapse_replication"))
-        name = hs.get_instance_name()
-        status = StatusObserver(hs.hostname, name)
-        metrics = PrometheusObserver(host_metrics(), hs.hostname, status=status)
-        observer = CompositeObserver([status, LoggingObserver(logger), metrics])
-        _observers[hs] = observer
-        _metrics[hs] = metrics
+        observer = _observers[hs] = monitoring_of(hs).observer
     return observer
+
+
+def hooks_of(hs: Any) -> ReplicationHooks:
+    """Return the hooks of a homeserver, for code that runs inside it.
+
+    :param hs: the homeserver, or what the host gives to its modules.
+    """
+    return monitoring_of(getattr(hs, "_hs", hs)).hooks
 
 
 def watch_backlog(hs: Any, backlog: Backlog) -> None:
     """Have the use of a homeserver's backlog read at each scrape."""
-    observer_of(hs)
-    if (metrics := _metrics.get(hs)) is not None:
-        metrics.watch_backlog(backlog)
+    monitoring_of(hs).metrics.watch_backlog(backlog)
 
 
 @functools.cache

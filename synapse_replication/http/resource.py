@@ -82,6 +82,11 @@ class ReplicationResource(Resource):
         self._backlog = backlog
         self._status = status
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether requests for the backlog are answered from it."""
+        return self._backlog is not None
+
     def under_root(self) -> Resource:
         """Make a root resource that has this one in its place."""
         root, synapse = Resource(), Resource()  # type: ignore[no-untyped-call]

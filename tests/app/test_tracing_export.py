@@ -17,6 +17,10 @@ from synapse_replication.config.process import ProcessConfig, load_config
 from tests.config.test_files import FilesMixin
 
 
+def export_of(config: ProcessConfig) -> SpanExport:
+    return SpanExport(config.tracing, config.server_name, config.instance_name)
+
+
 class SpanExportTests(FilesMixin):
     def load(self, **own: object) -> ProcessConfig:
         settings = {
@@ -28,14 +32,14 @@ class SpanExportTests(FilesMixin):
 
     def test_none(self) -> None:
         """Without the section there is nothing to send, nor to stop."""
-        export = SpanExport(self.load())
+        export = export_of(self.load())
         with export.tracer.start_as_current_span("work") as span:
             self.assertFalse(span.is_recording())
         self.assertIsNone(export.stop(MemoryReactorClock()))
 
     def test_not_for_all(self) -> None:
         """Our tracer does not become that of other code in the process."""
-        export = SpanExport(self.load(tracing={"endpoint": "http://127.0.0.1:1"}))
+        export = export_of(self.load(tracing={"endpoint": "http://127.0.0.1:1"}))
         assert export._provider is not None
         self.addCleanup(export._provider.shutdown)
         self.assertIsNot(trace.get_tracer_provider(), export._provider)
@@ -52,7 +56,7 @@ class StopTests(FilesMixin):
                 "tracing": {"endpoint": "http://127.0.0.1:1"},
             },
         }
-        self.export = SpanExport(load_config([self.write("h", json.dumps(settings))]))
+        self.export = export_of(load_config([self.write("h", json.dumps(settings))]))
         self.reactor = _OneThread()
 
     def test_in_time(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from prometheus_client import CollectorRegistry, Gauge
@@ -14,10 +14,17 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.observer import _observers
+from synapse_replication.dropin.monitoring import Monitoring
+from synapse_replication.dropin.observer import _monitoring, _observers
 from synapse_replication.testing.recording_observer import RecordingObserver
 
-__all__ = ["FakeClock", "FakeHomeserver", "FakeStream", "fake_modules"]
+__all__ = [
+    "FakeClock",
+    "FakeHomeserver",
+    "FakeMonitoring",
+    "FakeStream",
+    "fake_modules",
+]
 
 
 class FakeClock:
@@ -75,6 +82,27 @@ class FakeStream:
         return found, upto_token, False
 
 
+class FakeMonitoring:
+    """Stands for what watches a homeserver.
+
+    :ivar calls: what it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.hooks = object()
+        self.metrics = SimpleNamespace(watch_backlog=lambda backlog: None)
+
+    def start(self, handler: object, host: object) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def encode_status(self) -> bytes:
+        return b'{"how": "well"}'
+
+
 class FakeHomeserver:
     """What the drop-in asks of ``hs``, recorded.
 
@@ -90,6 +118,8 @@ class FakeHomeserver:
         self.calls: list[tuple[Any, ...]] = []
         self.observer = RecordingObserver()
         _observers[self] = self.observer
+        self.monitoring = FakeMonitoring()
+        _monitoring[self] = cast(Monitoring, self.monitoring)
         self.at_shutdown: list[dict[str, Any]] = []
         self._instance_name = instance_name
         self.config = SimpleNamespace(

@@ -25,7 +25,6 @@ from synapse_replication.dropin.backlogs import (
     with_backlog,
 )
 from synapse_replication.dropin.extension import ENVIRONMENT
-from synapse_replication.dropin.observer import _metrics
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.observer import Resync
@@ -204,11 +203,27 @@ class ServingTests(HostTestCase):
             self.assertEqual(hello.has_backlog, handler.backlog is not None)
             self.assertEqual(hello.has_backlog, "replication" in str(listeners))
 
+    def test_status(self) -> None:
+        """The status is answered with the secret, also by a process without a backlog."""
+        url = "http://w/_synapse/replication/status"
+        for listeners in ([listener("replication")], [listener("client")]):
+            self.hs.config.worker.worker_listeners = listeners
+            self.hs._handler = None
+            treq = self.serve()
+            answer = self.ask(treq, url=url)
+            self.assertEqual(answer, (200, {"how": "well"}))
+            self.assertEqual(self.ask(treq, {}, url=url)[0], 401)
+
+    def test_status_of_a_stock_handler(self) -> None:
+        """Where the handler is the host's, the host answers."""
+        self.hs.get_replication_command_handler = SingleCommandHandler
+        url = "http://w/_synapse/replication/status"
+        self.assertEqual(self.ask(self.serve(), url=url), (200, "the host"))
+
     def test_bounds(self) -> None:
         """The environment says how much is kept; its use can be scraped."""
         watched: list[Any] = []
-        metrics: Any = SimpleNamespace(watch_backlog=watched.append)
-        _metrics[self.hs] = metrics
+        self.hs.monitoring.metrics.watch_backlog = watched.append
         os.environ.update({ROWS: "1", BYTES: "1000"})
         self.send_rows()
         (backlog,) = watched

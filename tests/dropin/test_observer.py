@@ -10,11 +10,8 @@ from prometheus_client.registry import Collector
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.observer import (
-    StandardLogger,
-    adopt_metrics,
-    observer_of,
-)
+from synapse_replication.dropin.logs import StandardLogger
+from synapse_replication.dropin.observer import adopt_metrics, observer_of
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,

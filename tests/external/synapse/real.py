@@ -53,6 +53,7 @@ def new_deployment(
     stream_writers: Mapping[str, Sequence[str]],
     launchers: Mapping[str, Launcher] | None = None,
     settings: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> SynapseDeployment:
     """Make a deployment on a database of its own."""
     dsn = shared_postgres().new_database()
@@ -63,6 +64,7 @@ def new_deployment(
         stream_writers=stream_writers,
         launchers=launchers,
         settings=settings,
+        environ=environ,
     )
 
 

@@ -1,0 +1,208 @@
+"""What a process of a host reports of its replication: status, hooks, systemd, spans.
+
+Theory of operation: there is one :class:`Monitoring` for each homeserver object, made
+with the first part of ours that has something to report. It holds the observers; from
+the start of replication on it also looks at the status every few seconds, as a
+stand-alone process does, and writes log lines about what is stalled, calls hooks, tells
+systemd and feeds its watchdog. Readiness, reloading and stopping are the host's own to
+report to systemd: it does so itself.
+
+It holds no reference to the homeserver, which is the key under which it is kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+
+from synapse_replication.app.systemd import (
+    NotifySocket,
+    SystemdNotifier,
+    open_notify_socket,
+    watchdog_interval,
+)
+from synapse_replication.app.tracing_export import SpanExport
+from synapse_replication.config.tracing import TracingConfig, traces_url
+from synapse_replication.dropin.adapter import HostClock, SynapseHost
+from synapse_replication.dropin.bridges import installed
+from synapse_replication.dropin.logs import StandardLogger
+from synapse_replication.dropin.streams import declared_writers
+from synapse_replication.errors import HooksNotFoundError, SupervisorError
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.status.model import encode_status
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.tracing import TracingObserver
+
+__all__ = ["HOOKS", "TRACING", "Monitoring", "load_hooks"]
+
+#: The variable with the dotted names of functions ``(host, config)`` that subscribe to
+#: hooks, separated by commas.
+HOOKS: Final = "SYNAPSE_REPLICATION_HOOKS"
+#: The variable with the URL of a collector of spans (OTLP over HTTP).
+TRACING: Final = "SYNAPSE_REPLICATION_TRACING_ENDPOINT"
+
+#: How often the lag is sampled, and stalls are looked for, in s.
+SAMPLE_EVERY = 5.0
+
+#: Its writer announces it only in deployments where other instances send to servers.
+_NOT_EXPECTED = frozenset({"federation"})
+
+
+class Monitoring:
+    """Watches the replication of one homeserver object.
+
+    :ivar status: says how replication stands.
+    :ivar hooks: lets code subscribe to what happens.
+    :ivar metrics: counts it.
+    :ivar observer: what all parts of ours report to.
+    """
+
+    def __init__(self, hs: Any, metrics: ReplicationMetrics) -> None:
+        server_name, instance_name = hs.hostname, hs.get_instance_name()
+        self._reactor = hs.get_reactor()
+        self._clock = HostClock(hs.get_clock(), self._reactor)
+        logger: Any = StandardLogger(logging.getLogger("synapse_replication"))
+        self.status = StatusObserver(
+            server_name,
+            instance_name,
+            _expected_writers(hs.config.worker),
+            needs_link=bool(hs.config.redis.redis_enabled) and _links_are_ours(),
+        )
+        self.hooks = ReplicationHooks(
+            self._clock,
+            self.status.snapshot,
+            lambda what, error: self.observer.failure(what, error),
+        )
+        self.metrics = PrometheusObserver(metrics, server_name, status=self.status)
+        self._spans = SpanExport(_tracing_config(), server_name, instance_name)
+        self.observer: ReplicationObserver = CompositeObserver(
+            [
+                self.status,
+                self.hooks,
+                LoggingObserver(logger),
+                self.metrics,
+                TracingObserver(self._spans.tracer, server_name),
+            ]
+        )
+        self._logger = logger
+        self._stalls = StallLog(logger)
+        self._notify: NotifySocket | None = None
+        self._systemd: SystemdNotifier | None = None
+        self._sampling: DelayedCall | None = None
+
+    def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
+        """Look at the status from now on; replication starts.
+
+        :param handler: the command handler of the homeserver.
+        :param host: what functions that subscribe to hooks are called with.
+        """
+        host.hooks = self.hooks
+        for subscribe in load_hooks(os.environ.get(HOOKS, "")):
+            subscribe(host, {})
+        written = host.streams.get_streams_to_replicate()
+        self.status.watch_own_positions(
+            lambda: {
+                stream.description.name: handler.last_sent_token(stream)
+                for stream in written
+            }
+        )
+        self.hooks.start()
+        self._sample()
+        self._start_systemd()
+
+    def encode_status(self) -> bytes:
+        """Return how replication stands now, as JSON."""
+        return encode_status(self.status.snapshot())
+
+    def stop(self) -> Deferred[None] | None:
+        """Report that the process stops, and look no more.
+
+        :return: fires when the last spans were sent; ``None`` if there are none.
+        """
+        self.hooks.stopping()
+        self.hooks.stop()
+        if self._sampling is not None and self._sampling.active():
+            self._sampling.cancel()
+        if self._systemd is not None and self._notify is not None:
+            self._systemd.stopping()
+            self._notify.close()
+        return self._spans.stop(self._reactor)
+
+    def _sample(self) -> None:
+        # First, so that an exception cannot stop the timer.
+        self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
+        self.status.sample()
+        self._stalls.look(self.status.snapshot())
+
+    def _start_systemd(self) -> None:
+        try:
+            self._notify = open_notify_socket(os.environ)
+            feed_every = watchdog_interval(os.environ, os.getpid())
+        except SupervisorError as error:
+            # The host starts all the same, as it would without us.
+            self._logger.error("systemd is not told anything: {error}", error=error)
+            return
+        if self._notify is None:
+            return
+        self._systemd = SystemdNotifier(
+            self._notify.send,
+            self._clock,
+            self.status.snapshot,
+            feed_every,
+            reports_lifecycle=False,
+        )
+        self._systemd.start()
+        self._systemd.up()
+
+
+def load_hooks(names: str) -> list[Callable[[Any, dict[str, Any]], object]]:
+    """Import the functions that subscribe to hooks.
+
+    :param names: dotted names, separated by commas.
+    :raises HooksNotFoundError: if one cannot be imported.
+    """
+    found = []
+    for name in filter(None, map(str.strip, names.split(","))):
+        module_name, _, function_name = name.rpartition(".")
+        try:
+            function = getattr(importlib.import_module(module_name), function_name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise HooksNotFoundError(name, error) from error
+        found.append(function)
+    return found
+
+
+def _expected_writers(worker_config: Any) -> list[tuple[str, str]]:
+    """Return the (stream, writer) pairs whose positions have to arrive."""
+    streams = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
+    return [
+        (name, writer)
+        for name in streams
+        if name not in _NOT_EXPECTED
+        for writer in declared_writers(worker_config, name)
+    ]
+
+
+def _links_are_ours() -> bool:
+    factory = installed("redis", "RedisDirectTcpReplicationClientFactory")
+    return getattr(factory, "__module__", "").startswith("synapse_replication.")
+
+
+def _tracing_config() -> TracingConfig | None:
+    endpoint = os.environ.get(TRACING, "")
+    return TracingConfig(traces_url(endpoint)) if endpoint else None

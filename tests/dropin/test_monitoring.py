@@ -1,0 +1,137 @@
+"""Tests for what a host's process reports of its replication."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.dropin.monitoring import (
+    HOOKS,
+    SAMPLE_EVERY,
+    Monitoring,
+    load_hooks,
+)
+from synapse_replication.dropin.observer import hooks_of
+from synapse_replication.errors import HooksNotFoundError
+from synapse_replication.instrumentation.hooks import LinkUp, Stopping
+from synapse_replication.instrumentation.prometheus import ReplicationMetrics
+from tests.dropin.host import FakeHomeserver, fake_modules
+
+heard: list[object] = []
+
+
+def subscribe(host: Any, config: dict[str, Any]) -> None:
+    """What an operator names with ``--hooks``."""
+    for kind in (LinkUp, Stopping):
+        host.hooks.subscribe(kind, heard.append)
+
+
+class MonitoringTests(SynchronousTestCase):
+    """A worker ``w`` of a host made of doubles, which follows the main process."""
+
+    def setUp(self) -> None:
+        self.patch(os, "environ", {})
+        heard.clear()
+        fake_modules(self, {"typing": lambda hs: None, "receipts": lambda hs: None})  # type: ignore[dict-item,return-value]
+        self.hs = FakeHomeserver("w")
+        self.hs.config.worker.writers.typing = ["master"]
+        self.hs.config.worker.writers.receipts = ["w"]
+
+    def start(self) -> Monitoring:
+        monitoring = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry()))
+        stream = SimpleNamespace(description=SimpleNamespace(name="receipts"))
+        host: Any = SimpleNamespace(
+            streams=SimpleNamespace(get_streams_to_replicate=lambda: [stream])
+        )
+        handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7)
+        monitoring.start(handler, host)
+        return monitoring
+
+    def test_status(self) -> None:
+        """It names the writers that are expected, and what this process has sent."""
+        monitoring = self.start()
+        status = json.loads(monitoring.encode_status())
+        self.assertEqual(
+            [
+                (writer["stream_name"], writer["instance_name"], writer["position"])
+                for writer in status["writers"]
+            ],
+            [("receipts", "w", 7), ("typing", "master", None)],
+        )
+
+    def test_stalls(self) -> None:
+        """A writer that is stalled makes a line in the host's log."""
+        now = 0.0
+        monitoring = self.start()
+        self.patch(monitoring.status, "_monotonic", lambda: now)
+        self.patch(monitoring.status, "_started", 0.0)
+        for writer in monitoring.status._writers.values():
+            writer.waiting_since = writer.progress_at = 0.0
+        with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
+            now = 20.0
+            self.hs.reactor.advance(SAMPLE_EVERY)
+        (record,) = caught.records
+        self.assertIn("typing/master stalled for 20 s", record.getMessage())
+
+    def test_hooks(self) -> None:
+        """Functions that the environment names subscribe; the stop comes at once."""
+        os.environ[HOOKS] = f" {__name__}.subscribe,"
+        monitoring = self.start()
+        monitoring.observer.connection_made("redis")
+        self.assertIsNone(monitoring.stop())
+        self.assertEqual(heard, [LinkUp("redis"), Stopping()])
+        self.assertEqual(self.hs.reactor.getDelayedCalls(), [])
+
+    def test_hooks_for_modules_of_the_host(self) -> None:
+        """Code inside the host gets the hooks by its homeserver, or its module API."""
+        self.assertIs(hooks_of(self.hs), self.hs.monitoring.hooks)
+        module_api = SimpleNamespace(_hs=self.hs)
+        self.assertIs(hooks_of(module_api), self.hs.monitoring.hooks)
+
+    def test_no_such_hooks(self) -> None:
+        """A function that is not there is named, with what to do."""
+        for name in (f"{__name__}.missing", "no_such_module.subscribe", "word"):
+            with self.assertRaises(HooksNotFoundError) as caught:
+                load_hooks(name)
+            self.assertIn(f"{name} cannot be imported", str(caught.exception))
+
+    def test_systemd(self) -> None:
+        """The status and the watchdog are told; what the host tells itself is not."""
+        folder = tempfile.TemporaryDirectory(prefix="notify-")
+        self.addCleanup(folder.cleanup)
+        path = str(Path(folder.name) / "socket")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(listener.close)
+        listener.bind(path)
+        listener.setblocking(False)
+        os.environ |= {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"}
+        monitoring = self.start()
+        self.hs.reactor.advance(10)
+        monitoring.stop()
+        told = []
+        while True:
+            try:
+                told += listener.recv(1000).decode().splitlines()
+            except BlockingIOError:
+                break
+        self.assertEqual(told.count("WATCHDOG=1"), 2)
+        self.assertEqual(told[-1], "STATUS=stopping")
+        self.assertEqual(
+            {line.partition("=")[0] for line in told}, {"STATUS", "WATCHDOG"}
+        )
+
+    def test_a_strange_socket(self) -> None:
+        """What systemd's variables do not mean is logged, and the host starts."""
+        os.environ["NOTIFY_SOCKET"] = "tcp:1"
+        with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
+            self.start()
+        self.assertIn("NOTIFY_SOCKET", caught.records[0].getMessage())

@@ -1,0 +1,145 @@
+"""What operators see of a real Synapse on ours: status, systemd, logs, hooks, spans."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.testing.servers import PrivateRedis
+from tests.external import skip_reason
+from tests.external.synapse.real import Chat, eventually, new_deployment, ours
+from tests.support.span_collector import SpanCollector
+from tests.support.synapse_peer import WorkerSpec
+
+skip = skip_reason("synapse")
+
+PROCESSES = ("master", "persister1", "persister2", "writer1", "sync1")
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+
+
+class Systemd:
+    """Reads what processes send to systemd, in a thread: Synapse waits for a reader.
+
+    :ivar lines: of all processes, in order.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.lines: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(path)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while data := self._socket.recv(4096):
+            self.lines += data.decode().splitlines()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+
+class StatusTests(SynchronousTestCase):
+    """Five processes, all on ours."""
+
+    def setUp(self) -> None:
+        redis = PrivateRedis().start()
+        self.addCleanup(redis.stop)
+        folder = tempfile.TemporaryDirectory(prefix="notify-")
+        self.addCleanup(folder.cleanup)
+        notify = str(Path(folder.name) / "socket")
+        self.systemd = Systemd(notify)
+        self.addCleanup(self.systemd.close)
+        self.collector = SpanCollector()
+        self.addCleanup(self.collector.close)
+        paths = [str(EXAMPLES), os.environ.get("PYTHONPATH", "")]
+        launcher = ours("--tracing-endpoint", self.collector.url)
+        self.deployment = new_deployment(
+            redis,
+            [WorkerSpec(name, ("client",)) for name in PROCESSES[1:]],
+            {
+                "events": ["persister1", "persister2"],
+                "typing": ["writer1"],
+                "receipts": ["writer1"],
+                "to_device": ["writer1"],
+            },
+            dict.fromkeys(PROCESSES, launcher)
+            | {"sync1": ours("--hooks", "hooks.subscribe")},
+            environ={
+                "NOTIFY_SOCKET": notify,
+                "WATCHDOG_USEC": "4000000",
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            },
+        )
+        self.addCleanup(self.deployment.stop)
+        self.deployment.start()
+
+    def status(self) -> tuple[int, str]:
+        """Run ``synapse-replication status``; return its exit status and its output."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "synapse_replication", "status"),
+                *("-c", str(self.deployment.config_file)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "COLUMNS": "120"},
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def log_of(self, name: str) -> str:
+        return self.deployment.processes[name].log_tail(10**8)
+
+    def test_status(self) -> None:
+        """
+        All five are live, in the terminal and for systemd; catch-ups leave spans. When
+        a writer is killed, its readers say so in their logs, to hooks and on the status.
+        """
+        chat = Chat.begin(self.deployment)
+        chat.do_everything()
+        eventually("all is well", lambda: self.status()[0])
+        code, text = self.status()
+        self.assertEqual(code, 0, text)
+        for name in PROCESSES:
+            self.assertIn(f"{name}: All rows arrive", text)
+        eventually(
+            "systemd knows that",
+            lambda: "STATUS=live" not in "\n".join(self.systemd.lines),
+        )
+        self.assertIn("WATCHDOG=1", self.systemd.lines)
+        # Once each, by Synapse itself.
+        self.assertEqual(self.systemd.lines.count("READY=1"), len(PROCESSES))
+
+        writer = self.deployment.processes["writer1"]
+        writer.kill()
+        eventually("the status says so", lambda: not self.status()[0])
+        code, text = self.status()
+        self.assertEqual(code, 1)
+        self.assertIn("writer1: does not answer", text)
+        eventually("the log says so", lambda: "stalled for" not in self.log_of("sync1"))
+        eventually("a hook says so", lambda: "stands still" not in self.log_of("sync1"))
+        writer.start()
+        chat.do_everything()
+        eventually("all is well again", lambda: self.status()[0])
+        eventually(
+            "spans of catch-ups",
+            lambda: (
+                not any(
+                    self.collector.named("replication-catch-up", name)
+                    for name in PROCESSES
+                )
+            ),
+        )
+        self.deployment.halt()
+        self.assertEqual(self.deployment.problems(), {})
