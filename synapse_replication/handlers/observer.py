@@ -50,6 +50,7 @@ class DiscardReason(enum.Enum):
     UNDECODABLE = "undecodable"  #: the range is fetched again
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
+    IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
     REPEATED = "repeated"  #: a USER_SYNC that says nothing new, or a relayed copy
 
 
@@ -178,7 +179,22 @@ class ReplicationObserver:
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
-        """A stream went backwards: its writer started again, or may have."""
+        """A stream went backwards: its writer started again, or may have, or it was
+        announced further than it is.
+        """
+
+    def position_refuted(
+        self, stream_name: str, instance_name: str, token: int, last_token: int
+    ) -> None:
+        """A writer was announced at a token that does not exist; that is ignored."""
+
+    def ahead_of_writer(
+        self, stream_name: str, instance_name: str, position: int, announced: int
+    ) -> None:
+        """This process is further than the writer itself says to be.
+
+        Rows that the writer has yet to write, up to there, would be discarded.
+        """
 
     # -- catch-up ---------------------------------------------------------------------
 

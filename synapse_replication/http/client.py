@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
+import attrs
 import msgspec
 import twisted.web.client
 from hyperlink import URL, DecodedURL
@@ -214,7 +215,11 @@ class HttpCatchUpClient:
         epoch = self._epoch_of(instance_name)
         if epoch is not None:
             query["epoch"] = epoch
-        return await self._get(stream_name, instance_name, query, self._timeout)
+        page = await self._get(stream_name, instance_name, query, self._timeout)
+        if page.limited or page.upto_token >= upto_token:
+            return page
+        # The writer has got no further than that.
+        return attrs.evolve(page, last_token=page.upto_token)
 
     async def get_backlog(
         self,

@@ -29,8 +29,10 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_queries import RowQuery, declared_query, quote
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import decode_json, encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
@@ -118,6 +120,8 @@ class PostgresStream:
         streamer.
     :param find_removed_writers: finds writers whose rows nobody announces; ``None``
         if nobody is to look for them.
+    :param sequence: of its ids; what writers announce is compared with it. ``None`` if
+        there is none.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class PostgresStream:
         page_rows: int = PAGE_ROWS,
         on_write: Callable[[], object] | None = None,
         find_removed_writers: FindRemovedWriters | None = None,
+        sequence: str | None = None,
     ) -> None:
         if page_rows < 1:
             raise StreamConfigurationError(
@@ -148,6 +153,9 @@ class PostgresStream:
         self._page_rows = page_rows
         self._on_write = on_write
         self._find_removed_writers = find_removed_writers
+        self._sequence = sequence
+        # The last id that the sequence had given out when it was read last.
+        self._allocated = 0
 
     @property
     def description(self) -> StreamDescription:
@@ -179,24 +187,34 @@ class PostgresStream:
     ) -> StreamUpdateResult:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
 
+        A committed id never exceeds its sequence. So if the bound is beyond what the
+        sequence is known to have given out, it is read in the same transaction, and
+        nothing above it is answered.
+
         :raises CatchUpError: the database did not answer, or has no such table.
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
+        sequence = self._sequence
+        if upto_token <= self._allocated or instance_name == self._instance_name:
+            sequence = None
 
-        def read(txn: Transaction) -> StreamUpdateResult:
-            return read_page(
-                txn,
-                self._queries,
-                instance_name,
-                from_token,
-                upto_token,
-                self._page_rows,
+        def read(txn: Transaction) -> tuple[StreamUpdateResult, int]:
+            last = upto_token if sequence is None else read_sequence(txn, sequence)
+            upto = min(upto_token, last)
+            if upto <= from_token:
+                return StreamUpdateResult([], upto, False), last
+            page = read_page(
+                txn, self._queries, instance_name, from_token, upto, self._page_rows
             )
+            return page, last
 
         name = self._description.name
         try:
-            return await self._database.transact(f"catch_up_{name}", read)
+            page, last = await self._database.transact(f"catch_up_{name}", read)
+            if sequence is not None:
+                self._allocated = max(self._allocated, last)
+            return page if last >= upto_token else attrs.evolve(page, last_token=last)
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} written by {instance_name} in ({from_token}, "
@@ -211,6 +229,13 @@ class PostgresStream:
         if self._find_removed_writers is None:
             return {}
         return await self._find_removed_writers()
+
+    def is_plausible(self, instance_name: str, token: int) -> bool:
+        """Return whether a writer may be at a token, as far as is known here.
+
+        If it may not, the sequence is to be asked, by way of a page of rows.
+        """
+        return self._sequence is None or (token <= self._allocated + PLAUSIBLE_DISTANCE)
 
     async def write(self, rows: Sequence[Any]) -> int:
         """Write rows, in one transaction and under one token.
@@ -340,6 +365,7 @@ def standard_stream(
         negative=stream.negative,
         page_rows=page_rows,
         find_removed_writers=find_removed_writers,
+        sequence=stream.sequence,
     )
 
 
@@ -365,6 +391,7 @@ def table_stream(
         page_rows=page_rows,
         find_removed_writers=find_removed_writers,
         on_write=on_write,
+        sequence=declaration.sequence,
     )
 
 

@@ -83,6 +83,7 @@ def plan_catch_up(
     *,
     resettable: bool = False,
     held_in_memory: bool = False,
+    is_range_believed: bool = True,
 ) -> PositionPlan:
     """Compare a reader's position with what a writer announced.
 
@@ -91,8 +92,12 @@ def plan_catch_up(
     :param held_in_memory: the writer's rows were lost with its process, so what
         it has now is all that there is, and little; it is fetched from zero.
         Rows of other streams are still where they were: only the position moves.
+    :param is_range_believed: ``False`` if the range is fetched although the writer says
+        that it is empty.
     """
-    if current == new_token or prev_token <= current <= new_token:
+    if current == new_token or (
+        is_range_believed and prev_token <= current <= new_token
+    ):
         return InSync(new_token)
     if current < new_token:
         return Gap(current, new_token)

@@ -37,6 +37,7 @@ from synapse_replication.errors import (
     LocalProtocolError,
     StreamConfigurationError,
 )
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -215,7 +216,15 @@ class MemoryStream:
                 f"{self._max_rows}, max_bytes {self._max_bytes}), and start the "
                 "reader again"
             )
-        return self._read(from_token, upto_token)
+        last_token = self._positions[self._instance_name]
+        if last_token >= upto_token:
+            return self._read(from_token, upto_token)
+        # The reader was told of more than there is.
+        return attrs.evolve(self._read(from_token, last_token), last_token=last_token)
+
+    def is_plausible(self, instance_name: str, token: int) -> bool:
+        """Return whether a writer may be at a token, as far as is known here."""
+        return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
 
     def _read(self, from_token: int, upto_token: int) -> StreamUpdateResult:
         updates: list[tuple[int, JsonValue]] = []

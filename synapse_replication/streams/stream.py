@@ -86,11 +86,15 @@ class StreamUpdateResult:
     :ivar upto_token: everything up to and including this token is in
         ``updates``. Equal to the upper bound asked for, unless ``limited``.
     :ivar limited: there is more between ``upto_token`` and the bound asked for.
+    :ivar last_token: the last token that exists, if it is less than the bound asked
+        for: no writer can have announced more. ``None`` otherwise, or if the source
+        did not compare.
     """
 
     updates: Sequence[tuple[int, JsonValue]]
     upto_token: int
     limited: bool
+    last_token: int | None = None
 
 
 UpdateFunction: TypeAlias = Callable[

@@ -123,6 +123,8 @@ class SourceStream:
     :ivar is_guess: claim to have rows of ours whether or not we have.
     :ivar requests: (writer, from_token, upto_token) of all that were asked.
     :ivar local_token: what this process may announce; :meth:`persist` moves it.
+    :ivar last_token: the last token that exists; ``None`` if any may.
+    :ivar plausible_upto: tokens beyond it are not believed before the store was asked.
     """
 
     def __init__(
@@ -151,6 +153,8 @@ class SourceStream:
         self.is_guess = True
         self.requests: list[tuple[str, int, int]] = []
         self.local_token = 0
+        self.last_token: int | None = None
+        self.plausible_upto = 100_000
         self._positions: dict[str, int] = {}
         self._rows: dict[str, list[tuple[int, JsonValue]]] = {}
         self._waiting: list[_Request] = []
@@ -168,6 +172,9 @@ class SourceStream:
             from_token < token <= upto_token
             for token, _ in self._rows.get(self.instance_name, ())
         )
+
+    def is_plausible(self, instance_name: str, token: int) -> bool:
+        return token <= self.plausible_upto
 
     def advance(self, instance_name: str, token: int) -> None:
         """Take a position, also an earlier one."""
@@ -206,15 +213,18 @@ class SourceStream:
         """Answer the oldest request with what the store holds now."""
         request = self._waiting.pop(0)
         page: list[tuple[int, JsonValue]] = []
+        upto, last = request.upto_token, None
+        if self.last_token is not None and self.last_token < upto:
+            upto = last = self.last_token
         for token, row in self._rows.get(request.instance_name, ()):
-            if not request.from_token < token <= request.upto_token:
+            if not request.from_token < token <= upto:
                 continue
             if len(page) >= self.page_rows and token != page[-1][0]:
-                result = StreamUpdateResult(page, page[-1][0], True)
+                result = StreamUpdateResult(page, page[-1][0], True, last)
                 break
             page.append((token, row))
         else:
-            result = StreamUpdateResult(page, request.upto_token, False)
+            result = StreamUpdateResult(page, upto, False, last)
         request.answered.callback(result)
 
     def answer_with(self, result: StreamUpdateResult) -> None:

@@ -79,6 +79,8 @@ class RecordingObserver(ReplicationObserver):
         self.duplicates: list[tuple[str, str]] = []
         self.unknown = 0
         self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
+        self.refuted: list[tuple[str, str, int, int]] = []
+        self.ahead: list[tuple[str, str, int, int]] = []
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self.refused.append(error)
@@ -134,6 +136,16 @@ class RecordingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         self.removed_drained.append((stream_name, instance_name, token))
+
+    def position_refuted(
+        self, stream_name: str, instance_name: str, token: int, last_token: int
+    ) -> None:
+        self.refuted.append((stream_name, instance_name, token, last_token))
+
+    def ahead_of_writer(
+        self, stream_name: str, instance_name: str, position: int, announced: int
+    ) -> None:
+        self.ahead.append((stream_name, instance_name, position, announced))
 
     def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
         self.catch_ups.append(event)

@@ -114,6 +114,8 @@ SCHEMA = """
 CREATE TABLE orders (
     stream_id bigint NOT NULL, writer text NOT NULL, item text NOT NULL, amount integer);
 CREATE INDEX orders_by_writer ON orders (writer, stream_id);
+CREATE SEQUENCE orders_seq;
+SELECT setval('orders_seq', 1000000);
 """
 
 
@@ -184,6 +186,28 @@ class PostgresStreamTests(SynchronousTestCase):
 
         self.assertEqual(self.fetch_all(stream, "w1", 0, 9), [(5, ["a", 1])])
         self.assertEqual(self.fetch_all(stream, "w2", 0, 9), [(6, ["b", 2])])
+
+    def test_nothing_beyond_the_sequence(self) -> None:
+        """A page ends, and says so, where the sequence is; the bound may be anything."""
+        self.execute("INSERT INTO orders VALUES (5, 'w2', 'a', 1), (6, 'w2', 'b', 2)")
+        self.execute("SELECT setval('orders_seq', 7)")
+        stream = self.make(page_rows=1)
+        page = self.wait(stream.get_updates_since("w2", 0, 2**62))
+        self.assertEqual((page.upto_token, page.limited, page.last_token), (5, True, 7))
+        page = self.wait(stream.get_updates_since("w2", 6, 2**62))
+        self.assertEqual((list(page.updates), page.upto_token), ([], 7))
+        page = self.wait(stream.get_updates_since("w2", 9, 2**62))
+        self.assertEqual((list(page.updates), page.last_token), ([], 7))
+
+    def test_plausible_positions(self) -> None:
+        """What is near the known part of the sequence is believed; it is read once."""
+        stream = self.make()
+        self.assertTrue(stream.is_plausible("w2", 100_000))
+        self.assertFalse(stream.is_plausible("w2", 100_001))
+        page = self.wait(stream.get_updates_since("w2", 999_990, 1_000_000))
+        self.assertIsNone(page.last_token)
+        self.assertTrue(stream.is_plausible("w2", 1_100_000))
+        self.assertFalse(stream.is_plausible("w2", 1_100_001))
 
     def test_pages_make_the_whole_table(self) -> None:
         """C5: more rows than a page holds: the pages together equal the table."""
@@ -457,7 +481,7 @@ class RealIdsTests(TestCase):
         with connection, connection.cursor() as cursor:
             cursor.execute(SCHEMA)
             cursor.execute(
-                "CREATE SEQUENCE orders_seq START 2; CREATE TABLE stream_positions ("
+                "SELECT setval('orders_seq', 1); CREATE TABLE stream_positions ("
                 "stream_name text NOT NULL, instance_name text NOT NULL, "
                 "stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name))"
             )

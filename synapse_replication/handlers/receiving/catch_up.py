@@ -11,6 +11,12 @@ While a page is handed on, the next is on its way, one at most: the source and t
 process work at the same time. It is used if the cursor is where it begins, and else
 forgotten.
 
+What a writer is said to have reached is a claim until the source confirms it: the
+source answers no further than its last token, and claims beyond that are refuted. Of
+the position that was reached without rows it is remembered from where
+(:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that a claim that was
+believed, and turns out to be false, is taken back.
+
 A run that is not being worked on has exactly one step in the queue or one retry on
 the clock, unless its link is lost: then it is abandoned with the writer's state, so
 that what still waits of the writer's rows cannot pass the gap.
@@ -20,7 +26,7 @@ Spec, section 5; cases C3, C5, C6, C46, C53, C59.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from synapse_replication.errors import RowDecodeError
@@ -34,6 +40,7 @@ from synapse_replication.handlers.observer import (
 )
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import Pacer
+from synapse_replication.handlers.receiving.silent_moves import SilentMoves
 from synapse_replication.handlers.receiving.writer_state import (
     CatchUpRun,
     CatchUpStep,
@@ -92,6 +99,7 @@ class CatchUps:
         # The stream's own source is the writer's memory already.
         self._partial = None if self._description.held_in_memory else partial
         self._epochs = HandledEpochs(self._name, sink)
+        self._silent = SilentMoves()
 
     def begin_later(
         self,
@@ -99,22 +107,32 @@ class CatchUps:
         instance_name: str,
         state: WriterState,
         from_token: int,
-        upto_token: int,
+        tokens: Sequence[int],
         error: Exception | None = None,
+        restart_token: int | None = None,
     ) -> None:
-        """Have ``(from_token, upto_token]`` fetched.
+        """Have the rows above ``from_token`` fetched, up to the greatest of ``tokens``.
 
+        :param tokens: of rows that came; at least one.
         :param error: why, if the host failed: then not at once.
+        :param restart_token: go back to this position first.
         """
         run = state.catch_up
-        if run is not None:
+        if run is None:
+            is_new = True
+            run = state.catch_up = CatchUpRun(from_token, min(tokens), restart_token)
+        else:
             # Its next step is on its way.
+            is_new = False
             run.cursor = min(run.cursor, from_token)
-            run.target = max(run.target, upto_token)
+            if run.restart_token is None:
+                run.restart_token = restart_token
+        for token in sorted(tokens):
+            run.want(token)
+        if not is_new:
             if error is not None:
                 self._observer.failure(f"handling rows of {self._name}", error)
             return
-        run = state.catch_up = CatchUpRun(from_token, upto_token)
         if error is not None:
             self._try_again(link, instance_name, state, run, error)
         elif link.is_lost:
@@ -159,10 +177,17 @@ class CatchUps:
                 waiting = self._sink.on_position(self._name, instance_name, run.target)
                 if waiting is not None:
                     await waiting
+                self._silent.moved(
+                    instance_name, current, run.target, self._clock.seconds()
+                )
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._try_again(link, instance_name, state, run, error)
             return
         state.catch_up = None
+        if run.is_refuted and not state.is_connected:
+            # Where the writer stands is not known: its own POSITION will say.
+            self._abandon(link, instance_name)
+            return
         if run.has_fetched:
             self._observer.resynced(
                 self._name,
@@ -187,9 +212,42 @@ class CatchUps:
         if run.epoch is not None:
             # Only now: no token of another epoch may ever be saved with it.
             await self._epochs.begin(instance_name, run.epoch)
+        self._silent.forget(instance_name)
         run.restart_token = None
         run.is_full = True
         self._observer.stream_reset(self._name, instance_name, current, restart_token)
+
+    def undelivered_from(self, instance_name: str) -> int:
+        """Return the token above which no row of a writer was delivered.
+
+        It is less than the position if that was reached without a row.
+        """
+        current = self._stream.current_token(instance_name)
+        return self._silent.start_of(instance_name, current)
+
+    async def fall_back(
+        self, link: Link, instance_name: str, state: WriterState, token: int
+    ) -> None:
+        """Go back to where a writer says to be, if no row was delivered beyond.
+
+        A position that was believed and is not the writer's would have its next rows
+        discarded. If rows were delivered, going back would double them: that is
+        reported.
+        """
+        current = self._stream.current_token(instance_name)
+        start = self._silent.start_of(instance_name, current)
+        if self._description.held_in_memory:
+            if start < current:
+                # What its writer has is little, and no harm if it comes again.
+                start = min(0, token)
+            else:
+                return
+        if start == current:
+            self._observer.ahead_of_writer(self._name, instance_name, current, token)
+            return
+        target = max(start, token)
+        run = state.catch_up = CatchUpRun(start, target, start)
+        await self.go_on(link, instance_name, state, run)
 
     def is_of_epoch(self, instance_name: str, epoch: str) -> bool:
         """Tell whether what was handled of a writer is of this epoch."""
@@ -253,6 +311,11 @@ class CatchUps:
             )
         run.is_full |= not (is_partial or self._description.held_in_memory)
         run.has_fetched = True
+        if result.last_token is not None and result.last_token < run.target:
+            self._refute(instance_name, run, result.last_token)
+            upto_token = min(upto_token, run.target)
+            if upto_token <= from_token:
+                return
         page = check_page(result, from_token, upto_token, take_encoded=True)
         # Rows below a position of an idempotent stream may be committed later.
         is_wanted = not (link.is_lost or self._description.idempotent)
@@ -275,6 +338,15 @@ class CatchUps:
         self._pacer.count(len(page.tokens))
         if self._pacer.is_due():
             await self._pacer.take_break()
+
+    def _refute(self, instance_name: str, run: CatchUpRun, last_token: int) -> None:
+        self._observer.position_refuted(
+            self._name, instance_name, run.target, last_token
+        )
+        self._observer.discarded(
+            self._name, instance_name, DiscardReason.IMPLAUSIBLE, 1
+        )
+        run.refute(last_token)
 
     async def _ask(
         self, instance_name: str, run: CatchUpRun, from_token: int, upto_token: int

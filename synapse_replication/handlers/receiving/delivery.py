@@ -121,5 +121,5 @@ class Delivery:
         # Late rows come in any order.
         from_token = min(self._stream.current_token(instance_name), min(tokens) - 1)
         self._catch_ups.begin_later(
-            link, instance_name, state, from_token, max(tokens), error
+            link, instance_name, state, from_token, tokens, error
         )

@@ -14,6 +14,11 @@ to the target are handed on; then the writer is live again. A failed attempt is 
 again later, with back-off, from the last token that was handed on. It ends with its
 connection: the next POSITION, on another one, finds the gap by itself.
 
+A position further away than the stream takes to be plausible is a claim: the range
+before it is fetched, even if the writer says that it is empty, so that the source is
+asked whether the position exists. A row that lies in a stretch which the position
+passed without rows shows that the position was false; the stretch is fetched again.
+
 Invariant: a writer's position passes a token only when all of its rows up to there
 were handed on, or its POSITION said that there are none.
 
@@ -22,7 +27,7 @@ Spec, section 5; cases C3, C4, C7 to C10, C46, C53, C57, C59.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from operator import lt
 from typing import Any, cast
@@ -148,6 +153,14 @@ class StreamReceiver:
             lambda link, item: self._queue.put((link, item), 1, ROW_OVERHEAD),
         )
         self._delivery = Delivery(stream, sink, observer, self._catch_ups)
+        self._is_plausible: Callable[[str, int], bool] = getattr(
+            stream, "is_plausible", _is_always_plausible
+        )
+        # Late rows of an idempotent stream are delivered; one that is held in memory
+        # goes back when its writer starts again.
+        self._can_fall_back = not (
+            stream.description.idempotent or stream.description.held_in_memory
+        )
 
     @property
     def stream_name(self) -> str:
@@ -196,7 +209,7 @@ class StreamReceiver:
             state is not None
             and state.is_live
             and not self._description.resettable
-            and position.new_token <= self._stream.current_token(instance_name)
+            and position.new_token == self._stream.current_token(instance_name)
         ):
             self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
             return
@@ -216,7 +229,7 @@ class StreamReceiver:
         if (
             state is None
             or not state.is_live
-            or token > self._stream.current_token(instance_name)
+            or token != self._stream.current_token(instance_name)
         ):
             told = Told(instance_name, token, is_first)
             self._queue.put((link, told), 1, ROW_OVERHEAD)
@@ -308,7 +321,7 @@ class StreamReceiver:
                 await self._pacer.take_break()
             part = run.part(start, start + _SLICE)
             typed = None
-            if None not in part.tokens:
+            if None not in part.tokens and self._are_plausible(part):
                 with suppress(RowDecodeError):
                     decoded = self._description.codec.decode(part.rows)
                     typed = None if decoded.with_extra_fields else decoded.rows
@@ -369,6 +382,11 @@ class StreamReceiver:
                     link, instance_name, state, [(token, [row])], error
                 )
 
+    def _are_plausible(self, part: InterleavedRun) -> bool:
+        tokens = cast(list[int], part.tokens)
+        greatest = max(tokens)
+        return self._is_plausible(part.instance_names[tokens.index(greatest)], greatest)
+
     @staticmethod
     def _is_usual(state: WriterState, tokens: Sequence[Any], position: int) -> bool:
         """Tell whether these are single rows of a live writer, ascending."""
@@ -394,6 +412,7 @@ class StreamReceiver:
         position = self._stream.current_token(instance_name)
         if (
             not self._is_usual(state, tokens, position)
+            or not self._is_plausible(instance_name, tokens[-1])
             or (typed := self._delivery.decode(rows)) is None
         ):
             return self._take_unusual(link, instance_name, state, tokens, rows)
@@ -449,19 +468,28 @@ class StreamReceiver:
         has passed them; nothing above what a catch-up has reached is.
         """
         batches: list[tuple[int, list[Any]]] = []
+        # Late rows that were never delivered, and the token above which none was.
+        missed: list[int] = []
+        undelivered_from = self._catch_ups.undelivered_from(instance_name)
         # The token before the first that must be fetched.
         fetch_from: int | None = None
         if state.catch_up is not None:
             fetch_from = position = max(position, state.catch_up.cursor)
         for token, texts in whole:
             is_late = token <= position
-            if is_late and not self._description.idempotent:
+            if is_late and token > undelivered_from and self._can_fall_back:
+                missed.append(token)
+                self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
+            elif is_late and not self._description.idempotent:
                 self._discard(instance_name, DiscardReason.OLD_TOKEN, len(texts))
             elif state.has_lost_rows:
                 # None of the later ones may overtake it, or it would be passed.
                 fetch_from = _least(fetch_from, token - 1 if is_late else position)
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif fetch_from is not None and not is_late:
+                self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
+            elif not is_late and not self._is_plausible(instance_name, token):
+                fetch_from = _least(fetch_from, position)
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif (rows := self._delivery.decode(texts)) is None:
                 fetch_from = _least(fetch_from, token - 1 if is_late else position)
@@ -473,9 +501,19 @@ class StreamReceiver:
         taken = self._delivery.hand_on(link, instance_name, state, batches)
         if taken is True or (taken is not False and await taken):
             self._catch_ups.position_changed(instance_name)
+        if missed:
+            current = self._stream.current_token(instance_name)
+            self._catch_ups.begin_later(
+                link,
+                instance_name,
+                state,
+                undelivered_from,
+                [*missed, current],
+                restart_token=undelivered_from if undelivered_from < current else None,
+            )
         if fetch_from is not None:
-            highest = max(token for token, _ in whole)
-            self._catch_ups.begin_later(link, instance_name, state, fetch_from, highest)
+            tokens = [token for token, _ in whole]
+            self._catch_ups.begin_later(link, instance_name, state, fetch_from, tokens)
 
     # -- positions --------------------------------------------------------------------
 
@@ -502,9 +540,14 @@ class StreamReceiver:
                 new_token,
                 resettable=description.resettable,
                 held_in_memory=description.held_in_memory,
+                is_range_believed=self._is_plausible(instance_name, new_token),
             )
             if isinstance(plan, Redundant):
                 self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+                if self._can_fall_back:
+                    await self._catch_ups.fall_back(
+                        link, instance_name, state, new_token
+                    )
                 self._catch_ups.position_changed(instance_name)
                 self._catch_ups.connected(link, instance_name, state)
                 return
@@ -521,7 +564,7 @@ class StreamReceiver:
             run.cancel_retry()
             run = CatchUpRun(0, new_token, 0)
         else:
-            run.target = max(run.target, new_token)
+            run.want(new_token)
             # It is there again.
             run.is_drain = False
         state.catch_up = run
@@ -544,12 +587,14 @@ class StreamReceiver:
                     link, PositionCommand(name, instance_name, token, token)
                 )
         elif state.catch_up is not None:
-            state.catch_up.target = max(state.catch_up.target, token)
+            state.catch_up.want(token)
         elif token > current:
             if not item.is_first:
                 self._observer.gap_found(name, instance_name, current, token)
             run = state.catch_up = CatchUpRun(current, token)
             await self._catch_ups.go_on(link, instance_name, state, run)
+        elif token < current and not self._description.idempotent:
+            await self._catch_ups.fall_back(link, instance_name, state, token)
 
     async def _take_collapsed(self, link: Link, item: Collapsed) -> None:
         """Catch up with what was dropped when the queue was full."""
@@ -590,13 +635,18 @@ class StreamReceiver:
             run = run or CatchUpRun(min(current, item.upto), item.upto)
             run.is_drain = run.is_drain and position is None
             run.cursor = min(run.cursor, current)
-            run.target = max(run.target, item.upto)
+            run.want(item.upto)
+        run.is_incomplete = True
         state.catch_up = run
         await self._catch_ups.go_on(link, instance_name, state, run)
 
     def _discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         if count:
             self._observer.discarded(self._name, instance_name, reason, count)
+
+
+def _is_always_plausible(instance_name: str, token: int) -> bool:
+    return True
 
 
 def _least(known: int | None, token: int) -> int:

@@ -123,7 +123,7 @@ class RemovedWriterDrains:
         if state is None:
             state = link.writers[self._name, instance_name] = WriterState()
         if state.catch_up is not None:
-            state.catch_up.target = max(state.catch_up.target, upto_token)
+            state.catch_up.want(upto_token)
             return
         if state.pending:
             self._observer.discarded(

@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+#: Claims that are remembered of one catch-up.
+MAX_CLAIMS = 100
+
+
 @attrs.define(eq=False)
 class ReadAhead:
     """The next page of a catch-up, on its way while the one before is handed on.
@@ -69,6 +73,10 @@ class CatchUpRun:
     :ivar is_full: not all of it came from what its writer sent last.
     :ivar is_drain: its writer was removed and announces nothing.
     :ivar ahead: the page after the one that is being handed on, if it was asked for.
+    :ivar claims: the tokens that made up the target, ascending; the source may refute
+        the greatest of them.
+    :ivar is_incomplete: lesser claims are not among them.
+    :ivar is_refuted: none of them was true.
     """
 
     cursor: int
@@ -82,6 +90,34 @@ class CatchUpRun:
     is_full: bool = False
     is_drain: bool = False
     ahead: ReadAhead | None = None
+    claims: list[int] = attrs.field(init=False, factory=list)
+    is_incomplete: bool = False
+    is_refuted: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.claims.append(self.target)
+
+    def want(self, token: int) -> None:
+        """Want rows up to ``token``, too."""
+        if token > self.target or self.is_refuted:
+            self.is_refuted = False
+            self.target = token
+            self.claims.append(token)
+            if len(self.claims) > MAX_CLAIMS:
+                del self.claims[0]
+                self.is_incomplete = True
+
+    def refute(self, last_token: int) -> None:
+        """Want nothing above ``last_token``: it does not exist.
+
+        What remains is the greatest claim at or below it. If there is none, nothing is
+        wanted, unless a lesser claim may have been dropped.
+        """
+        self.claims = [claim for claim in self.claims if claim <= last_token]
+        if not self.claims and self.is_incomplete:
+            self.claims.append(last_token)
+        self.is_refuted = not self.claims
+        self.target = max(self.cursor, *self.claims, self.cursor)
 
     def cancel_retry(self) -> None:
         """Make no later attempt: one is made now, or none ever."""

@@ -332,6 +332,7 @@ class Process:
             instance_name=self.name,
             insert=declared_insert(table),
             page_rows=3,
+            sequence=table.sequence,
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:

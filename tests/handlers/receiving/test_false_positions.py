@@ -1,0 +1,186 @@
+"""Tests for what a reader does with positions that are not true."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from tests.handlers.fixtures import Receiving, receiving
+
+FAR = 2**62
+
+
+def live(last_token: int = 5, **options: bool) -> Receiving:
+    """Build a reader that is live at the 5th of the tokens that there are."""
+    process = receiving(**options)  # type: ignore[arg-type]
+    process.stream.last_token = last_token
+    process.stream.persist("w", 5, "five")
+    process.receive("POSITION events w 4 4", 'RDATA events w 5 ["five"]')
+    return process
+
+
+def tokens(process: Receiving) -> list[int]:
+    return process.host.rows.tokens("w")
+
+
+class FarTests(SynchronousTestCase):
+    """Positions beyond what is plausible: the source decides."""
+
+    def assert_contained(self, process: Receiving) -> None:
+        self.assertEqual(process.stream.current_token("w"), 5)
+        observer = process.host.observer
+        self.assertEqual(observer.discards["events", "w", DiscardReason.IMPLAUSIBLE], 1)
+        self.assertEqual(observer.refuted, [("events", "w", FAR, 5)])
+        process.stream.last_token = 6
+        process.receive('RDATA events w 6 ["six"]')
+        self.assertEqual(tokens(process), [5, 6])
+
+    def test_plain(self) -> None:
+        process = live()
+        process.receive(f"POSITION events w {FAR} {FAR}")
+        self.assert_contained(process)
+
+    def test_range(self) -> None:
+        """That a range is empty is believed only if it is plausible."""
+        process = live()
+        process.receive(f"POSITION events w 0 {FAR}")
+        self.assert_contained(process)
+
+    def test_row(self) -> None:
+        """A row that is far away is fetched; there is none, so nothing is delivered."""
+        process = live()
+        process.receive(f'RDATA events w {FAR} ["false"]')
+        self.assert_contained(process)
+
+    def test_row_among_others(self) -> None:
+        """Rows that came together with a false one are delivered."""
+        process = live()
+        process.stream.persist("w", 6, ["six"])
+        process.stream.last_token = 6
+        process.receive(
+            'RDATA events w 6 ["six"]',
+            f'RDATA events w {FAR} ["false"]',
+            'RDATA events v 7 ["other"]',
+        )
+        self.assertEqual(tokens(process), [5, 6])
+        self.assertEqual(process.stream.current_token("w"), 6)
+
+    def test_heartbeat(self) -> None:
+        process = live()
+        process.handler.writer_told(process.connection, "w", {"events": FAR})
+        self.assert_contained(process)
+
+    def test_true_ones_remain(self) -> None:
+        """What else was announced while the source is asked is fetched all the same."""
+        process = live()
+        process.stream.is_held = True
+        process.receive(f"POSITION events w {FAR} {FAR}", "POSITION events w 9 9")
+        process.stream.persist("w", 8, ["eight"])
+        process.stream.last_token = 12
+        process.receive('RDATA events w 8 ["eight"]')
+        process.stream.is_held = False
+        process.stream.answer()
+        self.assertEqual(tokens(process), [5, 8])
+        self.assertEqual(process.stream.current_token("w"), 9)
+
+    def test_before_the_writer_itself(self) -> None:
+        """A false position does not stand for that of the writer, which has rows."""
+        process = receiving()
+        process.stream.persist("w", 3, ["three"])
+        process.stream.last_token = 3
+        process.receive(f"POSITION events w {FAR} {FAR}")
+        # Of this one the position before it is not known.
+        process.receive('RDATA events w 3 ["three"]')
+        self.assertEqual(tokens(process), [])
+        process.receive("POSITION events w 3 3")
+        self.assertEqual(tokens(process), [3])
+
+    def test_in_a_full_queue(self) -> None:
+        """Lesser claims that were dropped with the rows are fetched."""
+        process = receiving(receiver=ReceiverOptions(max_queue_size=600))
+        process.receive("POSITION events w 0 0")
+        process.host.rows.is_held = True
+        for token in (1, 2, 3, 4):
+            text = "x" * 300
+            process.stream.persist("w", token, [text])
+            process.receive(f'RDATA events w {token} ["{text}"]')
+        process.stream.last_token = 4
+        process.receive(f"POSITION events w {FAR} {FAR}")
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual(tokens(process), [1, 2, 3, 4])
+        self.assertEqual(process.stream.current_token("w"), 4)
+
+    def test_a_far_position_that_is_true(self) -> None:
+        """A long jump costs a question, and no row."""
+        process = live(500_000)
+        process.receive("POSITION events w 5 500000")
+        self.assertEqual(process.stream.requests[1:], [("w", 5, 500_000)])
+        self.assertEqual(process.stream.current_token("w"), 500_000)
+
+
+class NearTests(SynchronousTestCase):
+    """Positions that are believed, and turn out to be false."""
+
+    def test_a_row_in_what_was_passed(self) -> None:
+        """The rows of a stretch that was passed without rows are delivered once."""
+        process = live()
+        process.receive("POSITION events w 5 9")
+        self.assertEqual(process.stream.current_token("w"), 9)
+        for token in (6, 7):
+            process.stream.persist("w", token, [f"row {token}"])
+            process.stream.last_token = token
+            process.receive(f'RDATA events w {token} ["row {token}"]')
+        self.assertEqual(tokens(process), [5, 6, 7])
+        process.receive("POSITION events w 7 12", 'RDATA events w 13 ["13"]')
+        self.assertEqual(tokens(process), [5, 6, 7, 13])
+
+    def test_the_writer_says_less(self) -> None:
+        """A reader falls back to where its writer is, and takes its next rows."""
+        for tell in (
+            lambda process: process.receive("POSITION events w 5 5"),
+            lambda process: process.handler.writer_told(
+                process.connection, "w", {"events": 5}
+            ),
+        ):
+            process = live()
+            process.receive("POSITION events w 5 9")
+            tell(process)
+            self.assertEqual(process.stream.current_token("w"), 5)
+            self.assertEqual(process.host.observer.resets[-1], ("events", "w", 9, 5))
+            process.receive('RDATA events w 6 ["six"]')
+            self.assertEqual(tokens(process), [5, 6])
+            self.assertEqual(process.host.observer.ahead, [])
+
+    def test_less_than_what_was_delivered(self) -> None:
+        """A false position below what was delivered doubles nothing."""
+        process = live()
+        process.receive("POSITION events w 5 9", "POSITION events w 0 0")
+        self.assertEqual(process.stream.current_token("w"), 5)
+        process.receive("POSITION events w 0 0", 'RDATA events w 6 ["six"]')
+        self.assertEqual(tokens(process), [5, 6])
+
+    def test_no_way_back(self) -> None:
+        """A reader that was given a row beyond its writer says so, each time."""
+        process = live()
+        process.receive('RDATA events w 9 ["false"]', "POSITION events w 5 5")
+        self.assertEqual(process.stream.current_token("w"), 9)
+        self.assertEqual(process.host.observer.ahead, [("events", "w", 9, 5)])
+
+    def test_an_old_row_that_was_delivered(self) -> None:
+        """A row that comes twice is discarded, also after a silent move."""
+        process = live()
+        process.receive("POSITION events w 5 9", 'RDATA events w 5 ["five"]')
+        self.assertEqual(tokens(process), [5])
+        self.assertEqual(process.stream.current_token("w"), 9)
+
+    def test_in_memory(self) -> None:
+        """What a writer holds in memory is fetched again from its beginning."""
+        process = live(resettable=True, held_in_memory=True)
+        process.receive("POSITION events w 5 9")
+        process.handler.writer_told(process.connection, "w", {"events": 5})
+        self.assertEqual(process.stream.current_token("w"), 5)
+        process.receive('RDATA events w 6 ["six"]')
+        self.assertEqual(process.stream.current_token("w"), 6)

@@ -1,0 +1,47 @@
+"""Tests for synapse_replication.handlers.receiving.silent_moves."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.silent_moves import (
+    MAX_WRITERS,
+    WINDOW_SECONDS,
+    SilentMoves,
+)
+
+
+class SilentMovesTests(SynchronousTestCase):
+    def test_nothing_is_known(self) -> None:
+        """A position that nothing is known of was reached by a row."""
+        self.assertEqual(SilentMoves().start_of("w", 5), 5)
+
+    def test_moves_that_join(self) -> None:
+        """A stretch reaches back to where the last row was delivered."""
+        moves = SilentMoves()
+        moves.moved("w", 5, 7, 0.0)
+        moves.moved("w", 7, 9, 1.0)
+        self.assertEqual(moves.start_of("w", 9), 5)
+        # A row has come since.
+        self.assertEqual(moves.start_of("w", 12), 12)
+        moves.moved("w", 12, 15, 2.0)
+        self.assertEqual(moves.start_of("w", 15), 12)
+        moves.forget("w")
+        self.assertEqual(moves.start_of("w", 15), 15)
+
+    def test_old_moves_are_final(self) -> None:
+        """A stretch of an idle writer reaches back for a bounded time."""
+        moves = SilentMoves()
+        for second in range(600):
+            moves.moved("w", second, second + 1, float(second))
+        start = moves.start_of("w", 600)
+        self.assertGreaterEqual(600 - start, WINDOW_SECONDS)
+        self.assertLessEqual(600 - start, 2 * WINDOW_SECONDS + 2)
+
+    def test_bounded(self) -> None:
+        """Names that a peer makes up push out the oldest ones, and no more."""
+        moves = SilentMoves()
+        for number in range(MAX_WRITERS + 1):
+            moves.moved(f"w{number}", 1, 2, 0.0)
+        self.assertEqual(moves.start_of("w0", 2), 2)
+        self.assertEqual(moves.start_of("w1", 2), 1)
