@@ -5,7 +5,10 @@ Spec, sections 1, 5 and 6; docs/plugging-in.rst.
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +17,7 @@ import attrs
 from synapse_replication.app.commands import CommandsOut
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.handlers.data import (
-    ReplicationDataHandler,
-)
+from synapse_replication.handlers.data import LargestToken, ReplicationDataHandler
 from synapse_replication.handlers.host_parts import (
     StreamTable,
     SyncingUsers,
@@ -27,10 +28,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.stream import UpdateFunction
 
-__all__ = [
-    "PositionsOnlySink",
-    "StandaloneHost",
-]
+__all__ = ["PositionsOnlySink", "StandaloneHost", "process_label"]
 
 
 class PositionsOnlySink:
@@ -61,6 +59,9 @@ class StandaloneHost:
     :ivar fetch_from_writer: makes, of the name of a stream held in memory, what
         asks its writers for rows over HTTP, with retries. For the code that is
         plugged in by ``modules``, too, and set as ``rows`` is.
+    :ivar largest_token: returns the largest token of a stream that any writer may
+        have allocated, beyond which ``rows`` waits for nothing; set by the process
+        if it has a database.
     """
 
     identity: Identity
@@ -75,6 +76,7 @@ class StandaloneHost:
     rows: ReplicationDataHandler = attrs.field(init=False)
     hooks: ReplicationHooks = attrs.field(init=False)
     fetch_from_writer: Callable[[str], UpdateFunction] = attrs.field(init=False)
+    largest_token: LargestToken | None = attrs.field(init=False, default=None)
 
     @classmethod
     def from_config(
@@ -97,9 +99,27 @@ class StandaloneHost:
 
     def set_sink(self, sink: RowSink) -> None:
         """Say where received rows go."""
-        self.rows = ReplicationDataHandler(self.streams.get_streams(), sink, self.clock)
+        self.rows = ReplicationDataHandler(
+            self.streams.get_streams(),
+            sink,
+            self.clock,
+            largest_token=self._find_largest_token,
+        )
+
+    async def _find_largest_token(self, stream_name: str) -> int | None:
+        find = self.largest_token
+        return None if find is None else await find(stream_name)
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
         """Give the JSON value of a typed row."""
         stream = self.streams.get_streams()[stream_name]
         return stream.description.codec.to_json(row)
+
+
+def process_label() -> str:
+    """Return where this process runs, in one word: the machine and the process id.
+
+    Other instances show it to their operators.
+    """
+    machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
+    return f"{machine[:200]}:{os.getpid()}"

@@ -23,11 +23,14 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 
-from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.host import (
+    PositionsOnlySink,
+    StandaloneHost,
+    process_label,
+)
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
-from synapse_replication.app.place import this_place
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
@@ -246,7 +249,7 @@ class ProcessService(Service):
             observer,
             self._epochs,
             self._backlog,
-            where=this_place(),
+            where=process_label(),
         )
         return handler, extension
 

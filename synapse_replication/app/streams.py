@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Hashable, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg2
@@ -30,6 +29,7 @@ from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.backoff import Backoff
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import RowSink
@@ -62,14 +62,11 @@ __all__ = ["LOOK_BACK", "StreamSetup"]
 
 _log = Logger()
 
-#: Between two attempts to reach the database at the start, in s.
-_LONGEST_DELAY = 5.0
+#: Between two attempts to reach the database at the start.
+_BACKOFF = Backoff(0.5, 5.0, 1.5)
 
 #: How many ids who begins to write a stream looks at, for rows of its own.
 LOOK_BACK = 100_000
-
-#: What a row replaces older rows of, for streams in memory where it does.
-_KEYS: Mapping[str, Callable[[Any], Hashable]] = {"typing": attrgetter("room_id")}
 
 #: ``(stream, writer) -> token``.
 Positions = Mapping[tuple[str, str], int]
@@ -112,6 +109,7 @@ class StreamSetup:
         :raises StreamConfigurationError: a stream is declared twice.
         """
         self._host.fetch_from_writer = self._fetch
+        self._host.largest_token = self._largest_token
         saved_positions = getattr(sink, "saved_positions", None)
         if saved_positions is not None:
             self._saved = saved_positions()
@@ -241,13 +239,25 @@ class StreamSetup:
             standard.description,
             instance_name=self._config.instance_name,
             fetch=self._fetch(standard.name),
-            key=_KEYS.get(standard.name),
+            key=standard.key,
             on_write=self._host.notifier.notify,
         )
         for (name, writer), token in self._saved.items():
             if name == standard.name and writer != self._config.instance_name:
                 stream.advance(writer, token)
         return stream
+
+    async def _largest_token(self, stream_name: str) -> int | None:
+        """Return how far the sequence of a stream was taken; ``None`` if it has none."""
+        declared = dict(self._declared()).get(stream_name)
+        sequence = None if declared is None else declared.sequence
+        if sequence is None:
+            return None
+        return await self._get_database().transact(
+            f"largest_token_{stream_name}",
+            lambda txn: read_sequence(txn, sequence),
+            autocommit=True,
+        )
 
     def _fetch(self, name: str) -> UpdateFunction:
         return with_retries(
@@ -308,13 +318,13 @@ class StreamSetup:
             }
 
         clock = self._host.clock
-        for attempt in itertools.count():
+        for attempt in itertools.count(1):
             try:
                 self._stored = await self._get_database().transact(
                     "positions_at_start", read
                 )
             except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
-                delay = min(0.5 * 1.5**attempt, _LONGEST_DELAY)
+                delay = _BACKOFF.delay(attempt)
                 _log.warn(
                     "Cannot read the stored positions: {why}; trying again in "
                     "{delay:.1f} s",

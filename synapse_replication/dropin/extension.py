@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synapse_replication.app.place import this_place
+from synapse_replication.app.host import process_label
 from synapse_replication.dropin.adapter import SynapseHost
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -48,7 +48,7 @@ def make_extension(
     if not is_turned_on():
         return None
     return ReplicationExtension(
-        host, handler, observer_of(hs), epochs, backlog, where=this_place()
+        host, handler, observer_of(hs), epochs, backlog, where=process_label()
     )
 
 

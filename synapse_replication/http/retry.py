@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
@@ -28,12 +29,14 @@ def with_retries(
     :param random: gives a number in [0, 1); delays vary by half.
     :param attempts: requests at most.
     :param first_delay: before the second request, in s; doubled each time.
+    :param max_delay: s at most.
     """
+
+    backoff = Backoff(first_delay, max_delay, jitter=random)
 
     async def retrying(
         instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        delay = first_delay
         for attempt in range(1, attempts + 1):
             try:
                 return await fetch(instance_name, from_token, upto_token, limit)
@@ -41,8 +44,7 @@ def with_retries(
                 helps = error.status is None or error.status >= 500
                 if attempt == attempts or not helps:
                     raise
-            await clock.sleep(delay * (0.5 + random() / 2))
-            delay = min(delay * 2, max_delay)
+            await clock.sleep(backoff.delay(attempt))
         raise AssertionError("at least one attempt is made")
 
     return retrying

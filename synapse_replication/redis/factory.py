@@ -33,6 +33,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
 from synapse_replication.redis.resp import (
     MAX_REPLY_LENGTH,
@@ -46,6 +47,11 @@ __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFacto
 
 #: How long a connection may take from being made to being established, in s.
 HANDSHAKE_TIMEOUT = 10.0
+#: The delay before the first new attempt, and the longest one, in s.
+INITIAL_DELAY = 0.1
+MAX_DELAY = 5.0
+#: By how much the delay grows from one attempt to the next.
+GROWTH = 2.7
 
 
 class RedisLink:
@@ -207,9 +213,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         at most: processes that were cut off together do not come back together.
     """
 
-    maxDelay = 5.0  # noqa: N815
-    initialDelay = 0.1  # noqa: N815
-    delay = initialDelay
+    #: txredisapi looks for it here.
+    maxDelay = MAX_DELAY  # noqa: N815
     protocol = RedisProtocol
 
     def __init__(
@@ -258,7 +263,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self.handshake_timeout = handshake_timeout
         self.reader_factory = reader_factory
         self._why = ""
-        self._jitter = jitter
+        self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
         self._ping_interval = ping_interval
         self._pings = LoopingCall(self._ping_pool)
         self._pings.clock = clock
@@ -368,8 +373,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         """
         connector = connector or self.connector
         assert connector is not None, "there is nothing to try again"
-        wait = self.delay * (1 - self._jitter() / 2)
-        self.delay = min(self.delay * self.factor, self.maxDelay)
+        self.retries += 1
+        wait = self._backoff.delay(self.retries)
 
         def connect() -> None:
             self._callID = None

@@ -11,8 +11,7 @@ Spec, section 5; cases C4, C9, C46, C53.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
@@ -26,7 +25,6 @@ from synapse_replication.streams.stream import (
 )
 
 __all__ = [
-    "Backoff",
     "Gap",
     "InSync",
     "Page",
@@ -179,24 +177,3 @@ def check_page(
     wanted.sort(key=itemgetter(0))
     tokens = [token for token, _ in wanted]
     return Page(tokens, [row for _, row in wanted], reached, is_encoded)
-
-
-@attrs.frozen
-class Backoff:
-    """How long to wait after a failure: doubling, capped, with jitter.
-
-    :ivar initial: s after the first failure.
-    :ivar maximum: s at most.
-    :ivar random: gives a number in [0, 1); the wait is between half and all of
-        what the doubling says.
-    """
-
-    initial: float = 0.5
-    maximum: float = 30.0
-    random: Callable[[], float] = random.random
-
-    def delay(self, attempt: int) -> float:
-        """Give the wait in s after the ``attempt``-th failure, from 1."""
-        # 2**60 s is beyond any maximum; more would overflow.
-        full = min(self.maximum, self.initial * 2.0 ** min(attempt - 1, 60))
-        return full * (0.5 + self.random() / 2)

@@ -19,6 +19,7 @@ from twisted.internet.interfaces import (
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.extension.extension import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
@@ -192,10 +193,10 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._clock = clock
         self._handler = handler
         self._observer = observer
-        self._jitter = jitter
+        self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
         self._limit = limit
         self._extension = extension
-        self._delay = INITIAL_DELAY
+        self._failures = 0
         self._try: Callable[[], object] = _nothing
         self._give_up: Callable[[], object] = _nothing
         self._retry: DelayedCall | None = None
@@ -269,14 +270,14 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             self._stopped.callback(None)
         elif protocol.is_established:
             if protocol.close_reason not in _USELESS:
-                self._delay = INITIAL_DELAY
+                self._failures = 0
             self._try_again(None)
         else:
             self._try_again(f"no link was made: {protocol.close_text}")
 
     def _try_again(self, why: str | None) -> None:
-        delay = self._delay * (1 - self._jitter() / 2)
-        self._delay = min(MAX_DELAY, self._delay * GROWTH)
+        self._failures += 1
+        delay = self._backoff.delay(self._failures)
         if why is not None:
             self._observer.connection_failed(self.client_name, why, delay)
         self._retry = self._clock.call_later(delay, self._try)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING
 
 from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.host import (
+    PositionsOnlySink,
+    StandaloneHost,
+    process_label,
+)
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
 from synapse_replication.handlers import interfaces
@@ -60,3 +67,12 @@ class StandaloneHostTests(FilesMixin):
         codec = STANDARD_STREAMS["typing"].description.codec
         row = codec.from_json(["!r", ["@u:s"]])
         self.assertEqual(host.row_to_json("typing", row), ["!r", ["@u:s"]])
+
+
+class ProcessLabelTests(SynchronousTestCase):
+    """Where a process runs, for people."""
+
+    def test_one_word(self) -> None:
+        """Whatever the machine is called, it is one bounded word with the pid."""
+        self.patch(socket, "gethostname", lambda: "a host\n" + "x" * 300)
+        self.assertEqual(process_label(), f"a_host_{'x' * 193}:{os.getpid()}")

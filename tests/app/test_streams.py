@@ -107,8 +107,12 @@ class StreamSetupTests(TestCase):
             tcp_connect=(),
             tcp_listen=(),
             listeners=(),
-            streams=("typing", _NOTES),
-            writers={"typing": ("master",), "notes": ("a", "b")},
+            streams=("typing", "presence_federation", _NOTES),
+            writers={
+                "typing": ("master",),
+                "presence_federation": ("a",),
+                "notes": ("a", "b"),
+            },
             instance_map={},
             replication_secret=None,
             stores_user_ips=False,
@@ -137,14 +141,24 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.positions(host, "a", "b"), [7, 9])
         self.assertEqual(
             sink.told,
-            [("typing", "master", 0), ("notes", "a", 7), ("notes", "b", 9)],
+            [
+                ("typing", "master", 0),
+                ("presence_federation", "a", 0),
+                ("notes", "a", 7),
+                ("notes", "b", 9),
+            ],
         )
 
     async def test_begins_where_the_sink_left_off(self) -> None:
         """What was written while the sink was away is still to be fetched."""
         self.store(a=7, b=9)
         sink = SavingSink(
-            {("notes", "a"): 3, ("notes", "b"): 4, ("typing", "master"): 2}
+            {
+                ("notes", "a"): 3,
+                ("notes", "b"): 4,
+                ("typing", "master"): 2,
+                ("presence_federation", "a"): 1,
+            }
         )
         host = await self.set_up(sink)
         self.assertEqual(self.positions(host, "a", "b"), [3, 4])
@@ -185,7 +199,7 @@ class StreamSetupTests(TestCase):
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(PositionsOnlySink(), "a")
-        (stream,) = host.streams.get_streams_to_replicate()
+        _, stream = host.streams.get_streams_to_replicate()
         notes: Any = host.streams.get_streams()["notes"]
         token = await notes.write([notes.description.codec.from_json(["hello"])])
         self.assertEqual(token, 10)
@@ -193,6 +207,45 @@ class StreamSetupTests(TestCase):
         self.assertEqual(
             self.execute("SELECT stream_id, note FROM notes"), [(10, "hello")]
         )
+
+    async def test_past_the_log_of_a_writer(self) -> None:
+        """
+        Of presence_federation the newest row of each key is retained, so that a
+        reader that is past the bound of the log misses none.
+        """
+        self.store(a=7, b=9)
+        self.execute("SELECT setval('notes_seq', 9)")
+        host = await self.set_up(PositionsOnlySink(), "a")
+        stream: Any = host.streams.get_streams()["presence_federation"]
+        codec = stream.description.codec
+        stream.write([codec.from_json(["first.example", "@u:x.test"])])
+        stream.write([codec.from_json(["gone.example", "@u:x.test"])])
+        for number in range(6):
+            user = f"@{number}:x.test"
+            stream.write([codec.from_json(["b.example", user])] * 2_000)
+        page = await stream.get_updates_since("a", 1, stream.current_token("a"))
+        destinations = [row[0] for _, row in page.updates]
+        self.assertEqual(destinations[0], "gone.example")
+        self.assertTrue(page.limited)
+
+    async def test_token_that_nobody_allocated(self) -> None:
+        """C41: a token above what the sequence gave out is not waited for in vain."""
+        self.store(a=7, b=9)
+        self.execute("SELECT setval('notes_seq', 9)")
+        host = await self.set_up(PositionsOnlySink())
+        host.set_sink(PositionsOnlySink())
+        await host.rows.wait_for_stream_position("b", "notes", 1_000)
+        waiting = Deferred.fromCoroutine(
+            host.rows.wait_for_stream_position("a", "notes", 1_000)
+        )
+        while not self.clock.getDelayedCalls():
+            # The database answers in a thread.
+            await self.database.transact("wait", lambda txn: txn.execute("SELECT 1"))
+        host.rows.on_position("notes", "a", 9)
+        await waiting
+        # A stream in memory has no such bound.
+        assert host.largest_token is not None
+        self.assertIsNone(await host.largest_token("typing"))
 
     async def test_takes_over(self) -> None:
         """Who begins to write knows that it has no rows before; others claim nothing."""

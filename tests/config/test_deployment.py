@@ -31,6 +31,14 @@ class LoadDeploymentTests(FilesMixin):
         self.assertEqual(deployment.writers["typing"], ("master",))
         self.assertEqual(deployment.writers["caches"], ())
 
+    def test_event_writers_write_what_comes_with_events(self) -> None:
+        """Streams that are written along with an event follow its writers."""
+        writers = load_deployment([self.write("a.yaml", SHARED)]).writers
+        with_events = {name for name, who in writers.items() if who == ("w1",)}
+        self.assertEqual(
+            with_events, {"events", "backfill", "profile_updates", "sticky_events"}
+        )
+
     def test_files_of_a_process(self) -> None:
         """Certificates that are on another machine are no mistake."""
         tls = "synapse_replication: {tls: {ca_file: /nonexistent/ca.pem}}\n"

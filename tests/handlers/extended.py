@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import (
@@ -23,7 +24,6 @@ from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.doubles import (
     MemoryConnection,
@@ -152,7 +152,7 @@ class SpeakingProcess:
             self.host,
             self.observer,
             options=HandlerOptions(
-                receiver=ReceiverOptions(backoff=Backoff(1.0, 8.0, lambda: 1.0)),
+                receiver=ReceiverOptions(backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0)),
                 partial=partial if speaks else None,
             ),
         )

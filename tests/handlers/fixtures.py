@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.receiver import ReceiverOptions
-from synapse_replication.streams.catchup import Backoff
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,
@@ -94,7 +94,7 @@ def receiving(
     )
     host = MemoryHost(stream, *more)
     options = receiver or ReceiverOptions()
-    options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, lambda: 1.0))
+    options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
     handler = ReplicationCommandHandler(
         host, observer or host.observer, options=HandlerOptions(receiver=options)
     )

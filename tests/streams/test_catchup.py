@@ -8,7 +8,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.catchup import (
-    Backoff,
     Gap,
     InSync,
     Page,
@@ -123,18 +122,3 @@ class CheckPageTests(SynchronousTestCase):
         """An answer that ends where we stand is an error that says so."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)
-
-
-class BackoffTests(SynchronousTestCase):
-    """The wait after a failure."""
-
-    def test_doubles_up_to_a_bound(self) -> None:
-        """The wait doubles with each failure, and is bounded."""
-        backoff = Backoff(1.0, 5.0, lambda: 1.0)
-        self.assertEqual([backoff.delay(n) for n in (1, 2, 3, 4)], [1, 2, 4, 5])
-        self.assertEqual(backoff.delay(10_000), 5)
-
-    def test_jitter(self) -> None:
-        """At random, the wait is between half and all of that."""
-        self.assertEqual(Backoff(1.0, 5.0, lambda: 0.0).delay(3), 2)
-        self.assertEqual(Backoff(1.0, 5.0, lambda: 0.5).delay(3), 3)

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.epochs import HandledEpochs
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
@@ -50,7 +51,6 @@ from synapse_replication.handlers.receiving.writer_state import (
     WriterState,
 )
 from synapse_replication.streams.catchup import (
-    Backoff,
     Page,
     check_page,
     gather_batches,

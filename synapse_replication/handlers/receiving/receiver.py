@@ -34,6 +34,7 @@ from typing import Any, cast
 
 import attrs
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.observer import (
@@ -58,7 +59,6 @@ from synapse_replication.handlers.receiving.writer_state import (
     WriterState,
 )
 from synapse_replication.streams.catchup import (
-    Backoff,
     Gap,
     Redundant,
     Reset,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.receiving.catch_up import CatchUps
@@ -20,7 +21,6 @@ from synapse_replication.handlers.receiving.writer_state import (
     Link,
     WriterState,
 )
-from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.stream import DrainableStream, Stream
 
 __all__ = ["RemovedWriterDrains"]

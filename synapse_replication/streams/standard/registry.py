@@ -13,13 +13,12 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.errors import StreamConfigurationError, excerpt
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard import rows
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import IdColumn
 
-__all__ = ["MAIN_INSTANCE", "STANDARD_STREAMS", "StandardStream", "default_writers"]
+__all__ = ["MAIN_INSTANCE", "STANDARD_STREAMS", "StandardStream"]
 
 #: The instance name of the main process.
 MAIN_INSTANCE = "master"
@@ -254,34 +253,3 @@ _STREAMS = (
 STANDARD_STREAMS: Mapping[str, StandardStream] = MappingProxyType(
     {stream.name: stream for stream in _STREAMS}
 )
-
-
-def default_writers(
-    stream_writers: Mapping[str, Sequence[str]],
-) -> dict[str, tuple[str, ...]]:
-    """Tell who writes each standard stream.
-
-    :param stream_writers: as configured: from key to instance names.
-    :return: from the name on the wire to instance names; empty for a stream that
-        everybody writes.
-    :raises StreamConfigurationError: a key is no key of ``stream_writers``, or
-        has no writers.
-    """
-    keys = {stream.writers_key for stream in _STREAMS} - {None}
-    for key, writers in stream_writers.items():
-        if key not in keys:
-            raise StreamConfigurationError(
-                f"stream_writers has the unknown key {excerpt(key)}; write one of "
-                + ", ".join(sorted(key for key in keys if key))
-            )
-        if not writers:
-            raise StreamConfigurationError(
-                f"stream_writers.{key} is empty; name at least one instance, or leave "
-                f"it out for {MAIN_INSTANCE}"
-            )
-    return {
-        stream.name: ()
-        if stream.anybody_writes
-        else tuple(stream_writers.get(stream.writers_key or "", (MAIN_INSTANCE,)))
-        for stream in _STREAMS
-    }

@@ -16,6 +16,7 @@ from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.backoff import Backoff
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.dropin.streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
@@ -49,7 +50,6 @@ from synapse_replication.storage.sequences import (
     read_stored_positions,
 )
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
-from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
@@ -208,7 +208,7 @@ class Process:
             self.kept.positions.update(positions)
         self._fill_host()
         parts, random = cluster.parts, cluster.random
-        receiver = ReceiverOptions(backoff=Backoff(random=random.random))
+        receiver = ReceiverOptions(backoff=Backoff(jitter=random.random))
         if cluster.has_small_queues:
             receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
         partial = extension = None

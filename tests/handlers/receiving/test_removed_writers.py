@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.receiving.receiver import ReceiverOptions
-from synapse_replication.streams.catchup import Backoff
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.testing.doubles import (
     MemoryConnection,
@@ -60,7 +60,7 @@ class DrainTests(SynchronousTestCase):
         self.stream = DrainableSource("events", Row, page_rows=2)
         self.host = MemoryHost(self.stream)
         self.observer = self.host.observer
-        options = ReceiverOptions(backoff=Backoff(1.0, 8.0, lambda: 1.0))
+        options = ReceiverOptions(backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
         self.handler = ReplicationCommandHandler(
             self.host, self.observer, options=HandlerOptions(receiver=options)
         )

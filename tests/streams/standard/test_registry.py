@@ -7,10 +7,9 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import RowDecodeError, StreamConfigurationError
+from synapse_replication.errors import RowDecodeError
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
-    default_writers,
 )
 from synapse_replication.streams.table import IdColumn
 
@@ -171,36 +170,3 @@ class StandardStreamsTests(SynchronousTestCase):
             backfill.id_columns[0],
             IdColumn("events", "stream_ordering", "instance_name"),
         )
-
-
-class DefaultWritersTests(SynchronousTestCase):
-    """Tests for who writes which stream."""
-
-    def test_main_writes_what_is_not_configured(self) -> None:
-        """Without ``stream_writers`` the main process writes all but ``caches``."""
-        writers = default_writers({})
-
-        self.assertEqual(writers.pop("caches"), ())
-        self.assertEqual(set(writers.values()), {("master",)})
-
-    def test_event_writers_write_what_comes_with_events(self) -> None:
-        """Streams that are written along with an event follow its writers."""
-        writers = default_writers({"events": ["p1", "p2"], "typing": ["w"]})
-
-        with_events = {name for name, who in writers.items() if who == ("p1", "p2")}
-        self.assertEqual(
-            with_events, {"events", "backfill", "profile_updates", "sticky_events"}
-        )
-        self.assertEqual(writers["typing"], ("w",))
-        self.assertEqual(writers["receipts"], ("master",))
-
-    def test_mistakes_are_named(self) -> None:
-        """C64: an unknown key, or one without writers, is refused with the mend."""
-        error = self.assertRaises(
-            StreamConfigurationError, default_writers, {"event": ["a"]}
-        )
-        self.assertIn("unknown key event; write one of account_data,", str(error))
-        error = self.assertRaises(
-            StreamConfigurationError, default_writers, {"events": []}
-        )
-        self.assertIn("stream_writers.events is empty", str(error))
