@@ -125,11 +125,11 @@ class HostStream:
     def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
         """Record that the rows of a writer up to ``token`` were delivered.
 
-        :param is_position: the writer announced it, and may have begun again.
+        :param is_position: the writer announced it; it may have begun again, or a
+            greater position may have been false.
         """
         if self._received is not None and (
-            token > self._received.get(instance_name, self._baseline)
-            or (is_position and self.description.resettable)
+            token > self._received.get(instance_name, self._baseline) or is_position
         ):
             self._received[instance_name] = token
 

@@ -219,8 +219,7 @@ class MultiWriterIdGenerator:
         """
         with self._locked() as positions:
             token, must_check = positions.announceable, positions.is_beyond_sequence
-        if must_check:
-            self._sequence_check.start()
+        self._sequence_check.start_if_due(is_needed=must_check)
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:

@@ -188,8 +188,10 @@ class PostgresStream:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
 
         A committed id never exceeds its sequence. So if the bound is beyond what the
-        sequence is known to have given out, it is read in the same transaction, and
-        nothing above it is answered.
+        sequence is known to have given out, it is read in the same transaction, and a
+        bound that is implausibly far beyond it is refuted. A bound that is near is not:
+        after a switch to a standby a sequence may be a little behind what was
+        announced, until a writer brings it forward.
 
         :raises CatchUpError: the database did not answer, or has no such table.
         """
@@ -201,7 +203,7 @@ class PostgresStream:
 
         def read(txn: Transaction) -> tuple[StreamUpdateResult, int]:
             last = upto_token if sequence is None else read_sequence(txn, sequence)
-            upto = min(upto_token, last)
+            upto = upto_token if upto_token <= last + PLAUSIBLE_DISTANCE else last
             if upto <= from_token:
                 return StreamUpdateResult([], upto, False), last
             page = read_page(
@@ -214,7 +216,10 @@ class PostgresStream:
             page, last = await self._database.transact(f"catch_up_{name}", read)
             if sequence is not None:
                 self._allocated = max(self._allocated, last)
-            return page if last >= upto_token else attrs.evolve(page, last_token=last)
+            plausible_upto = last + PLAUSIBLE_DISTANCE
+            if upto_token <= plausible_upto:
+                return page
+            return attrs.evolve(page, last_token=plausible_upto)
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} written by {instance_name} in ({from_token}, "

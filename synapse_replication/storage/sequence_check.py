@@ -27,12 +27,16 @@ from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE, WriterPositions
 
-__all__ = ["CHECK_SECONDS", "SequenceCheck"]
+__all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
 
 _log = Logger()
 
 #: s between two reads of a sequence, as long as nothing is held back.
 CHECK_SECONDS = 1.0
+
+#: s after which a sequence is read again though nothing is beyond what is known of it:
+#: after a switch to a standby it may be behind what this process has announced.
+RECHECK_SECONDS = 10.0
 
 
 class SequenceCheck:
@@ -63,6 +67,7 @@ class SequenceCheck:
         self._on_checked = on_checked
         self._is_running = False
         self._not_before = -CHECK_SECONDS
+        self._due = clock.seconds() + RECHECK_SECONDS
         #: What declared writers announced far beyond the sequence.
         self._held_back: dict[str, int] = {}
 
@@ -85,9 +90,15 @@ class SequenceCheck:
             return
         self._is_running = True
         self._not_before = now + CHECK_SECONDS
+        self._due = now + RECHECK_SECONDS
         self._database.transact(
             "check_sequence", self._read, autocommit=True
         ).addCallbacks(self._succeeded, self._failed)
+
+    def start_if_due(self, *, is_needed: bool) -> None:
+        """Read the sequence if that is needed, or was done long ago."""
+        if is_needed or self._clock.seconds() >= self._due:
+            self.start()
 
     def _read(self, txn: Any) -> int:
         with self._locked() as positions:

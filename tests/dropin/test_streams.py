@@ -86,8 +86,11 @@ class HostStreamTests(SynchronousTestCase):
             self.assertEqual(stream.current_token("other"), 5)
             stream.advance("other", 8, is_position=False)
             self.assertEqual(stream.current_token("other"), 8)
-            stream.advance("other", 6, is_position=True)
+            stream.advance("other", 6, is_position=False)
             self.assertEqual(stream.current_token("other"), 8)
+            # The position before was false: the reader goes back.
+            stream.advance("other", 6, is_position=True)
+            self.assertEqual(stream.current_token("other"), 6)
 
     def test_baseline(self) -> None:
         """

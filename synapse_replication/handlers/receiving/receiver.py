@@ -205,13 +205,16 @@ class StreamReceiver:
             # A process has started, this writer perhaps, instead of another one.
             self.look_for_removed_writers(link)
         state = link.writers.get((self._name, instance_name))
-        if (
-            state is not None
-            and state.is_live
-            and not self._description.resettable
-            and position.new_token == self._stream.current_token(instance_name)
-        ):
-            self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+        if not self._description.resettable:
+            current = self._stream.current_token(instance_name)
+            is_below = position.new_token < current
+            if state is not None and state.is_live and position.new_token <= current:
+                self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+            else:
+                self._queue.put((link, position), 1, ROW_OVERHEAD)
+            if is_below:
+                told = Told(instance_name, position.new_token, is_below=True)
+                self._queue.put((link, told), 1, ROW_OVERHEAD)
             return
         self._queue.put((link, position), 1, ROW_OVERHEAD)
 
@@ -226,12 +229,9 @@ class StreamReceiver:
         the same channel; being behind it then means that something did not come.
         """
         state = link.writers.get((self._name, instance_name))
-        if (
-            state is None
-            or not state.is_live
-            or token != self._stream.current_token(instance_name)
-        ):
-            told = Told(instance_name, token, is_first)
+        current = self._stream.current_token(instance_name)
+        if state is None or not state.is_live or token != current:
+            told = Told(instance_name, token, is_first, token < current)
             self._queue.put((link, told), 1, ROW_OVERHEAD)
 
     def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
@@ -544,10 +544,6 @@ class StreamReceiver:
             )
             if isinstance(plan, Redundant):
                 self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
-                if self._can_fall_back:
-                    await self._catch_ups.fall_back(
-                        link, instance_name, state, new_token
-                    )
                 self._catch_ups.position_changed(instance_name)
                 self._catch_ups.connected(link, instance_name, state)
                 return
@@ -593,7 +589,7 @@ class StreamReceiver:
                 self._observer.gap_found(name, instance_name, current, token)
             run = state.catch_up = CatchUpRun(current, token)
             await self._catch_ups.go_on(link, instance_name, state, run)
-        elif token < current and not self._description.idempotent:
+        elif item.is_below and token < current and not self._description.idempotent:
             await self._catch_ups.fall_back(link, instance_name, state, token)
 
     async def _take_collapsed(self, link: Link, item: Collapsed) -> None:

@@ -199,11 +199,14 @@ class Told:
 
     :ivar is_first: it has just started, and only says where it begins: what lies
         before is no gap, but to be fetched if it was not seen.
+    :ivar is_below: it is below where this process stood when it arrived. Only then is
+        it a contradiction: in a queue that was full, what came later may be first.
     """
 
     instance_name: str
     token: int
     is_first: bool = False
+    is_below: bool = False
 
 
 @attrs.frozen

@@ -239,6 +239,9 @@ class Faults:
     def _start_database(self, behind: int) -> None:
         if not self._cluster.database.is_up:
             self._cluster.database.fall_behind(behind)
+            if behind:
+                # It may have forgotten what was announced.
+                self._cluster.ledger.doubt_all()
             self._cluster.database.start()
 
     def _slow_database(self) -> str:

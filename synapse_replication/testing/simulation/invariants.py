@@ -69,6 +69,9 @@ class Reader:
         life.
     :ivar hidden_resets: streams in memory that began again without the reader's
         being able to see it (a stock peer says no epoch).
+    :ivar delivered: the greatest token handed on; going back further would double it.
+    :ivar owed: tokens that it passed by a position that was false, and whose rows it
+        must get all the same.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Reader:
     views: dict[str, dict[str, int]] = attrs.Factory(dict)
     epochs: dict[str, int] = attrs.Factory(dict)
     hidden_resets: set[str] = attrs.Factory(set)
+    delivered: dict[_Key, int] = attrs.Factory(dict)
+    owed: dict[_Key, set[int]] = attrs.Factory(dict)
 
 
 class Ledger:
@@ -89,6 +94,12 @@ class Ledger:
     :ivar violations: what was raised, whether or not somebody caught it.
     :ivar committed_rows: how many rows were committed.
     :ivar applied_rows: how many rows were handed on, in all processes.
+    :ivar doubted: (reader, stream, writer) that may stand at a false position: one that
+        was made up, or one that the database has forgotten.
+    :ivar forged: rows that were made up and may have been handed on, by (stream,
+        writer, token).
+    :ivar excused_rows: how many may be missing: those that a false position hid from a
+        reader that crashed before it heard better, or that lie below a forged row.
     """
 
     def __init__(
@@ -105,6 +116,10 @@ class Ledger:
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
+        self.doubted: set[tuple[str, str, str]] = set()
+        self._all_are_doubted = False
+        self.forged: dict[tuple[str, str, int], int] = {}
+        self.excused_rows = 0
 
     def _violation(self, text: str) -> ViolationError:
         # Whoever catches what a host raises would hide it.
@@ -142,10 +157,28 @@ class Ledger:
                 and reader.positions.get(key, 0) >= token
                 and (stream not in self._idempotent or key in reader.heard)
             ):
+                if self._is_doubted(reader, key):
+                    self._owe(reader, key, token)
+                    continue
                 raise self._violation(
                     f"{reader.name} is at {reader.positions[key]} of {stream} of "
                     f"{writer}, which now commits {token}"
                 )
+
+    def doubt_all(self) -> None:
+        """Record that the database went back: it may have forgotten positions."""
+        self._all_are_doubted = True
+
+    def _is_doubted(self, reader: Reader, key: _Key) -> bool:
+        return self._all_are_doubted or (reader.name, *key) in self.doubted
+
+    def _owe(self, reader: Reader, key: _Key, token: int) -> None:
+        """Record that a reader passed a row and must get it all the same."""
+        if token <= reader.delivered.get(key, 0):
+            # It lies below a row that was made up.
+            self.excused_rows += 1
+        else:
+            reader.owed.setdefault(key, set()).add(token)
 
     def announced(self, stream: str, writer: str, prev: int, new: int) -> None:
         """Take note of a POSITION on the wire.
@@ -176,6 +209,8 @@ class Ledger:
             reader.applied, reader.heard = kept.applied, kept.heard
             reader.views, reader.epochs = kept.views, kept.epochs
             reader.hidden_resets = kept.hidden_resets
+            reader.delivered = kept.delivered
+            self.excused_rows += sum(map(len, kept.owed.values()))
         return reader
 
     def ends(self, name: str) -> None:
@@ -203,6 +238,11 @@ class Ledger:
             return
         written = self.written(stream, writer)
         expected = written.rows.get(token)
+        if [self.forged.get((stream, writer, token))] == [row.row_id for row in rows]:
+            self._trace(f"{reader.name} believes a row that was made up")
+            reader.delivered[key] = max(token, reader.delivered.get(key, 0))
+            self._passes(reader, key, max(token, reader.positions.get(key, 0)))
+            return
         if expected != [row.row_id for row in rows]:
             raise self._violation(
                 f"{reader.name} got rows {[row.row_id for row in rows]} as {token} of "
@@ -220,7 +260,7 @@ class Ledger:
                 f"{reader.name}, at {position} of {stream} of {writer}, got {token} "
                 f"and not {written.next_after(position)}"
             )
-        reader.positions[key] = token
+        reader.positions[key] = reader.delivered[key] = token
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
         """Take note of a position that a process was given.
@@ -238,12 +278,15 @@ class Ledger:
             reader.positions[key] = token
             return
         if token < before:
-            if stream not in self._idempotent:
+            if token < reader.delivered.get(key, 0) and stream not in self._idempotent:
                 raise self._violation(
                     f"{reader.name} goes back from {before} to {token} of {stream} of "
                     f"{writer}"
                 )
             reader.positions[key] = token
+            # What is above is to be handed on in its order again.
+            owed = reader.owed.get(key, set())
+            reader.owed[key] = {each for each in owed if each <= token}
             return
         self._passes(reader, key, token)
 
@@ -253,6 +296,9 @@ class Ledger:
         at = reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at <= token:
             if at not in applied:
+                if self._is_doubted(reader, key):
+                    self._owe(reader, key, at)
+                    continue
                 raise self._violation(
                     f"{reader.name} passes {at} of {key[0]} of {key[1]} on its way to "
                     f"{token}, and did not get its rows"
@@ -286,6 +332,11 @@ class Ledger:
             for (stream, writer), written in self._written.items():
                 if reader.name == writer:
                     continue
+                if owed := reader.owed.get((stream, writer)):
+                    lacks.append(
+                        f"{reader.name} lacks {sorted(owed)} of {stream} of {writer}, "
+                        "which a false position hid"
+                    )
                 token = written.next_after(reader.positions.get((stream, writer), 0))
                 if token is not None:
                     lacks.append(

@@ -332,7 +332,8 @@ class Process:
             instance_name=self.name,
             insert=declared_insert(table),
             page_rows=3,
-            sequence=table.sequence,
+            # A homeserver reads its pages without a look at the sequence.
+            sequence=None if self.cluster.shares_tokens else table.sequence,
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
