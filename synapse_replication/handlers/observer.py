@@ -301,6 +301,9 @@ class ReplicationObserver:
     def connections_changed(self, count: int) -> None:
         """The number of links of this process."""
 
+    def feature_unavailable(self, feature: str, why: str) -> None:
+        """Something that a server refuses is done without, for as long as it does."""
+
     # -- external cache ---------------------------------------------------------------
 
     def external_cache_set(self, cache_name: str, seconds: float) -> None:

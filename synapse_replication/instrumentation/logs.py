@@ -28,6 +28,10 @@ __all__ = ["LoggingObserver", "RateLimit"]
 #: Seconds between two log lines that say the same.
 REPEAT_AFTER = 60.0
 
+#: So often within that time a connection is said to have come up or gone down: each
+#: time, unless it does little else.
+CHANGES_OF_STATE = 60
+
 #: How many different lines are remembered.
 MAX_KEYS = 1000
 
@@ -60,25 +64,27 @@ class RateLimit:
     def __init__(self, repeat_after: float, monotonic: Callable[[], float]) -> None:
         self._repeat_after = repeat_after
         self._monotonic = monotonic
+        # When the present period began, and how many lines there were in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
 
-    def admit(self, kind: Hashable) -> int | None:
-        """Tell whether to write a line of this kind.
+    def admit(self, kind: Hashable, burst: int = 1) -> int | None:
+        """Decide whether to write a line of this kind.
 
+        :param burst: how many of the kind are written in one period.
         :return: how many were left out before this one, or ``None`` if this one
             is to be left out too.
         """
         now = self._monotonic()
-        last, left_out = self._kinds.get(kind, (None, 0))
-        if last is not None and now - last < self._repeat_after:
-            self._kinds[kind] = (last, left_out + 1)
-            return None
+        began, count = self._kinds.get(kind, (None, 0))
+        if began is not None and now - began < self._repeat_after:
+            self._kinds[kind] = (began, count + 1)
+            return 0 if count < burst else None
         self._kinds.pop(kind, None)
         if len(self._kinds) >= MAX_KEYS:
-            # The one written longest ago: the order is that of writing.
+            # The one whose period began first: the order is that of beginning.
             del self._kinds[next(iter(self._kinds))]
-        self._kinds[kind] = (now, 0)
-        return left_out
+        self._kinds[kind] = (now, 1)
+        return max(0, count - burst)
 
 
 class LoggingObserver(ReplicationObserver):
@@ -97,12 +103,36 @@ class LoggingObserver(ReplicationObserver):
     def _repeating(
         self, write: Callable[..., None], kind: Hashable, text: str, **fields: Any
     ) -> None:
-        left_out = self._limit.admit(kind)
+        self._limited(write, kind, text, **fields)
+
+    def _limited(
+        self,
+        write: Callable[..., None],
+        kind: Hashable,
+        text: str,
+        *,
+        burst: int = 1,
+        **fields: Any,
+    ) -> None:
+        left_out = self._limit.admit(kind, burst)
         if left_out is None:
             return
         if left_out:
             text += " (and {left_out} more like it since the last such line)"
         write(text, left_out=left_out, **fields)
+
+    def _state_changed(
+        self, write: Callable[..., None], connection: str, text: str, **fields: Any
+    ) -> None:
+        # Each time, so that the last line says how things are.
+        self._limited(
+            write,
+            ("state", connection),
+            text,
+            burst=CHANGES_OF_STATE,
+            connection=connection,
+            **fields,
+        )
 
     # -- lines and rows -------------------------------------------------------------
 
@@ -283,21 +313,14 @@ class LoggingObserver(ReplicationObserver):
     # -- connections ----------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:
-        self._repeating(
-            self._logger.info,
-            ("connection_made", connection),
-            "Connected: {connection}",
-            connection=connection,
-        )
+        self._state_changed(self._logger.info, connection, "Connected: {connection}")
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         write = self._logger.info if reason in _ORDERLY else self._logger.warn
-        # One that comes and goes would do so once a second.
-        self._repeating(
+        self._state_changed(
             write,
-            ("connection_lost", connection, reason),
+            connection,
             "Disconnected: {connection}, {reason}: {why}",
-            connection=connection,
             reason=reason.value,
             why=why,
         )
@@ -310,6 +333,15 @@ class LoggingObserver(ReplicationObserver):
             connection=connection,
             why=why,
             retry_in=retry_in,
+        )
+
+    def feature_unavailable(self, feature: str, why: str) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("feature_unavailable", feature),
+            "Continuing without {feature}: {why}",
+            feature=feature,
+            why=why,
         )
 
     # -- failures ---------------------------------------------------------------------

@@ -18,17 +18,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import txredisapi
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import (
-    IAddress,
-    IConnector,
-    IDelayedCall,
-    IReactorTime,
-)
+from twisted.internet.interfaces import IAddress, IConnector, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
@@ -41,6 +37,7 @@ from synapse_replication.redis.resp import (
     new_reader,
 )
 from synapse_replication.transport.buffers import ReadSize
+from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.transport.tls import explain
 
 __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFactory"]
@@ -75,10 +72,10 @@ class RedisLink:
         self._why = ""
         self._close_reason = CloseReason.LOST
         clock = self.factory.reactor_clock
-        # txredisapi's is the global reactor's.
-        self.callLater = clock.callLater
-        self._handshake_timer: IDelayedCall | None = clock.callLater(
-            self.factory.handshake_timeout, self._handshake_timed_out
+        # txredisapi's is the global reactor's; it is for the time-outs of replies.
+        self.callLater = partial(Timeout, clock)
+        self._handshake_timer: Timeout | None = Timeout(
+            clock, self.factory.handshake_timeout, self._handshake_timed_out
         )
         # Called when AUTH and SELECT are over, and not at all if they fail.
         self.whenConnected().addCallback(lambda _: self.authenticated())

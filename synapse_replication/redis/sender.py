@@ -2,8 +2,10 @@
 
 Theory of operation. :class:`RedisSender` outlives its connections. What is published
 after a moment of silence is written at once; what follows soon is gathered until the end
-of the turn of the reactor, and written together. A PUBLISH has no Deferred: Redis answers in order, so that counting the answers
-tells how many are outstanding.
+of the turn of the reactor, and written together: it leaves no later than if the socket
+had been given it at once. Without a socket there is nothing to gain by that, and it is
+written at once. A PUBLISH has no Deferred: Redis answers in order, so that counting the
+answers tells how many are outstanding.
 
 Rows hide a loss: a reader that gets row 7 takes itself to be past row 6, lost or
 not. So the rule is that after publishes were lost (not acknowledged when the
@@ -25,8 +27,12 @@ would be delayed.
 A connection that we lost may live on at Redis, with publishes that it has not read yet.
 They would come out behind the announcement: a batch without its end, an old position. So
 the first thing on a connection, before it counts as up, is to have Redis end the one
-before it. By a Unix socket it is not: all have the same address there, and number and
-address together might be another client's after a restart of Redis.
+before it, if something was published on that one. How to name it to Redis is asked for
+when the first publish was written, and not before: a server that only knows how to
+publish is usable, even if it hangs up on a command that it does not know. By a Unix
+socket nothing is asked: all clients have the same address there, and number and address
+together might be another client's after a restart of Redis. A transport without a socket
+has no kernel buffer in which anything could be left.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
@@ -48,6 +54,7 @@ from twisted.internet.interfaces import (
     IDelayedCall,
     IPushProducer,
     IReactorTime,
+    ITCPTransport,
     IWriteDescriptor,
 )
 from twisted.python.failure import Failure
@@ -92,11 +99,19 @@ SHORT_LINES = 10
 COMPANY_LASTS = 0.5
 #: What is published within so many s after a write is gathered until the turn's end.
 GATHER_WITHIN = 0.0005
+#: A server that never answered what only fencing asks, and ended so many connections
+#: on which that was asked, is not asked any more: it may be why they ended.
+MAX_HANG_UPS = 3
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 
 #: How Redis tells a client's number and address, but for a Unix socket, with port 0.
 _CLIENT = re.compile(r"id=(\d+) addr=(\S+:[1-9]\d*) ")
+
+_FENCING = (
+    "ending a lost connection at Redis (CLIENT INFO and CLIENT KILL, since Redis 6.2; "
+    "allow its user client|info and client|kill)"
+)
 
 _Pending = tuple[str, bytes, Sequence[bytes]]
 
@@ -219,7 +234,9 @@ class RedisSender:
             )
             self._drop_protocol(self._protocol.unacknowledged)
         # A message of the extension is the first of several.
-        elif self._is_quiet() and command_name != EXTENSION:
+        elif not self._protocol.has_socket or (
+            self._is_quiet() and command_name != EXTENSION
+        ):
             self.flush()
         elif self._flush_call is None and not self._paused:
             self._flush_call = self._clock.callLater(0, self._flush_later)
@@ -385,6 +402,7 @@ class RedisSenderProtocol(RedisProtocol):
     """One connection for publishing, and for txredisapi's commands beside.
 
     :ivar unacknowledged: publishes that were written and not answered yet.
+    :ivar has_socket: the transport writes to one.
     """
 
     factory: SenderFactory
@@ -398,11 +416,20 @@ class RedisSenderProtocol(RedisProtocol):
         self._is_refused = False
         # Not behind TLS.
         self._writes_itself = IWriteDescriptor.providedBy(self.transport)
+        # Behind TLS, too.
+        self._may_fence = ITCPTransport.providedBy(self.transport)
+        self.has_socket = self._may_fence or self._writes_itself
+        self._was_named = False
+        self._unanswered_questions = 0
         return super().connectionMade()
 
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
         count, self.unacknowledged = self.unacknowledged, 0
+        if self._unanswered_questions and not (
+            self._why or self.factory.answers_questions
+        ):
+            self._hung_up_on_question()
         self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
 
@@ -412,20 +439,37 @@ class RedisSenderProtocol(RedisProtocol):
         What Redis has not read of that one yet would be published behind what is said
         on this one: positions that are over, and half of a batch.
         """
-        if not self.factory.may_not_fence:
-            if (earlier := self.factory.earlier) is not None:
-                number, address = earlier
-                self._ask_about_clients("KILL", "ID", number, "ADDR", address)
-            self._ask_about_clients("INFO").addCallback(self._is_client)
+        earlier = self.factory.earlier
+        if self._may_fence and earlier is not None and not self.factory.may_not_fence:
+            number, address = earlier
+            self._ask_about_clients("KILL", "ID", number, "ADDR", address)
         super().authenticated()
 
-    def _ask_about_clients(self, *args: str) -> Deferred[Any]:
-        answered: Deferred[Any] = self.execute_command("CLIENT", *args)
-        return answered.addErrback(self._cannot_fence)
+    def _ask_name(self) -> None:
+        """Ask how the connection is named, now that there is something to fence."""
+        self._was_named = True
+        if self._may_fence and not self.factory.may_not_fence:
+            self._ask_about_clients("INFO").addCallback(self._is_client)
 
-    def _is_client(self, info: bytes | str | None) -> None:
+    def _ask_about_clients(self, *args: str) -> Deferred[Any]:
+        self._unanswered_questions += 1
+        answered: Deferred[Any] = self.execute_command("CLIENT", *args)
+        return answered.addCallbacks(self._question_answered, self._cannot_fence)
+
+    def _question_answered(self, answer: Any) -> Any:
+        self._unanswered_questions -= 1
+        self.factory.answers_questions = True
+        return answer
+
+    def _hung_up_on_question(self) -> None:
+        factory = self.factory
+        factory.hang_ups += 1
+        if factory.hang_ups >= MAX_HANG_UPS:
+            factory.fencing_refused("the server hangs up on CLIENT INFO")
+
+    def _is_client(self, info: Any) -> None:
         text = info.decode("utf-8", "replace") if isinstance(info, bytes) else info
-        if text is not None and (found := _CLIENT.match(text)) is not None:
+        if isinstance(text, str) and (found := _CLIENT.match(text)) is not None:
             self.factory.earlier = found[1], found[2]
 
     def _cannot_fence(self, failure: Failure) -> None:
@@ -437,15 +481,12 @@ class RedisSenderProtocol(RedisProtocol):
             or self.factory.may_not_fence
         ):
             return
+        self._question_answered(None)
         # Anything else may be otherwise on the next connection.
-        self.factory.may_not_fence = (
-            str(error).startswith("NOPERM") or "unknown" in str(error).lower()
-        )
-        self.factory.observer.failure(
-            "asking Redis (6.2 or newer) to end a lost connection (CLIENT INFO, CLIENT "
-            "KILL), which its user should be allowed; going on without",
-            error,
-        )
+        if str(error).startswith("NOPERM") or "unknown" in str(error).lower():
+            self.factory.fencing_refused(str(error))
+        else:
+            self.factory.observer.feature_unavailable(_FENCING, str(error))
 
     def link_established(self) -> None:
         super().link_established()
@@ -465,6 +506,8 @@ class RedisSenderProtocol(RedisProtocol):
         else:
             self._awaited.append(len(data))
         self.transport.write(b"".join(data))
+        if not self._was_named:
+            self._ask_name()
         # The reactor would do so on its next round, and learns of errors there.
         if self._writes_itself and not self.transport.disconnecting:
             self.transport.doWrite()
@@ -521,6 +564,8 @@ class SenderFactory(SynapseRedisFactory):
         from which it sees it, behind address translation, too. Both, since another
         Redis, or one that started again, gives the same numbers.
     :ivar may_not_fence: Redis will not do it, or cannot.
+    :ivar answers_questions: the server answered what fencing asks, if only once.
+    :ivar hang_ups: so many connections the server ended instead of an answer.
     """
 
     protocol = RedisSenderProtocol
@@ -530,3 +575,10 @@ class SenderFactory(SynapseRedisFactory):
         self.sender = sender
         self.earlier: tuple[str, str] | None = None
         self.may_not_fence = False
+        self.answers_questions = False
+        self.hang_ups = 0
+
+    def fencing_refused(self, why: str) -> None:
+        """Fence no more, and report it."""
+        self.may_not_fence = True
+        self.observer.feature_unavailable(_FENCING, why)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import txredisapi
-from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import LineTooLongError
@@ -27,6 +26,7 @@ from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import EXTENSION, RedisSender
+from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.wire.commands.standard import Command, encode_command
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (
@@ -109,7 +109,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         #: Of the extension: asked for and not confirmed; confirmed.
         self._extension_asked = False
         self._extension_channel: bytes | None = None
-        self._pong_timer: IDelayedCall | None = None
+        self._pong_timer: Timeout | None = None
         return super().connectionMade()
 
     def authenticated(self) -> None:
@@ -203,10 +203,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         if isinstance(reply, list):
             self._extension_channel = self.factory.extension_channel.encode()
         else:
-            self.factory.observer.failure(
-                f"subscribing to {self.factory.extension_channel}, which the Redis "
-                "user must be allowed; going on without the extension",
-                reply,
+            self.factory.observer.feature_unavailable(
+                "the extension",
+                f"Redis refuses the channel {self.factory.extension_channel} ({reply}); "
+                "a message that Redis loses is noticed later. Allow its user the "
+                "channel, or turn the extension off",
             )
 
     def subscribed(self) -> None:
@@ -229,8 +230,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         if self._pong_timer is not None:
             return
         self.transport.write(encode(b"PING"))
-        self._pong_timer = self.factory.reactor_clock.callLater(
-            self.factory.replyTimeout, self._silent
+        self._pong_timer = Timeout(
+            self.factory.reactor_clock, self.factory.replyTimeout, self._silent
         )
 
     def _silent(self) -> None:

@@ -127,6 +127,9 @@ _HTTP_WORDS: Final = frozenset(
 )
 #: What a server accepts before NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
+#: A call that is due is late by more than that, in s, only if the process did not run or
+#: its clock stepped.
+_LATE: Final = 1.0
 #: How a TLS record of a handshake or of an alert begins.
 _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
@@ -234,6 +237,7 @@ class LineConnection:
         self._peer_pings = False
         self._started = self._last_sent = self._last_received = now
         self._closing_since = now
+        self._tick_due = math.inf
 
     @property
     def is_open(self) -> bool:
@@ -455,8 +459,16 @@ class LineConnection:
     def tick(self, now: float) -> float:
         """End what has lasted too long.
 
+        Only time in which this could run counts: if the call is late, the clock may
+        have stepped, and what the peer sent meanwhile has not been read yet.
+
         :return: after how many s to call again.
         """
+        late = now - self._tick_due
+        if late > _LATE:
+            self._started = min(now, self._started + late)
+            self._last_received = min(now, self._last_received + late)
+            self._closing_since = min(now, self._closing_since + late)
         if not self.is_open:
             self.close_hangs = now >= self._closing_since + TIMEOUT
         elif now >= self._handshake_ends:
@@ -476,7 +488,9 @@ class LineConnection:
             else self._closing_since + TIMEOUT
         )
         # What the due times depend on may change meanwhile: look often enough.
-        return min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
+        delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
+        self._tick_due = now + delay
+        return delay
 
     @property
     def _handshake_ends(self) -> float:

@@ -16,6 +16,7 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
 )
 from synapse_replication.instrumentation.logs import (
+    CHANGES_OF_STATE,
     MAX_KEYS,
     REPEAT_AFTER,
     LoggingObserver,
@@ -172,22 +173,44 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_a_connection_that_comes_and_goes(self) -> None:
-        """C56: a link that flaps makes two lines a minute, with a count."""
+        """
+        Each change of state is written, so that the last line says how things are; of
+        a link that does little else, so many a minute, with a count (C56).
+        """
         for _ in range(480):
             self.observer.connection_made("redis")
             self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
             self.clock.advance(0.125)
         self.observer.connection_made("redis")
+        up = ("info", "Connected: redis")
+        down = ("warn", "Disconnected: redis, lost: reset by peer")
         self.assertEqual(
             self.lines(),
             [
-                ("info", "Connected: redis"),
-                ("warn", "Disconnected: redis, lost: reset by peer"),
+                *([up, down] * (CHANGES_OF_STATE // 2)),
                 (
                     "info",
-                    "Connected: redis (and 479 more like it since the last such line)",
+                    "Connected: redis (and 900 more like it since the last such line)",
                 ),
             ],
+        )
+
+    def test_second_outage_within_a_minute(self) -> None:
+        """After a second outage the last line says that all is well again."""
+        for _ in range(2):
+            self.observer.connection_made("redis")
+            self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+            self.observer.connection_failed("redis", "connection refused", 2.5)
+            self.clock.advance(10)
+        self.observer.connection_made("redis")
+        self.assertEqual(self.lines()[-1], ("info", "Connected: redis"))
+
+    def test_done_without(self) -> None:
+        """What a server refuses is a warning that says what to do."""
+        self.observer.feature_unavailable("the extension", "NOPERM; allow it")
+        self.assertEqual(
+            self.lines(),
+            [("warn", "Continuing without the extension: NOPERM; allow it")],
         )
 
     def test_catch_up_is_told_with_its_range(self) -> None:

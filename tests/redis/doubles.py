@@ -8,8 +8,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import ITCPTransport
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
+from zope.interface import directlyProvides
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import (
@@ -105,6 +107,9 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.events.add(("commands_dropped", command, reason.value, count))
 
+    def feature_unavailable(self, feature: str, why: str) -> None:
+        self.events.add(("unavailable", feature, why))
+
     def failure(self, what: str, error: BaseException) -> None:
         self.events.add(("failure", what, str(error)))
 
@@ -179,6 +184,7 @@ class RecordingTransport(StringTransport):
         super().__init__()
         self.writes: list[bytes] = []
         self.aborted = False
+        directlyProvides(self, ITCPTransport)
 
     def write(self, data: bytes) -> None:
         self.writes.append(data)
@@ -260,16 +266,24 @@ class MemoryLink:
         factory.clientConnectionLost(self.reactor.connectors[index], reason)
 
     def greet(self) -> None:
-        """Answer CLIENT KILL, if a connection was before this, CLIENT INFO and PING."""
-        killed = b"" if self.factory(0).earlier is None else b":1\r\n"
-        self.say(0, killed + CLIENT_INFO + b"+PONG\r\n")
+        """Answer CLIENT KILL, if a connection is to be ended, and PING."""
+        killed = b"" if len(self.protocols[0]._awaited) < 2 else b":1\r\n"
+        self.say(0, killed + b"+PONG\r\n")
+
+    def acknowledge(self) -> None:
+        """Answer all that the sending connection waits for."""
+        awaited = list(self.protocols[0]._awaited)
+        self.say(
+            0,
+            b"".join(b":1\r\n" * count if count else CLIENT_INFO for count in awaited),
+        )
 
     def establish(self) -> None:
         """Answer what both connections ask before they are up."""
         self.greet()
         self.say(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
         self.reactor.advance(0)
-        self.say(0, b":1\r\n" * self.link.sender.unacknowledged)
+        self.acknowledge()
         for transport in self.transports:
             transport.take()
 

@@ -35,14 +35,38 @@ class KeepAliveTests(SynchronousTestCase):
             transport = memory.transports[index]
             memory.reactor.advance(30)
             self.assertEqual(transport.take(), [_PING])
-            memory.reactor.advance(29.9)
+            memory.reactor.pump([5] * 5)
             self.assertFalse(transport.aborted)
-            memory.reactor.advance(0.1)
+            memory.reactor.advance(5)
             self.assertTrue(transport.aborted)
             memory.lose(index)
             self.assertEqual(len(retries(memory, name)), 1)
             memory.reactor.advance(1)
             self.assertEqual(memory.reconnections, [index])
+
+    def test_clock_steps(self) -> None:
+        """
+        A step of the clock by more than all time-outs sends a PING, and then waits
+        for an answer: nobody had a chance to give one.
+        """
+        memory = MemoryLink()
+        memory.establish()
+        for _ in range(3):
+            memory.reactor.advance(3600)
+            for index, pong in enumerate(
+                (b"+PONG\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+            ):
+                self.assertEqual(memory.transports[index].take(), [_PING])
+                self.assertFalse(memory.transports[index].aborted)
+                memory.say(index, pong)
+
+    def test_clock_steps_in_the_handshake(self) -> None:
+        """
+        A step of the clock does not end a connection that is being established.
+        """
+        memory = MemoryLink(RedisOptions(password="hush"))
+        memory.reactor.advance(3600)
+        self.assertFalse(any(t.aborted for t in memory.transports))
 
     def test_alive(self) -> None:
         """A connection that answers stays."""
@@ -73,9 +97,9 @@ class HandshakeTests(SynchronousTestCase):
     def test_auth_stalls(self) -> None:
         """A Redis that does not answer AUTH is cut off, and tried again."""
         memory = MemoryLink(RedisOptions(password="hush"))
-        memory.reactor.advance(9.9)
+        memory.reactor.pump([10 / 6] * 5)
         self.assertFalse(any(t.aborted for t in memory.transports))
-        memory.reactor.advance(0.1)
+        memory.reactor.advance(10 / 6)
         for index, name in enumerate(("redis_out", "redis")):
             self.assertTrue(memory.transports[index].aborted)
             memory.lose(index)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import IWriteDescriptor
+from twisted.internet.interfaces import ITCPTransport, IWriteDescriptor
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import directlyProvides
+from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
@@ -13,10 +13,17 @@ from synapse_replication.redis.sender import EXTENSION, GATHER_WITHIN
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
+_INFO = encode(b"CLIENT", b"INFO")
 _FENCING = [
     encode(b"CLIENT", b"KILL", b"ID", b"7", b"ADDR", b"203.0.113.7:4711"),
 ]
 _POSITION = b"POSITION events writer 9 9"
+
+
+def published(writes: list[bytes]) -> bytes:
+    """Leave out all but what was published."""
+    head = encode_publishes(b"", [b""])[0][:16]
+    return b"".join(data for data in writes if data.startswith(head))
 
 
 class SocketTransport(RecordingTransport):
@@ -106,6 +113,17 @@ class RedisSenderTests(SynchronousTestCase):
         self.turn()
         self.assertEqual(self.written, [])
 
+    def test_without_a_socket(self) -> None:
+        """Nothing is gathered for a transport without a socket."""
+        self.memory.lose(0)
+        transport = RecordingTransport()
+        noLongerProvides(transport, ITCPTransport)
+        self.memory.connect(0, transport)
+        self.memory.establish()
+        for token in (1, 2):
+            self.publish_rows(token)
+            self.assertEqual(self.written, encode_publishes(b"hs", [rdata(token)]))
+
     def test_nothing(self) -> None:
         """Publishing no lines does nothing."""
         self.memory.establish()
@@ -191,14 +209,10 @@ class RedisSenderTests(SynchronousTestCase):
         self.publish_rows(6)
         self.turn()
         self.assertEqual(
-            self.written,
-            [
-                b"".join(
-                    encode_publishes(
-                        b"hs", [_POSITION, b"REMOTE_SERVER_UP x", rdata(6)]
-                    )
-                )
-            ],
+            published(self.written),
+            b"".join(
+                encode_publishes(b"hs", [_POSITION, b"REMOTE_SERVER_UP x", rdata(6)])
+            ),
         )
         self.assertEqual(self.sender.lost, 0)
 
@@ -212,12 +226,28 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.connect(0)
         self.memory.greet()
         self.turn()
-        self.assertEqual(self.written, [*_FENCING, encode(b"CLIENT", b"INFO"), _PING])
+        self.assertEqual(self.written, [*_FENCING, _PING])
 
     def test_a_lost_connection_is_ended_at_redis(self) -> None:
-        """What Redis has not read of a lost connection is not published any more."""
-        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
-        self.memory.establish()
+        """
+        What Redis has not read of a lost connection is not published any more. How to
+        name the connection is asked for when there is something to publish.
+        """
+        self.assertEqual(self.written, [_PING])
+        self.memory.greet()
+        self.assertEqual(self.written, [])
+        for token in (1, 2):
+            self.publish_rows(token)
+            self.turn()
+        self.assertEqual(
+            self.written,
+            [
+                *encode_publishes(b"hs", [rdata(1)]),
+                _INFO,
+                *encode_publishes(b"hs", [rdata(2)]),
+            ],
+        )
+        self.memory.acknowledge()
         self.memory.lose(0)
         self.memory.connect(0)
         self.assertEqual(self.written[:1], _FENCING)
@@ -226,44 +256,91 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.connect(0)
         self.assertEqual(self.written[:1], _FENCING)
 
-    def test_redis_allows_no_fencing(self) -> None:
-        """A user who may not use CLIENT is told once; all else goes on."""
-        refused = b"-NOPERM no permissions to run the 'client|info' command\r\n"
-        self.memory.say(0, refused + b"+PONG\r\n")
-        (failure,) = self.failures
-        self.assertIn("CLIENT KILL", failure)
-        self.assertTrue(self.sender.connected)
+    def publish_and_refuse(self, answer: bytes) -> None:
+        """Publish a row, and refuse the question that follows it."""
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        self.assertIn(_INFO, self.written)
+        self.memory.say(0, b":1\r\n" + answer)
+
+    def publish_again(self) -> list[bytes]:
+        """Return what is written on the next connection, beside publishes."""
         self.memory.lose(0)
         self.memory.connect(0)
-        self.assertEqual(self.written, [_PING])
+        self.memory.greet()
+        self.publish_rows(2)
+        self.turn()
+        head = encode_publishes(b"", [b""])[0][:16]
+        return [data for data in self.written if not data.startswith(head)]
+
+    def test_redis_allows_no_fencing(self) -> None:
+        """A user who may not use CLIENT is reported once; all else works."""
+        self.publish_and_refuse(
+            b"-NOPERM no permissions to run the 'client|info' command\r\n"
+        )
+        ((_, feature, why),) = self.unavailable
+        self.assertIn("client|info and client|kill", feature)
+        self.assertIn("NOPERM", why)
+        self.assertTrue(self.sender.connected)
+        self.assertEqual(self.publish_again(), [_PING])
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.failures, [])
 
     def test_redis_would_not_fence_now(self) -> None:
         """What has nothing to do with the user's rights may be otherwise next time."""
-        busy = b"-BUSY Redis is busy running a script\r\n"
-        self.memory.say(0, busy + b"+PONG\r\n")
-        self.assertEqual(len(self.failures), 1)
-        self.memory.lose(0)
-        self.memory.connect(0)
-        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
+        self.publish_and_refuse(b"-BUSY Redis is busy running a script\r\n")
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.publish_again(), [_PING, _INFO])
 
     def test_redis_is_too_old_to_fence(self) -> None:
         """A Redis that does not know the command is not asked again."""
-        unknown = (
+        self.publish_and_refuse(
             b"-ERR Unknown subcommand or wrong number of arguments for 'INFO'.\r\n"
         )
-        self.memory.say(0, unknown + b"+PONG\r\n")
-        self.assertEqual(len(self.failures), 1)
-        self.memory.lose(0)
-        self.memory.connect(0)
-        self.assertEqual(self.written, [_PING])
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.publish_again(), [_PING])
 
-    def test_unix_sockets_are_not_told_apart(self) -> None:
-        """Where all connections have the same address, none is ended."""
-        info = b"id=7 addr=/run/redis.sock:0 laddr=/run/redis.sock:0 fd=8 name=\n"
-        self.memory.say(0, b"$%d\r\n%b\r\n+PONG\r\n" % (len(info), info))
+    def test_server_hangs_up(self) -> None:
+        """A server that hangs up on a command that it does not know is usable."""
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        for _ in range(sender_module.MAX_HANG_UPS - 1):
+            self.memory.say(0, b":1\r\n")
+            self.assertEqual(self.publish_again(), [_PING, _INFO])
+            self.assertEqual(self.unavailable, [])
+        self.assertEqual(self.publish_again(), [_PING])
+        self.assertEqual(len(self.unavailable), 1)
+
+    def test_redis_hangs_up(self) -> None:
+        """One that answered the question before is asked again, however often."""
+        self.memory.establish()
+        for _ in range(2 * sender_module.MAX_HANG_UPS):
+            self.assertEqual(self.publish_again(), [*_FENCING, _PING, _INFO])
+        self.assertEqual(self.unavailable, [])
+
+    def test_no_answer_in_time(self) -> None:
+        """A connection that we cut says nothing of what the server knows."""
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        for _ in range(2 * sender_module.MAX_HANG_UPS):
+            self.memory.protocols[0].cut("no answer in time")
+            self.assertEqual(self.publish_again(), [_PING, _INFO])
+
+    def test_nothing_to_fence(self) -> None:
+        """
+        A transport without a socket has no kernel buffer, and all Unix sockets have
+        the same address: nothing is asked.
+        """
         self.memory.lose(0)
-        self.memory.connect(0)
-        self.assertEqual(self.written, [encode(b"CLIENT", b"INFO"), _PING])
+        transport = RecordingTransport()
+        noLongerProvides(transport, ITCPTransport)
+        self.memory.connect(0, transport)
+        self.memory.greet()
+        self.publish_rows(1)
+        self.assertNotIn(_INFO, self.written)
 
     def lose_and_connect(self) -> bytes:
         """Give what is published on the next connection."""
@@ -271,7 +348,12 @@ class RedisSenderTests(SynchronousTestCase):
         transport = self.memory.connect(0)
         self.memory.greet()
         self.turn()
-        return b"".join(transport.take()[3:])
+        return published(transport.take())
+
+    @property
+    def unavailable(self) -> list[tuple[str, str, str]]:
+        """What is done without."""
+        return [event for event in self.memory.events.all if event[0] == "unavailable"]
 
     @property
     def failures(self) -> list[str]:
@@ -295,7 +377,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(self.lose_and_connect(), b"".join(again))
         # Nor were they acknowledged now.
         self.assertEqual(self.lose_and_connect(), b"".join(again))
-        self.memory.say(0, b":2\r\n" * 3)
+        self.memory.acknowledge()
         self.assertEqual(self.lose_and_connect(), b"")
 
     def test_not_published_again(self) -> None:
@@ -448,7 +530,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.transports[0].take()
         self.memory.greet()
         self.turn()
-        (data,) = self.written
+        data = published(self.written)
         self.assertEqual(data.count(b"REMOTE_SERVER_UP"), sender_module.MAX_KEPT)
 
     def test_redis_does_not_read(self) -> None:

@@ -72,6 +72,33 @@ def run_ticks(
         now += delay
 
 
+class ClockStepTests(SynchronousTestCase):
+    """A clock that steps while nothing ran is no silence of the peer."""
+
+    def test_established(self) -> None:
+        """
+        A link whose peer pings survives a step of an hour, and ends if nothing comes
+        in the time-out that begins then.
+        """
+        connection = client()
+        connection.receive_data(b"PING 1\n", 0.0)
+        connection.tick(1.0)
+        now = 3600.0
+        while connection.close_reason is None:
+            connection.send_lines("PING", [b"PING 1"], now)
+            now += connection.tick(now)
+        self.assertIs(connection.close_reason, CloseReason.TIMED_OUT)
+        self.assertTrue(3620 < now < 3640, now)
+
+    def test_handshake(self) -> None:
+        """A step of the clock does not end a handshake."""
+        connection = LineConnection(Role.CLIENT, "repl.test", 0.0)
+        connection.tick(1.0)
+        connection.tick(3600.0)
+        connection.receive_data(b"SERVER repl.test\n", 3600.0)
+        self.assertIsNone(connection.close_reason)
+
+
 class ReceiveTests(SynchronousTestCase):
     """What arrives."""
 

@@ -1,0 +1,46 @@
+"""Tests for time-outs under a clock that steps."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.transport.timeouts import STEPS, Timeout
+
+
+class TimeoutTests(SynchronousTestCase):
+    """Tests for Timeout."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.calls: list[str] = []
+        self.timeout = Timeout(self.clock, 30.0, self.calls.append, "late")
+
+    def test_in_time(self) -> None:
+        """
+        The function is called after the time.
+        """
+        self.clock.pump([1.0] * 29)
+        self.assertEqual((self.calls, self.timeout.active()), ([], True))
+        self.clock.pump([1.0] * 2)
+        self.assertEqual((self.calls, self.timeout.active()), (["late"], False))
+
+    def test_clock_steps(self) -> None:
+        """
+        A step of the clock takes one step of the time-out.
+        """
+        self.clock.advance(3600.0)
+        self.clock.pump([30.0 / STEPS] * (STEPS - 2))
+        self.assertEqual(self.calls, [])
+        self.clock.advance(30.0 / STEPS)
+        self.assertEqual(self.calls, ["late"])
+
+    def test_cancelled(self) -> None:
+        """
+        A time-out that was cancelled calls nothing, whichever step it was in.
+        """
+        self.clock.advance(20.0)
+        self.timeout.cancel()
+        self.clock.pump([10.0] * 10)
+        self.assertEqual(self.calls, [])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
