@@ -77,6 +77,11 @@ from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.streams.between import (
+    PositionedRow,
+    RowsBetween,
+    TokenStream,
+)
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RawRowCodec, RowCodec
 from synapse_replication.streams.standard.registry import (
@@ -183,6 +188,7 @@ __all__ = [
     "PersistedPosition",
     "PingCommand",
     "PositionCommand",
+    "PositionedRow",
     "PostgresStream",
     "PrometheusObserver",
     "ProtocolError",
@@ -210,6 +216,7 @@ __all__ = [
     "RowCodec",
     "RowDecodeError",
     "RowSink",
+    "RowsBetween",
     "SequenceBehindError",
     "ServerCommand",
     "ServerReplicationStreamProtocol",
@@ -227,6 +234,7 @@ __all__ = [
     "SyncingUsers",
     "TableStream",
     "TokenError",
+    "TokenStream",
     "TracingObserver",
     "UnknownCommandError",
     "UnparsableLineError",

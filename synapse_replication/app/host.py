@@ -105,6 +105,7 @@ class StandaloneHost:
             self.clock,
             largest_token=self._find_largest_token,
         )
+        self.notifier.add_replication_callback(self.rows.own_rows_written)
 
     async def _find_largest_token(self, stream_name: str) -> int | None:
         find = self.largest_token

@@ -166,6 +166,7 @@ class StreamSetup:
                 self._get_database(),
                 ids,
                 instance_name=self._config.instance_name,
+                writers=self._config.writers[declared.name],
                 find_removed_writers=finder.find,
             )
         standard = STANDARD_STREAMS[declared]

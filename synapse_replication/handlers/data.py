@@ -28,7 +28,9 @@ from synapse_replication.handlers.interfaces import (
     EpochSink,
     RowSink,
 )
+from synapse_replication.handlers.stream_tokens import StreamTokenWatch
 from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 __all__ = ["AdvancingStream", "LargestToken", "ReplicationDataHandler"]
 
@@ -85,6 +87,7 @@ class ReplicationDataHandler:
         self._clock = clock
         self._largest_token = largest_token
         self._waiters: dict[tuple[str, str], list[_Waiter]] = {}
+        self._tokens = StreamTokenWatch(streams, clock)
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -139,6 +142,8 @@ class ReplicationDataHandler:
 
     def _move(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
+        if self._tokens.interests:
+            self._tokens.moved()
         waiters = self._waiters and self._waiters.get((stream_name, instance_name))
         if not waiters:
             return
@@ -179,6 +184,44 @@ class ReplicationDataHandler:
         waiter.time_out = self._clock.call_later(timeout, self._give_up, key, waiter)
         insort(self._waiters.setdefault(key, []), waiter, key=_by_position)
         await waiter.reached
+
+    # -- all writers of a stream together ---------------------------------------------
+
+    async def wait_for_stream_token(
+        self,
+        stream_name: str,
+        token: MultiWriterStreamToken,
+        timeout: float = 10.0,
+    ) -> None:
+        """Wait until the rows that ``token`` covers were delivered here.
+
+        :param timeout: s at most.
+        :raises WaitTimeoutError: if they were not, in time.
+        """
+        if self._largest_token is not None:
+            largest = await self._largest_token(stream_name)
+            if largest is not None:
+                token = token.bound_stream_token(largest)
+        await self._tokens.wait(stream_name, token, timeout)
+
+    def call_when_persisted(
+        self, stream_name: str, callback: Callable[[int], object]
+    ) -> Callable[[], None]:
+        """Have ``callback`` called with the persisted-up-to token whenever it moved.
+
+        The rows of *every* writer up to that token were delivered here. It is called in
+        a turn of the reactor of its own, with the newest token.
+
+        :return: ends that.
+        :raises StreamConfigurationError: if the stream has no such token, as one that
+            is held in memory.
+        """
+        return self._tokens.subscribe(stream_name, callback)
+
+    def own_rows_written(self) -> None:
+        """Take note that this process wrote rows, which moves its own position."""
+        if self._tokens.interests:
+            self._tokens.moved()
 
     def _give_up(self, key: tuple[str, str], waiter: _Waiter) -> None:
         waiter.time_out = None

@@ -30,8 +30,11 @@ from synapse_replication.errors import (
 )
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.storage.row_queries import RowQuery, declared_query, quote
+from synapse_replication.storage.inserts import InsertStatement, declared_insert
+from synapse_replication.storage.row_queries import RowQuery, declared_query
+from synapse_replication.storage.rows_between import read_rows_between
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.between import RowsBetween
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import decode_json, encode_json
 from synapse_replication.streams.standard.registry import StandardStream
@@ -42,14 +45,13 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 __all__ = [
     "PAGE_ROWS",
     "FindRemovedWriters",
-    "InsertStatement",
     "PostgresStream",
     "WriterIds",
-    "declared_insert",
     "read_page",
     "standard_stream",
     "table_stream",
@@ -90,19 +92,6 @@ class WriterIds(Protocol):
         ...
 
 
-@attrs.frozen
-class InsertStatement:
-    """How rows are written.
-
-    :ivar sql: with the named parameters ``id``, ``instance_name`` and ``rows``:
-        JSON text, an array of objects from column to value.
-    :ivar columns: of a row, in the order of the wire.
-    """
-
-    sql: str
-    columns: tuple[str, ...]
-
-
 class PostgresStream:
     """A stream that is kept in the database; see
     :class:`~synapse_replication.streams.stream.Stream`.
@@ -118,6 +107,7 @@ class PostgresStream:
     :param page_rows: rows in a page of catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
+    :param writers: the declared writers; none if anybody may write.
     :param find_removed_writers: finds writers whose rows nobody announces; ``None``
         if nobody is to look for them.
     :param sequence: of its ids; what writers announce is compared with it. ``None`` if
@@ -136,6 +126,7 @@ class PostgresStream:
         insert: InsertStatement | None = None,
         page_rows: int = PAGE_ROWS,
         on_write: Callable[[], object] | None = None,
+        writers: Iterable[str] = (),
         find_removed_writers: FindRemovedWriters | None = None,
         sequence: str | None = None,
     ) -> None:
@@ -151,6 +142,7 @@ class PostgresStream:
         self._sign = -1 if negative else 1
         self._insert = insert
         self._page_rows = page_rows
+        self._writers = tuple(writers)
         self._on_write = on_write
         self._find_removed_writers = find_removed_writers
         self._sequence = sequence
@@ -241,6 +233,56 @@ class PostgresStream:
         If it may not, the sequence is to be asked, by way of a page of rows.
         """
         return self._sequence is None or (token <= self._allocated + PLAUSIBLE_DISTANCE)
+
+    def current_stream_token(self) -> MultiWriterStreamToken:
+        """Return up to where this process has the rows of each declared writer."""
+        positions = {writer: self.current_token(writer) for writer in self._writers}
+        return MultiWriterStreamToken(min(positions.values(), default=0), positions)
+
+    async def get_rows_between(
+        self,
+        low: MultiWriterStreamToken | None,
+        high: MultiWriterStreamToken | None,
+        *,
+        limit: int = PAGE_ROWS,
+    ) -> RowsBetween:
+        """Fetch rows of all writers after ``low`` and not after ``high``, one page.
+
+        :param low: ``None`` for the rows from the beginning.
+        :param high: ``None`` for the rows up to :meth:`current_stream_token`.
+        :param limit: the most rows of a page; it is longer where rows of one id
+            would be split.
+        :raises StreamConfigurationError: if the stream is not declared by a table.
+        :raises CatchUpError: if the database did not answer.
+        """
+        name = self._description.name
+        if len(self._queries) != 1 or not self._writers or not self._queries[0].as_json:
+            raise StreamConfigurationError(
+                f"rows of {name} between two tokens cannot be read; that is for "
+                "streams that are declared by their table"
+            )
+        (query,) = self._queries
+        low = MultiWriterStreamToken(0) if low is None else low
+        high = self.current_stream_token() if high is None else high
+
+        def read(txn: Transaction) -> RowsBetween:
+            return read_rows_between(
+                txn,
+                query.range,
+                self._description.codec,
+                self._writers[0],
+                low,
+                high,
+                limit,
+            )
+
+        try:
+            return await self._database.transact(f"rows_between_{name}", read)
+        except psycopg2.Error as error:
+            raise CatchUpError(
+                f"rows of {name} between two tokens could not be read: "
+                f"{str(error).strip()}"
+            ) from error
 
     async def write(self, rows: Sequence[Any]) -> int:
         """Write rows, in one transaction and under one token.
@@ -382,9 +424,13 @@ def table_stream(
     instance_name: str,
     page_rows: int = PAGE_ROWS,
     on_write: Callable[[], object] | None = None,
+    writers: Iterable[str] | None = None,
     find_removed_writers: FindRemovedWriters | None = None,
 ) -> PostgresStream:
-    """Make a stream of its declaration, to be read and written."""
+    """Make a stream of its declaration, to be read and written.
+
+    :param writers: if others than those that it declares.
+    """
     return PostgresStream(
         declaration.description,
         [declared_query(declaration)],
@@ -394,26 +440,8 @@ def table_stream(
         negative=declaration.negative,
         insert=declared_insert(declaration),
         page_rows=page_rows,
+        writers=declaration.writers if writers is None else writers,
         find_removed_writers=find_removed_writers,
         on_write=on_write,
         sequence=declaration.sequence,
-    )
-
-
-def declared_insert(declaration: TableStream) -> InsertStatement:
-    """Write the statement that inserts rows of a declared stream."""
-    table = quote(declaration.table)
-    columns = ", ".join(map(quote, declaration.column_names))
-    names, values = [quote(declaration.id_column)], ["%(id)s"]
-    if declaration.writer_column is not None:
-        names.append(quote(declaration.writer_column))
-        values.append("%(instance_name)s")
-    # The database makes the columns' types of JSON's, arrays and times included.
-    return InsertStatement(
-        f"""
-        INSERT INTO {table} ({", ".join(names)}, {columns})
-        SELECT {", ".join(values)}, {columns}
-        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
-        """,
-        declaration.column_names,
     )

@@ -37,6 +37,8 @@ from synapse_replication.errors import (
     LocalProtocolError,
     StreamConfigurationError,
 )
+from synapse_replication.streams.between import PositionedRow, RowsBetween
+from synapse_replication.streams.catchup import check_page
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import (
@@ -44,6 +46,10 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
     UpdateFunction,
+)
+from synapse_replication.streams.tokens import (
+    MultiWriterStreamToken,
+    PersistedPosition,
 )
 
 __all__ = ["MemoryStream"]
@@ -225,6 +231,51 @@ class MemoryStream:
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a writer may be at a token, as far as is known here."""
         return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
+
+    def current_stream_token(self) -> MultiWriterStreamToken:
+        """Return up to where this process has the rows of each writer.
+
+        Writers count by themselves, so that there is no common minimum but 0.
+        """
+        return MultiWriterStreamToken(0, self._positions)
+
+    async def get_rows_between(
+        self,
+        low: MultiWriterStreamToken | None,
+        high: MultiWriterStreamToken | None,
+        *,
+        limit: int = 1000,
+    ) -> RowsBetween:
+        """Fetch rows of all writers after ``low`` and not after ``high``, one page.
+
+        :param low: ``None`` for all that their writers still have.
+        :param high: ``None`` for the rows up to :meth:`current_stream_token`.
+        :param limit: the most rows of a page; it is longer where rows of one token
+            would be split.
+        :raises CatchUpError: if rows were forgotten, or their writer did not answer.
+        """
+        low = MultiWriterStreamToken(0) if low is None else low
+        high = self.current_stream_token() if high is None else high
+        from_json = self._description.codec.from_json
+        rows: list[PositionedRow] = []
+        upto = low
+        for writer in sorted({*high.instance_map, *low.instance_map}):
+            reached = low.get_stream_pos_for_instance(writer)
+            end = high.get_stream_pos_for_instance(writer)
+            while reached < end:
+                if len(rows) >= limit:
+                    return RowsBetween(rows, upto, True)
+                result = await self.get_updates_since(writer, reached, end)
+                page = check_page(result, reached, end)
+                rows += [
+                    PositionedRow(PersistedPosition(writer, token), from_json(row))
+                    for token, row in zip(page.tokens, page.values, strict=True)
+                ]
+                reached = page.upto_token
+                upto = upto.copy_and_advance(
+                    MultiWriterStreamToken(0, {writer: reached})
+                )
+        return RowsBetween(rows, upto.copy_and_advance(high), False)
 
     def _read(self, from_token: int, upto_token: int) -> StreamUpdateResult:
         updates: list[tuple[int, JsonValue]] = []

@@ -21,6 +21,7 @@ from synapse_replication.streams.standard.rows import (
     TypingStreamRow,
 )
 from synapse_replication.streams.stream import Stream, StreamUpdateResult
+from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 if TYPE_CHECKING:
     _: type[Stream] = MemoryStream
@@ -59,6 +60,54 @@ class MemoryStreamTests(SynchronousTestCase):
             at = page.upto_token
             if not page.limited:
                 return updates
+
+    def test_rows_between(self) -> None:
+        """Of each writer exactly the rows between two tokens, in pages."""
+        asked: list[tuple[str, int, int]] = []
+
+        async def fetch(
+            writer: str, after: int, upto: int, limit: int
+        ) -> StreamUpdateResult:
+            asked.append((writer, after, upto))
+            rows = [(token, [f"!{writer}{token}", []]) for token in (after + 1, upto)]
+            return StreamUpdateResult(rows, upto, False)
+
+        stream = self.make(fetch=fetch, page_rows=2)
+        for name in "abcde":
+            stream.write([typing(f"!{name}")])
+        stream.advance("v", 9)
+        self.assertEqual(
+            stream.current_stream_token(), MultiWriterStreamToken(0, {"w": 5, "v": 9})
+        )
+        low = MultiWriterStreamToken(0, {"w": 2, "v": 6})
+        found, upto, limited = [], low, True
+        pages = 0
+        while limited:
+            page = self.successResultOf(
+                defer.ensureDeferred(stream.get_rows_between(upto, None, limit=2))
+            )
+            found += [(each.position.stream, each.row.room_id) for each in page.rows]
+            upto, limited = page.upto, page.limited
+            pages += 1
+        self.assertEqual(
+            found, [(7, "!v7"), (9, "!v9"), (3, "!c"), (4, "!d"), (5, "!e")]
+        )
+        self.assertEqual(pages, 3)
+        self.assertEqual(asked, [("v", 6, 9)])
+        self.assertEqual(upto, stream.current_stream_token())
+
+    def test_rows_between_of_a_strange_writer(self) -> None:
+        """A writer whose pages lead nowhere is reported, and not asked for ever."""
+
+        async def fetch(
+            writer: str, after: int, upto: int, limit: int
+        ) -> StreamUpdateResult:
+            return StreamUpdateResult([], after, True)
+
+        stream = self.make(fetch=fetch)
+        stream.advance("v", 9)
+        reading = defer.ensureDeferred(stream.get_rows_between(None, None))
+        self.failureResultOf(reading, CatchUpError)
 
     def test_what_was_written_is_fetched(self) -> None:
         """Rows come back with their tokens, lower bound open, upper bound closed."""

@@ -1,0 +1,42 @@
+"""The statements that write rows of declared streams."""
+
+from __future__ import annotations
+
+import attrs
+
+from synapse_replication.storage.row_queries import quote
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["InsertStatement", "declared_insert"]
+
+
+@attrs.frozen
+class InsertStatement:
+    """How rows are written.
+
+    :ivar sql: with the named parameters ``id``, ``instance_name`` and ``rows``:
+        JSON text, an array of objects from column to value.
+    :ivar columns: of a row, in the order of the wire.
+    """
+
+    sql: str
+    columns: tuple[str, ...]
+
+
+def declared_insert(declaration: TableStream) -> InsertStatement:
+    """Write the statement that inserts rows of a declared stream."""
+    table = quote(declaration.table)
+    columns = ", ".join(map(quote, declaration.column_names))
+    names, values = [quote(declaration.id_column)], ["%(id)s"]
+    if declaration.writer_column is not None:
+        names.append(quote(declaration.writer_column))
+        values.append("%(instance_name)s")
+    # The database makes the columns' types of JSON's, arrays and times included.
+    return InsertStatement(
+        f"""
+        INSERT INTO {table} ({", ".join(names)}, {columns})
+        SELECT {", ".join(values)}, {columns}
+        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
+        """,
+        declaration.column_names,
+    )

@@ -1,0 +1,68 @@
+"""Reads the rows of all writers of a table between two tokens of its stream."""
+
+from __future__ import annotations
+
+from synapse_replication.storage.database import Transaction
+from synapse_replication.storage.row_queries import RangeQuery, quote
+from synapse_replication.streams.between import PositionedRow, RowsBetween
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.tokens import (
+    MultiWriterStreamToken,
+    PersistedPosition,
+    SqlBounds,
+    rows_between,
+)
+
+__all__ = ["read_rows_between"]
+
+
+def read_rows_between(
+    txn: Transaction,
+    query: RangeQuery,
+    codec: RowCodec[object],
+    writer: str,
+    low: MultiWriterStreamToken,
+    high: MultiWriterStreamToken,
+    limit: int,
+) -> RowsBetween:
+    """Read one page; for a database thread.
+
+    :param writer: the only one, of a table that does not name its writers.
+    :param limit: the most rows, at least 1; more where rows of one id would be split.
+    """
+    limit = max(limit, 1)
+    id_ = f"{query.alias}.{quote(query.id_column)}"
+    token = f"(-{id_})" if query.negative else id_
+    writer_column = "%s"
+    names: tuple[str, ...] = (writer,)
+    if query.writer_column is not None:
+        writer_column, names = f"{query.alias}.{quote(query.writer_column)}", ()
+        bounds = rows_between(low, high, id_column=token, writer_column=writer_column)
+    else:
+        bounds = SqlBounds(
+            f"{token} > %s AND {token} <= %s",
+            (
+                low.get_stream_pos_for_instance(writer),
+                high.get_stream_pos_for_instance(writer),
+            ),
+        )
+    # Of ids below zero the index is on the column itself.
+    index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
+    index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
+    txn.execute(
+        f"SELECT {token}, {writer_column}, {query.row} "
+        f"FROM {quote(query.table)} AS {query.alias} {query.joined} "
+        f"WHERE {index}{bounds.sql} "
+        f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
+        (*names, *index_bounds, *bounds.parameters, limit),
+    )
+    records = txn.fetchall()
+    rows = codec.decode([text for _, _, text in records]).rows
+    positioned = [
+        PositionedRow(PersistedPosition(name, position), row)
+        for (position, name, _), row in zip(records, rows, strict=True)
+    ]
+    if len(records) < limit:
+        return RowsBetween(positioned, high, False)
+    upto = low.after_partial_read(high, records[-1][0])
+    return RowsBetween(positioned, upto, upto != high)

@@ -1,0 +1,159 @@
+"""Tests of waiting for all writers of a stream, and of being called for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.host import PositionsOnlySink
+from synapse_replication.clock import ReactorClock
+from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
+from synapse_replication.handlers.data import ReplicationDataHandler
+from synapse_replication.streams.between import RowsBetween, TokenStream
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import StreamDescription
+from synapse_replication.streams.tokens import MultiWriterStreamToken
+from synapse_replication.testing.doubles import SourceStream
+from tests.handlers.fixtures import Row
+
+
+class TwoWriters(SourceStream):
+    """A stream in the database with the writers ``a`` and ``b``."""
+
+    def current_stream_token(self) -> MultiWriterStreamToken:
+        positions = {writer: self.current_token(writer) for writer in "ab"}
+        return MultiWriterStreamToken(min(positions.values()), positions)
+
+    async def get_rows_between(self, *bounds: Any, **more: Any) -> RowsBetween:
+        raise NotImplementedError
+
+
+class StreamTokenTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.stream = TwoWriters("events", Row)
+        self.reactor = Clock()
+        self.data = ReplicationDataHandler(
+            {"events": self.stream, "plain": SourceStream("plain", Row)},
+            PositionsOnlySink(),
+            ReactorClock(self.reactor),
+        )
+        self.assertIsInstance(self.stream, TokenStream)
+
+    def wait(self, stream: int, timeout: float = 10.0, **positions: int) -> Any:
+        return Deferred.fromCoroutine(
+            self.data.wait_for_stream_token(
+                "events", MultiWriterStreamToken(stream, positions), timeout
+            )
+        )
+
+    def reach(self, writer: str, token: int) -> None:
+        self.data.on_rdata("events", writer, token, [])
+        self.reactor.advance(0)
+
+    def test_every_writer(self) -> None:
+        """Not the writer of one row is waited for, but all of them."""
+        waiting = self.wait(5)
+        self.reach("a", 9)
+        self.assertNoResult(waiting)
+        self.reach("b", 5)
+        self.successResultOf(waiting)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_two_waiters(self) -> None:
+        """Both wake that wait for the same token, and one that waits for less."""
+        self.reach("b", 5)
+        waiting = [self.wait(3), self.wait(3), self.wait(1, a=2)]
+        self.reach("a", 2)
+        self.successResultOf(waiting[2])
+        self.assertNoResult(waiting[0])
+        self.reach("a", 3)
+        self.successResultOf(waiting[0])
+        self.successResultOf(waiting[1])
+
+    def test_there_already(self) -> None:
+        """What was delivered before is not waited for."""
+        self.reach("a", 3)
+        self.reach("b", 4)
+        self.successResultOf(self.wait(3, b=4))
+
+    def test_timeout(self) -> None:
+        """In time, or an error that names the writer; nothing is left behind."""
+        self.reach("a", 3)
+        self.reach("b", 4)
+        slow, for_b = self.wait(4, timeout=2), self.wait(3, timeout=3, b=9)
+        self.reactor.advance(2)
+        error = self.failureResultOf(slow, WaitTimeoutError).value
+        self.assertIn("the slowest writer is at 3, and did not reach 4", str(error))
+        self.reactor.advance(1)
+        error = self.failureResultOf(for_b, WaitTimeoutError).value
+        self.assertIn("events of b is at 4, and did not reach 9", str(error))
+        self.assertEqual(self.data._tokens.interests, {})
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_cancelled(self) -> None:
+        """Who gives up leaves nothing behind."""
+        waiting = self.wait(4)
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+        self.assertEqual(self.data._tokens.interests, {})
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_capped(self) -> None:
+        """A token that nobody allocated is not waited for."""
+
+        async def largest(stream_name: str) -> int:
+            return 3
+
+        self.data._largest_token = largest
+        self.reach("a", 3)
+        self.reach("b", 3)
+        self.successResultOf(self.wait(100))
+
+    def test_callback(self) -> None:
+        """The callback is called with what every writer has reached, the newest."""
+        called: list[int] = []
+        stop = self.data.call_when_persisted("events", called.append)
+        self.data.on_rdata("events", "a", 3, [])
+        self.data.on_position("events", "b", 2)
+        self.data.on_position("events", "b", 9)
+        self.assertEqual(called, [])
+        self.reactor.pump([0, 0])
+        self.assertEqual(called, [3])
+        self.reach("b", 10)
+        self.reactor.pump([0, 0])
+        self.assertEqual(called, [3])
+        stop()
+        self.reach("a", 10)
+        self.reactor.pump([0, 0])
+        self.assertEqual(called, [3])
+        self.assertEqual(self.data._tokens.interests, {})
+
+    def test_own_rows(self) -> None:
+        """What this process wrote itself moves the token, too."""
+        called: list[int] = []
+        self.data.call_when_persisted("events", called.append)
+        self.stream.advance("a", 7)
+        self.stream.advance("b", 7)
+        self.data.own_rows_written()
+        self.reactor.pump([0, 0])
+        self.assertEqual(called, [7])
+
+    def test_streams_without(self) -> None:
+        """A stream without such a token is refused by name, with what to do."""
+        with self.assertRaises(StreamConfigurationError) as caught:
+            self.data.call_when_persisted("plain", print)
+        self.assertIn("plain has no token for all", str(caught.exception))
+        description = StreamDescription(
+            "typing", RowCodec("typing", Row), held_in_memory=True
+        )
+        memory = MemoryStream(description, instance_name="w")
+        data = ReplicationDataHandler(
+            {"typing": memory}, PositionsOnlySink(), ReactorClock(self.reactor)
+        )
+        with self.assertRaises(StreamConfigurationError) as caught:
+            data.call_when_persisted("typing", print)
+        self.assertIn("typing is held in the memory", str(caught.exception))
