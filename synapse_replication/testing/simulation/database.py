@@ -25,7 +25,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.postgres_stream import declared_insert
+from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.simulation.clock import SimulatedClock

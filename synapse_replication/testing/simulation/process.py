@@ -37,10 +37,10 @@ from synapse_replication.handlers.sending.streamer import (
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     WriterIds,
-    declared_insert,
 )
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (

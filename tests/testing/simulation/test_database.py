@@ -9,7 +9,7 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.postgres_stream import declared_insert
+from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.testing.simulation.clock import SimulatedClock
 from synapse_replication.testing.simulation.database import (
     DatabaseClient,
