@@ -228,6 +228,7 @@ class ReplicationCommandHandler(CommandSender):
     def lost_connection(self, connection: ReplicationConnection) -> None:
         """End with a connection: what depended on it is forgotten."""
         link = self._links.pop(connection, None)
+        self._followed.pop(connection, None)
         if link is not None:
             link.lose()
             self._relayed.forget(connection)

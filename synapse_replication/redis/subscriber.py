@@ -98,6 +98,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     factory: SubscriberFactory
     relays = False
+    is_direct = False
 
     @property
     def name(self) -> str:

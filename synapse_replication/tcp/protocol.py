@@ -95,6 +95,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     role: ClassVar[Role]
     relays: bool
+    is_direct = True
     #: One peer that reads slowly holds up nobody; in the end it is closed.
     is_behind = False
 

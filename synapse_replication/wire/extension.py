@@ -87,6 +87,7 @@ _FIELDS: Final = frozenset(
         "time",
         "positions",
         "backlog",
+        "streams",
     }
 )
 
@@ -132,6 +133,8 @@ class ExtensionMessage:
     :ivar time_ms: when the message was made, ms since the epoch.
     :ivar positions: of the streams that the process writes, by name.
     :ivar has_backlog: the process can be asked for what it sent last. Said only if not.
+    :ivar follows: in a ``hello`` over direct TCP: the streams that the process follows;
+        ``None`` if it does not say, and then it follows all.
     :ivar unknown_fields: how many fields were passed over.
     """
 
@@ -144,6 +147,7 @@ class ExtensionMessage:
     version: str = ""
     has_backlog: bool = True
     unknown_fields: int = 0
+    follows: frozenset[str] | None = None
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
@@ -163,6 +167,8 @@ def encode_message(message: ExtensionMessage) -> bytes:
     }
     if not message.has_backlog:
         value["backlog"] = False
+    if message.follows is not None:
+        value["streams"] = sorted(message.follows)
     return encode_json(value)
 
 
@@ -196,6 +202,7 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _name(value["version"], "version") if value.get("version") else "",
         value.get("backlog") is not False,
         sum(field not in _FIELDS for field in value),
+        _streams(value["streams"]) if "streams" in value else None,
     )
 
 
@@ -210,6 +217,12 @@ def _positions(value: Any) -> dict[str, StreamPosition]:
             _integer(position[0], "a token"), _integer(position[1], "a time")
         )
     return positions
+
+
+def _streams(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > MAX_STREAMS:
+        _refuse(f"streams is no list of at most {MAX_STREAMS} names")
+    return frozenset(_name(name, "a stream") for name in value)
 
 
 def _name(value: Any, what: str) -> str:

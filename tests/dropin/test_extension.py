@@ -26,6 +26,7 @@ class Link:
 
     name = "redis"
     relays = False
+    is_direct = False
     is_behind = False
 
     def __init__(self) -> None:

@@ -88,6 +88,8 @@ class Bus:
 class BusConnection(MemoryConnection):
     """A link to a bus."""
 
+    is_direct = False
+
     def __init__(self, bus: Bus, sender: str) -> None:
         super().__init__("bus")
         self._bus = bus

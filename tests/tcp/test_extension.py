@@ -172,15 +172,24 @@ class Process:
     """
 
     def __init__(
-        self, name: str, epoch: str, writes: Sequence[str], *, speaks: bool
+        self,
+        name: str,
+        epoch: str,
+        writes: Sequence[str],
+        *,
+        speaks: bool,
+        follows: Sequence[str] = ("events", "typing"),
     ) -> None:
         self.events = SourceStream("events", Row, instance_name=name)
         self.typing = SourceStream(
             "typing", Row, instance_name=name, resettable=True, held_in_memory=True
         )
-        self.host = MemoryHost(
-            self.events, self.typing, written=writes, instance_name=name
-        )
+        streams = [
+            stream
+            for stream in (self.events, self.typing)
+            if stream.description.name in follows
+        ]
+        self.host = MemoryHost(*streams, written=writes, instance_name=name)
         self.host.identity = Identity("repl.test", name, epoch)
         self.observer = self.host.observer
         self.handler = ReplicationCommandHandler(self.host, self.observer)
@@ -211,6 +220,7 @@ class ProcessTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.drop: Callable[[bytes], bool] = lambda line: False
+        self.lines: list[bytes] = []
 
     def start(self, *, reader_speaks: bool = True, writer_speaks: bool = True) -> None:
         self.reader = Process("r", "r1", [], speaks=reader_speaks)
@@ -244,6 +254,10 @@ class ProcessTests(SynchronousTestCase):
             end.makeConnection(transport)
         self.pump()
 
+    def received_lines(self, stream: str) -> list[bytes]:
+        """Return the writer's lines about a stream that were not dropped."""
+        return [line for line in self.lines if f" {stream} ".encode() in line]
+
     def disconnect(self) -> None:
         for end in self.ends:
             end.connectionLost(Failure(ConnectionDone()))
@@ -252,6 +266,7 @@ class ProcessTests(SynchronousTestCase):
         while any(transport.buffer for transport in self.transports):
             server, client = (transport.take(10**9) for transport in self.transports)
             kept = [line for line in server.split(b"\n") if not self.drop(line)]
+            self.lines += kept
             if kept:
                 self.ends[1].dataReceived(b"\n".join(kept))
             if client:
@@ -281,6 +296,41 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.writer.epochs.epoch_of("r"), "r1")
         self.assertEqual(self.reader.observer.gaps, [])
         self.assertEqual(self.reader.observer.failures, [])
+
+    def test_few_streams(self) -> None:
+        """A reader of one stream is sent rows and positions of that one alone."""
+        self.reader = Process("r", "r1", [], speaks=True, follows=["typing"])
+        self.begin_writer("w1")
+        self.lines.clear()
+        for token in range(1, 20):
+            self.write(token, f"row {token}")
+            self.write(token, f"typing {token}", "typing")
+            self.advance(0.25)
+        self.writer.host.notifier.notify()
+        self.writer.handler.announce_positions()
+        self.pump()
+        self.assertEqual(self.reader.texts(), [f"typing {n}" for n in range(1, 20)])
+        self.assertEqual(self.received_lines("events"), [])
+        rows = [line for line in self.lines if b'"rows"' in line]
+        self.assertEqual([line for line in rows if b"events" in line], [])
+        self.assertGreater(len(rows), 10)
+        # The next reader follows both, on the same writer.
+        self.disconnect()
+        self.reader = Process("r", "r2", [], speaks=True)
+        self.connect()
+        self.write(20, "for both")
+        self.assertEqual(self.reader.texts()[-1], "for both")
+        self.assertEqual(self.writer.handler._followed, {})
+
+    def test_few_streams_of_a_stock_writer(self) -> None:
+        """A writer that does not speak it sends all; what is not followed is left."""
+        self.reader = Process("r", "r1", [], speaks=True, follows=["typing"])
+        self.begin_writer("w1", speaks=False)
+        self.write(1, "row")
+        self.write(1, "typing", "typing")
+        self.assertEqual(self.reader.texts(), ["typing"])
+        self.assertNotEqual(self.received_lines("events"), [])
+        self.assertEqual(self.writer.observer.refused, [])
 
     def test_a_lost_row(self) -> None:
         """A row that vanishes on the way is fetched as soon as the next one comes."""

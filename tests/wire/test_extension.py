@@ -88,6 +88,21 @@ class ExtensionMessageTests(SynchronousTestCase):
         for value in (True, None, 0, "no"):
             self.assertTrue(parse_message(with_(backlog=value)).has_backlog)
 
+    def test_followed_streams(self) -> None:
+        """A hello may name the streams that are followed; without them it is all."""
+        message = parse_message(with_(streams=["typing", "events"]))
+        self.assertEqual(message.follows, frozenset({"events", "typing"}))
+        self.assertEqual(message.unknown_fields, 0)
+        self.assertEqual(
+            json.loads(encode_message(message))["streams"], ["events", "typing"]
+        )
+        self.assertIsNone(parse_message(with_()).follows)
+        self.assertEqual(parse_message(with_(streams=[])).follows, frozenset())
+        wrongs: list[Any] = [None, "typing", {}, [7], ["two words"], ["x"] * 501]
+        for wrong in wrongs:
+            with self.assertRaises(ExtensionMessageError):
+                parse_message(with_(streams=wrong))
+
     @settings(derandomize=True, deadline=None)
     @given(_MESSAGES)
     def test_round_trip(self, message: ExtensionMessage) -> None:

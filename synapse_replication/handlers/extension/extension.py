@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 
@@ -58,8 +58,17 @@ __all__ = [
 ]
 
 
+#: With more streams than these, all are sent: a hello is to fit into a line.
+MAX_FOLLOWED: Final = 100
+
+
 class ExtensionConnection(ReplicationConnection, Protocol):
-    """A link that has the extension's channel, or a peer that speaks it."""
+    """A link that has the extension's channel, or a peer that speaks it.
+
+    :ivar is_direct: one peer is behind it, over direct TCP.
+    """
+
+    is_direct: bool
 
     def send_extension(self, payloads: Sequence[bytes]) -> None:
         """Send messages, after what was sent before on the link.
@@ -138,6 +147,7 @@ class ReplicationExtension:
             for stream in host.streams.get_streams_to_replicate()
             if stream.description.held_in_memory
         }
+        self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
         self._told: dict[str, StreamPosition] = {}
         self._has_moved = False
@@ -177,7 +187,10 @@ class ReplicationExtension:
         self._connections.append(connection)
         if self._has_left:
             return
-        connection.send_extension([encode_message(self._message(MessageType.HELLO))])
+        hello = self._message(MessageType.HELLO)
+        if connection.is_direct and len(self._followed) <= MAX_FOLLOWED:
+            hello = attrs.evolve(hello, follows=self._followed)
+        connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
         """Say hello again: what was said before may not have arrived."""
@@ -220,6 +233,8 @@ class ReplicationExtension:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
             return
+        if message.follows is not None and connection.is_direct:
+            self._handler.send_only(connection, message.follows)
         is_new = heard is Heard.NEW
         if is_new:
             self._observer.epoch_changed(name)
@@ -274,7 +289,9 @@ class ReplicationExtension:
         """Tell the position before rows that are about to be sent; keep them."""
         told = self._told.get(stream_name)
         if told is not None and self._connections:
-            self._send(self._message(MessageType.ROWS, {stream_name: told}))
+            self._send(
+                self._message(MessageType.ROWS, {stream_name: told}), stream_name
+            )
         self._tell(stream_name, batches[-1][0])
         if self._backlog is not None and self.keeps(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
@@ -328,12 +345,13 @@ class ReplicationExtension:
         self._last_heartbeat = self._clock.seconds()
         self._send(self._message(MessageType.HEARTBEAT))
 
-    def _send(self, message: ExtensionMessage) -> None:
+    def _send(self, message: ExtensionMessage, stream_name: str | None = None) -> None:
         if self._connections and not self._has_left:
             payload = encode_message(message)
             # A snapshot: a peer may be lost by being told.
             for connection in tuple(self._connections):
-                connection.send_extension([payload])
+                if stream_name is None or self._handler.sends(connection, stream_name):
+                    connection.send_extension([payload])
 
 
 def _news(message: ExtensionMessage) -> PeerNews:

@@ -102,6 +102,8 @@ class CommandSender:
         self._keeps_unsent = keeps_unsent
         self._instance_name = host.identity.instance_name
         self._links: dict[ReplicationConnection, Link] = {}
+        #: The streams that a peer follows, of those that do not follow all.
+        self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
         self._when_ready: list[Callable[[], object]] = []
@@ -138,6 +140,27 @@ class CommandSender:
         for callback in self._when_ready:
             callback()
 
+    def send_only(
+        self, connection: ReplicationConnection, stream_names: frozenset[str]
+    ) -> None:
+        """Send rows and positions of these streams alone on a link."""
+        written = {
+            stream.description.name
+            for stream in self._host.streams.get_streams_to_replicate()
+        }
+        if connection in self._links and not written <= stream_names:
+            self._followed[connection] = stream_names
+
+    def sends(self, connection: ReplicationConnection, stream_name: str) -> bool:
+        """Return whether rows and positions of a stream are sent on a link."""
+        followed = self._followed.get(connection)
+        return followed is None or stream_name in followed
+
+    def _links_for(self, stream_name: str) -> list[ReplicationConnection]:
+        if not self._followed:
+            return list(self._links)
+        return [link for link in self._links if self.sends(link, stream_name)]
+
     def get_streams_to_replicate(self) -> Sequence[Stream]:
         """Give the streams that this process writes."""
         return self._host.streams.get_streams_to_replicate()
@@ -166,6 +189,10 @@ class CommandSender:
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._observer.failure(f"sending {command.NAME}", error)
             self._observer.commands_dropped(command.NAME, CommandDropReason.FAILED, 1)
+
+    def _send_of_stream(self, stream_name: str, command: Command) -> None:
+        for connection in self._links_for(stream_name):
+            self._send_to(connection, command)
 
     def _send_unsent(self) -> None:
         """Send what was kept while there was no link; to be called when there is one."""
@@ -269,8 +296,8 @@ class CommandSender:
             name, token = stream.description.name, self.last_sent_token(stream)
             command = self._position(name, token)
             if connection is None:
-                self.send_command(command)
-            else:
+                self._send_of_stream(name, command)
+            elif self.sends(connection, name):
                 self._send_to(connection, command)
             # What one peer over direct TCP is told, the others do not know.
             if self._listener is not None and not getattr(connection, "relays", False):
@@ -283,8 +310,9 @@ class CommandSender:
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Tell that we wrote no row in ``(prev_token, new_token]``."""
         self._last_sent_tokens[stream_name] = new_token
-        self.send_command(
-            PositionCommand(stream_name, self._instance_name, prev_token, new_token)
+        self._send_of_stream(
+            stream_name,
+            PositionCommand(stream_name, self._instance_name, prev_token, new_token),
         )
         if self._listener is not None:
             self._listener.position_sent(stream_name, prev_token, new_token)
@@ -311,7 +339,7 @@ class CommandSender:
         if self._passive or not self._links:
             return
         lines = rdata_lines(stream_name, self._instance_name, batches)
-        for connection in list(self._links):
+        for connection in self._links_for(stream_name):
             try:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError:
@@ -341,7 +369,9 @@ class CommandSender:
 
         :param token: ``None`` if more rows of the same token follow.
         """
-        self.send_command(RdataCommand(stream_name, self._instance_name, token, data))
+        self._send_of_stream(
+            stream_name, RdataCommand(stream_name, self._instance_name, token, data)
+        )
         if token is not None:
             self._last_sent_tokens[stream_name] = token
             if self._listener is not None:
