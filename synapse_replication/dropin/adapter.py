@@ -16,12 +16,15 @@ import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.bridges import make_yieldable
-from synapse_replication.dropin.streams import HostStreams
+from synapse_replication.dropin.streams import HostStream, HostStreams
+from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import (
     DelayedCall,
     Identity,
@@ -86,16 +89,26 @@ class _HostDelayedCall:
 
 
 class HostRows:
-    """The host's data handler, as a :class:`RowSink`."""
+    """The host's data handler, as a :class:`RowSink`.
+
+    The position of one writer can move the token up to which the host's users have
+    seen everything past a row of another writer that this process missed. A user
+    who asks between that and the row's delivery is never shown the row. Therefore
+    rows of others at or below a position are fetched and delivered before it.
+    """
 
     def __init__(self, hs: Any, streams: HostStreams) -> None:
         self._data_handler = hs.get_replication_data_handler()
         self._streams = streams.get_streams()
+        #: Up to where rows were fetched before a position of another writer.
+        self._fetched: dict[tuple[str, str], int] = {}
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
         """Take the rows of one token."""
+        if token <= self._fetched.get((stream_name, instance_name), 0):
+            return
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
         self._streams[stream_name].advance(instance_name, token, is_position=False)
 
@@ -112,8 +125,29 @@ class HostRows:
             current = stream.current_token(instance_name)
             if token < current:
                 await stream.get_updates_since(instance_name, current, token)
+        for writer in stream.writers_behind(instance_name, token):
+            await self._deliver_before(stream, writer, token)
         await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
+
+    async def _deliver_before(
+        self, stream: HostStream, instance_name: str, upto_token: int
+    ) -> None:
+        """Fetch and deliver what a writer has committed up to a token."""
+        name, codec = stream.description.name, stream.description.codec
+        cursor, end = stream.current_token(instance_name), upto_token
+        while cursor < end:
+            page = await stream.get_updates_since(instance_name, cursor, end)
+            # The host's last page is not limited, whatever its last token.
+            cursor = page.upto_token if page.limited else end
+            for token, pairs in groupby(page.updates, key=itemgetter(0)):
+                try:
+                    rows = [codec.from_json(value) for _, value in pairs]
+                except RowDecodeError:
+                    # The catch-up of this writer reports it and skips it.
+                    return
+                await self.on_rdata(name, instance_name, token, rows)
+                self._fetched[name, instance_name] = token
 
 
 class HostCommands:

@@ -90,6 +90,7 @@ class HostStream:
     ) -> None:
         self.original = stream
         self._instance_name = instance_name
+        self._writers = tuple(writers)
         name: str = stream.NAME
         known = STANDARD_STREAMS.get(name)
         held_in_memory = known is not None and known.description.held_in_memory
@@ -112,7 +113,7 @@ class HostStream:
             self._baseline = int(stream.current_token(_UNKNOWN_WRITER))
             self._received = {
                 writer: int(stream.current_token(writer))
-                for writer in writers
+                for writer in self._writers
                 if writer != instance_name
             }
 
@@ -132,6 +133,24 @@ class HostStream:
             token > self._received.get(instance_name, self._baseline) or is_position
         ):
             self._received[instance_name] = token
+
+    def writers_behind(self, instance_name: str, token: int) -> list[str]:
+        """Return the writers whose rows a position of another writer may reveal.
+
+        The host takes a position that is announced for a finished token, whoever
+        wrote its rows, and moves the token up to which its users have seen
+        everything. Rows of these writers may be at or below it and not here yet.
+        """
+        received = self._received
+        if not received or token <= int(self.original.current_token(_UNKNOWN_WRITER)):
+            return []
+        return [
+            writer
+            for writer in self._writers
+            if writer != instance_name
+            and writer != self._instance_name
+            and received[writer] < token
+        ]
 
     def minimal_local_current_token(self) -> int:
         """Tell what this process, as a writer, may announce."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -154,6 +155,51 @@ class SynapseHostTests(SynchronousTestCase):
         )
         stream = host.streams.get_streams()["caches"]
         self.assertEqual((stream.current_token("w"), stream.current_token("v")), (4, 6))
+
+    def test_rows_below_a_position(self) -> None:
+        """
+        A position that moves what the host shows as seen is taken after the rows of
+        other writers that it reveals; these are not taken again when they come.
+        """
+        letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
+        letters.updates = [(7, ["a"]), (7, ["b"]), (8, ["c"]), (9, ["d"])]
+        fake_modules(self, {"events": lambda hs: letters})
+        hs = FakeHomeserver(
+            writers=SimpleNamespace(presence=["master"], events=["v", "w"])
+        )
+        host = SynapseHost(hs)
+        self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
+        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 8, ["C"])))
+        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 9, ["D"])))
+        expected: list[tuple[Any, ...]] = [
+            ("on_rdata", "events", "w", 7, ["A", "B"]),
+            ("on_rdata", "events", "w", 8, ["C"]),
+            ("on_position", "events", "v", 8),
+            ("on_rdata", "events", "w", 9, ["D"]),
+        ]
+        self.assertEqual(hs.calls, expected)
+        # The rows of all writers are known up to there: nothing is revealed.
+        letters.shared_token = 12
+        self.successResultOf(_deferred(host.rows.on_position("events", "v", 12)))
+        self.assertEqual(hs.calls, [*expected, ("on_position", "events", "v", 12)])
+
+    def test_a_row_below_a_position_that_is_none(self) -> None:
+        """
+        A row that cannot be decoded is left to the catch-up of its own writer.
+        """
+        letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
+        letters.updates = [(7, ["a"]), (8, [])]
+        fake_modules(self, {"events": lambda hs: letters})
+        hs = FakeHomeserver(
+            writers=SimpleNamespace(presence=["master"], events=["v", "w"])
+        )
+        host = SynapseHost(hs)
+        self.successResultOf(_deferred(host.rows.on_position("events", "v", 9)))
+        self.assertEqual(
+            hs.calls,
+            [("on_rdata", "events", "w", 7, ["A"]), ("on_position", "events", "v", 9)],
+        )
+        self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 7)
 
     def test_a_writer_began_again(self) -> None:
         """

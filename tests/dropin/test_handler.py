@@ -285,14 +285,26 @@ class MissedRowTests(SynchronousTestCase):
         self._connect(11)
         self.assertEqual(self.rows, [("p1", 11)])
 
+    def test_revealed(self) -> None:
+        """
+        The row is fetched before the POSITION of the other writer is taken: that
+        moves what users are shown past it.
+        """
+        self._miss_a_row()
+        self._announce("p2", 10, 11)
+        self.assertEqual(self.rows, [("p1", 11)])
+        # It came with the POSITION, and is not taken again.
+        self._announce("p1", 11, 11)
+        self._say_row("p1", 11)
+        self.assertEqual(self.rows, [("p1", 11)])
+
     def test_announced(self) -> None:
         """
         The row is fetched when its writer announces that it sent it.
         """
-        self._miss_a_row()
         self._announce("p2", 10, 11)
         self.assertEqual(self.events.current_token("p1"), 11)
-        self.assertEqual(self.rows, [])
+        self._miss_a_row()
         self._announce("p1", 11, 11)
         self.assertEqual(self.rows, [("p1", 11)])
 
@@ -300,8 +312,8 @@ class MissedRowTests(SynchronousTestCase):
         """
         The row is fetched when its writer reports on the extension that it sent it.
         """
-        self._miss_a_row()
         self._announce("p2", 10, 11)
+        self._miss_a_row()
         self.handler.writer_told(
             self.handler._known(self.connection), "p1", {"events": 11}
         )

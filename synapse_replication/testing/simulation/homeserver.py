@@ -9,7 +9,7 @@ that and the command handler; they are the real ones here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ class HomeserverStream:
     :param stream: has the rows.
     :param ids: the generator of its ids; ``None`` if it is held in memory.
     :ivar NAME: the name on the wire.
+    :ivar stream: see above.
+    :ivar ids: see above.
     """
 
     def __init__(
@@ -40,19 +42,19 @@ class HomeserverStream:
         self.NAME = stream.description.name
         self.stream = stream
         self._instance_name = instance_name
-        self._ids = ids
+        self.ids = ids
 
     def current_token(self, instance_name: str) -> int:
         """Return a writer's token, which covers what all writers have persisted."""
-        if self._ids is None:
+        if self.ids is None:
             return self.stream.current_token(instance_name)
-        return self._ids.get_current_token_for_writer(instance_name)
+        return self.ids.get_current_token_for_writer(instance_name)
 
     def minimal_local_current_token(self) -> int:
         """Return the greatest finished id of this process that may be announced."""
-        if self._ids is None:
+        if self.ids is None:
             return self.stream.current_token(self._instance_name)
-        return self._ids.get_minimal_local_current_token()
+        return self.ids.get_minimal_local_current_token()
 
     def parse_row(self, value: Any) -> Any:
         """Make a typed row of a JSON value."""
@@ -84,9 +86,15 @@ class _Sink(Protocol):
 class _DataHandler:
     """The homeserver's own data handler: its caches first, then its ids."""
 
-    def __init__(self, sink: _Sink, streams: Mapping[str, HostStream]) -> None:
+    def __init__(
+        self,
+        sink: _Sink,
+        streams: Mapping[str, HostStream],
+        shows: Callable[[str, int], object],
+    ) -> None:
         self._sink = sink
         self._streams = streams
+        self._shows = shows
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -94,7 +102,7 @@ class _DataHandler:
         waiting = self._sink.on_rdata(stream_name, instance_name, token, rows)
         if waiting is not None:
             await waiting
-        self._streams[stream_name].original.stream.advance(instance_name, token)
+        self._advance(stream_name, instance_name, token)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
@@ -102,14 +110,24 @@ class _DataHandler:
         waiting = self._sink.on_position(stream_name, instance_name, token)
         if waiting is not None:
             await waiting
-        self._streams[stream_name].original.stream.advance(instance_name, token)
+        self._advance(stream_name, instance_name, token)
+
+    def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
+        original = self._streams[stream_name].original
+        original.stream.advance(instance_name, token)
+        if original.ids is not None:
+            self._shows(stream_name, original.ids.get_persisted_upto_position())
 
 
-def make_rows(sink: _Sink, streams: Mapping[str, HostStream]) -> HostRows:
+def make_rows(
+    sink: _Sink, streams: Mapping[str, HostStream], shows: Callable[[str, int], object]
+) -> HostRows:
     """Make what delivers rows to a homeserver: the drop-in's own class.
 
     :param sink: is given everything before the ids of the homeserver move.
+    :param shows: is given a stream and the token up to which the homeserver tells its
+        users that they have seen everything, whenever that may have moved.
     """
-    handler = _DataHandler(sink, streams)
+    handler = _DataHandler(sink, streams, shows)
     homeserver = SimpleNamespace(get_replication_data_handler=lambda: handler)
     return HostRows(homeserver, SimpleNamespace(get_streams=lambda: streams))  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ that reads it:
   all of its rows (idempotent streams: at least once);
 - a position passes a token only if its rows were handed on, and nothing is committed
   at or below a position that anybody holds or announced;
+- a homeserver never shows a stream as seen up to a token before it was handed on
+  what others committed up to there;
 - a POSITION on the wire never says "nothing between" of a range with a commit (C11).
 
 Of a stream in memory: tokens go up within one life of its writer, and in the end
@@ -72,6 +74,7 @@ class Reader:
     :ivar delivered: the greatest token handed on; going back further would double it.
     :ivar owed: tokens that it passed by a position that was false, and whose rows it
         must get all the same.
+    :ivar found: the newest token of each writer that was in the table at the start.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Reader:
     hidden_resets: set[str] = attrs.Factory(set)
     delivered: dict[_Key, int] = attrs.Factory(dict)
     owed: dict[_Key, set[int]] = attrs.Factory(dict)
+    found: dict[_Key, int] = attrs.Factory(dict)
 
 
 class Ledger:
@@ -205,6 +209,8 @@ class Ledger:
         :param kept: its last life, if it keeps what it was handed.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
+        for key, written in self._written.items():
+            reader.found[key] = written.tokens[-1] if written.tokens else 0
         if kept is not None:
             reader.applied, reader.heard = kept.applied, kept.heard
             reader.views, reader.epochs = kept.views, kept.epochs
@@ -289,6 +295,28 @@ class Ledger:
             reader.owed[key] = {each for each in owed if each <= token}
             return
         self._passes(reader, key, token)
+
+    def shown(self, reader: Reader, stream: str, token: int) -> None:
+        """Take note of the token up to which a homeserver's users have seen all.
+
+        :raises ViolationError: a row at or below it was not handed on: who asks
+            from here on is never shown it.
+        """
+        if stream in self._in_memory or stream in self._idempotent:
+            return
+        for (of_stream, writer), written in self._written.items():
+            if of_stream != stream or writer == reader.name:
+                continue
+            position = reader.positions.get((stream, writer), 0)
+            # Ids that were found in the table count as finished from the start, also
+            # those beyond an id that was open then.
+            found = reader.found.get((stream, writer), 0)
+            missed = written.next_after(max(position, found))
+            if missed is not None and missed <= token:
+                raise self._violation(
+                    f"{reader.name} shows {stream} up to {token}, and did not get "
+                    f"{missed} of {writer}"
+                )
 
     def _passes(self, reader: Reader, key: _Key, token: int) -> None:
         written = self.written(*key)

@@ -280,9 +280,12 @@ class Process:
                 )
             host.streams.add(added, is_written_here=self.name in writers)
         if cluster.shares_tokens:
-            host.rows = make_rows(sink, hosted)  # type: ignore[assignment]
+            host.rows = make_rows(sink, hosted, self._shows)  # type: ignore[assignment]
         else:
             host.set_sink(sink)
+
+    def _shows(self, stream_name: str, token: int) -> None:
+        self.cluster.ledger.shown(self.reader, stream_name, token)
 
     def _announce_again(self, lost: int) -> None:
         self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")

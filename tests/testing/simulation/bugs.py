@@ -173,6 +173,14 @@ class _LateBaseline(HostStream):
         super().advance(instance_name, token, is_position=is_position)
 
 
+class _RevealsRows(HostStream):
+    """Positions are taken at once: users who ask then are never shown a row of
+    another writer that this process missed and is about to fetch."""
+
+    def writers_behind(self, instance_name: str, token: int) -> list[str]:
+        return []
+
+
 BUGS: Mapping[str, Parts] = {
     "C1": Parts(subscriber=_AsksBeforeItHears),
     "C3": Parts(receiver=_DoesNotWaitForCatchUp),
@@ -186,6 +194,7 @@ BUGS: Mapping[str, Parts] = {
     "C46, saved": Parts(receiver=_SavesNoEpochs),
     "shared token": Parts(host_stream=_TrustsPersistedUpto),
     "late baseline": Parts(host_stream=_LateBaseline),
+    "revealed rows": Parts(host_stream=_RevealsRows),
 }
 
 #: The first seed that found each when this was written: where to begin to look.
@@ -200,4 +209,5 @@ FOUND_BY: Mapping[str, int] = {
     "C46, saved": 16,
     "shared token": 1,
     "late baseline": 10,
+    "revealed rows": 1,
 }

@@ -66,3 +66,7 @@ class BugTests(SynchronousTestCase):
     def test_late_baseline(self) -> None:
         """Rows that were written while a process starts are skipped."""
         self.check("late baseline")
+
+    def test_reveals_rows(self) -> None:
+        """A position is taken before another writer's rows below it."""
+        self.check("revealed rows")

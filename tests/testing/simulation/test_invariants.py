@@ -127,6 +127,16 @@ class LedgerTests(SynchronousTestCase):
             ),
         )
 
+    def test_shown_before_it_was_delivered(self) -> None:
+        """A homeserver shows a stream as seen past a row that is still to come."""
+        self.ledger.committed("events", "w", 7, [(70, "k")])
+        # What is in the table at the start is not new to anybody.
+        self.ledger.shown(self.reader, "events", 6)
+        self.assertIn(
+            "did not get 7 of w",
+            self.refused(self.ledger.shown, self.reader, "events", 7),
+        )
+
     def test_kept_over_a_crash(self) -> None:
         """A reader that keeps what it was handed goes on with it."""
         self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(7))

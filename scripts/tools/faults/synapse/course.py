@@ -145,8 +145,10 @@ class _Course:
     def _run_round(self, one: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, one.chance)
         if any(NEMESES[fault].is_quiet for fault in one.faults):
-            cause(one.faults, scene)
-            lifted = time.time()
+            with self._traffic.eager_users():
+                cause(one.faults, scene)
+                lifted = time.time()
+                time.sleep(TRAFFIC_AFTER)
         else:
             with self._traffic.writing(one.seed):
                 time.sleep(TRAFFIC_BEFORE)
@@ -154,7 +156,7 @@ class _Course:
                 lifted = time.time()
                 time.sleep(TRAFFIC_AFTER)
         level = self._wait_until_level(lifted)
-        missing = self._evidence.give_up(time.time())
+        missing = self._evidence.end_round(lifted)
         unseen = self._traffic.expectations.give_up()
         for stream in JUDGED:
             for is_ours in (True, False):

@@ -71,7 +71,6 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "account_data": ("account_data", "room_account_data", "room_tags_revisions"),
     "presence": ("presence_stream",),
     "push_rules": ("push_rules_stream",),
-    "pushers": ("pushers", "deleted_pushers"),
     "device_lists": ("device_lists_stream", "user_signature_stream"),
 }
 

@@ -145,9 +145,8 @@ class Evidence:
         missing = missing_rows(rows, self.lives, typing)
         if missing:
             streams = {row.stream for _, row in missing} - {TYPING}
-            missing = missing_rows(
-                (row for _, row in missing), self.lives, self.present(streams) | typing
-            )
+            rows = list({row.delivery: row for _, row in missing}.values())
+            missing = missing_rows(rows, self.lives, self.present(streams) | typing)
         return missing
 
     def new_missing(self, until: float) -> list[tuple[Life, Committed]]:
@@ -162,15 +161,20 @@ class Evidence:
         return [
             (life, row)
             for life, row in missing
-            if (life, row.delivery) not in self._given_up
+            if life.is_running and (life, row.delivery) not in self._given_up
         ]
 
-    def give_up(self, until: float) -> list[tuple[Life, Committed]]:
+    def end_round(self, lifted: float) -> list[tuple[Life, Committed]]:
         """Wait no longer for what is missing now; it counts in the end.
 
-        :return: what that is.
+        :param lifted: when the fault ended, in s since the epoch: what was written
+            before counts for each process that is running now, even if it ends later.
+        :return: what is missing.
         """
-        missing = self.new_missing(until)
+        for life in self.lives:
+            if life.is_running:
+                life.judged_until = lifted
+        missing = self.new_missing(time.time())
         self._given_up.update((life, row.delivery) for life, row in missing)
         return missing
 

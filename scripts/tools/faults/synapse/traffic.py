@@ -21,8 +21,9 @@ __all__ = ["Room", "Traffic"]
 #: Rooms are shared out among the event persisters by their ids, which are random.
 LEAST_ROOMS, MOST_ROOMS = 4, 20
 
-#: s that a request of ``/sync`` waits for news.
-LONG_POLL = 2.0
+#: s that a request of ``/sync`` waits for news, as a rule and while users are eager:
+#: then some ask at every moment, that of a fault's end among them.
+LONG_POLL, EAGER_POLL = 2.0, 0.02
 
 #: s between two requests of one writing user, at least and at most.
 PAUSE = (0.2, 0.5)
@@ -151,6 +152,7 @@ class Traffic:
         self._cluster = cluster
         self.expectations = Expectations()
         self.rooms: list[Room] = []
+        self._long_poll = LONG_POLL
         self.requests = 0
         self.failures = 0
         self._lock = threading.Lock()
@@ -213,6 +215,15 @@ class Traffic:
             for thread in threads:
                 thread.join()
 
+    @contextlib.contextmanager
+    def eager_users(self) -> Iterator[None]:
+        """Have users ask for news again and again meanwhile."""
+        self._long_poll = EAGER_POLL
+        try:
+            yield
+        finally:
+            self._long_poll = LONG_POLL
+
     def stop(self) -> None:
         """End all threads."""
         self._ended.set()
@@ -237,7 +248,7 @@ class Traffic:
         since = None
         while not self._ended.is_set():
             try:
-                answer = room.bob.sync(since, timeout_ms=int(1000 * LONG_POLL))
+                answer = room.bob.sync(since, timeout_ms=int(1000 * self._long_poll))
             except (ApiError, OSError):
                 self._ended.wait(PAUSE_AFTER_FAILURE)
                 continue

@@ -1,8 +1,8 @@
 """Compares what was committed with what each process was given: pure logic.
 
-A row is *due* to a process if the process was running when the run ended, did not
-write the row itself, and could not have read it from the database when it started. A
-row that was due and is still in the database, but was never delivered, is *lost*. A
+A row is *due* to a process if the process lived long enough to be given it (to the
+end of the run, or of a round after the row was written), did not write it itself, and
+could not have read it from the database when it started. A row that was due and is still in the database, but was never delivered, is *lost*. A
 row that is no longer there was replaced by a newer one about the same thing, or its
 user took it; a process that fetches what it missed cannot be given it.
 """
@@ -60,6 +60,8 @@ class Life:
     :ivar started: when it had read its positions, in s since the epoch.
     :ivar positions: those, by stream and writer.
     :ivar is_running: it has not ended.
+    :ivar judged_until: of one that has ended: rows that were written later, in s
+        since the epoch, are not due to it.
     :ivar deliveries: how often each token was delivered to it.
     """
 
@@ -68,11 +70,14 @@ class Life:
     started: float
     positions: Mapping[str, Mapping[str, int]]
     is_running: bool = True
+    judged_until: float = 0.0
     deliveries: Counter[Delivery] = attrs.Factory(Counter)
 
     def has_to_get(self, row: Committed) -> bool:
         """Return whether a row is due to this process."""
         if row.writer == self.process:
+            return False
+        if not self.is_running and row.at > self.judged_until:
             return False
         position = self.positions.get(row.stream, {}).get(row.writer, 0)
         return row.token > position or row.at > self.started
@@ -117,7 +122,6 @@ def missing_rows(
     return [
         (life, row)
         for life in lives
-        if life.is_running
         for row in there
         if row.delivery not in life.deliveries and life.has_to_get(row)
     ]
@@ -145,7 +149,6 @@ def compare(
             due = [
                 row.delivery in life.deliveries
                 for life in of_kind
-                if life.is_running
                 for row in of_stream
                 if life.has_to_get(row)
             ]

@@ -78,10 +78,12 @@ class MissingRowsTests(SynchronousTestCase):
         self.assertEqual(lost(life("sync1"), present=present), [("sync1", 7)])
 
     def test_ended_processes(self) -> None:
-        """A process that was killed needs nothing."""
+        """A process that was killed needs what was written while it was judged."""
         killed = life("sync1")
         killed.is_running = False
         self.assertEqual(lost(killed), [])
+        killed.judged_until = 20.5
+        self.assertEqual(lost(killed), [("sync1", 7)])
 
     def test_eras(self) -> None:
         """A token of before the writer's restart stands for another row."""
