@@ -15,17 +15,19 @@ from typing import Any, Protocol, TextIO, runtime_checkable
 
 from twisted.internet.defer import Deferred
 from twisted.logger import (
+    FileLogObserver,
     FilteringLogObserver,
     Logger,
     LogLevel,
     LogLevelFilterPredicate,
+    formatEventAsClassicLogText,
     globalLogBeginner,
-    textFileLogObserver,
 )
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
+from synapse_replication.instrumentation.log_lines import cut_lines
 
 __all__ = ["Reloadable", "Runnable", "run_service", "start_logging"]
 
@@ -69,7 +71,13 @@ def start_logging(
     :return: sets another level.
     """
     predicate = LogLevelFilterPredicate()
-    write: Any = JsonLogObserver(stream) if as_json else textFileLogObserver(stream)
+    write: Any = (
+        JsonLogObserver(stream)
+        if as_json
+        else FileLogObserver(
+            stream, lambda event: cut_lines(formatEventAsClassicLogText(event))
+        )
+    )
     observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 

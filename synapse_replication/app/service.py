@@ -42,6 +42,7 @@ from synapse_replication.config.endpoints import (
 )
 from synapse_replication.config.process import ExtensionConfig, ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
@@ -74,6 +75,7 @@ from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
@@ -236,7 +238,14 @@ class ProcessService(Service):
         if UserIpCommand.NAME in host.send.channels:
             # Code of this process wants to be given them.
             host.stores_user_ips = True
-        options = HandlerOptions(expects_links=_has_links(self._config))
+        config = self._config
+        options = HandlerOptions(
+            expects_links=_has_links(config),
+            writers=DeclaredWriters(
+                config.writers,
+                [MAIN_INSTANCE, config.instance_name, *config.instance_map],
+            ),
+        )
         if self._backlog is None:
             return ReplicationCommandHandler(host, observer, options=options), None
         partial = PartialResync(self._epochs, client.get_backlog, self._clock, observer)

@@ -68,7 +68,7 @@ class NotifySocket:
         try:
             self._socket.sendto(message.encode("utf-8", "replace"), self._address)
         except OSError as error:
-            if self._limit.admit(error.errno) is not None:
+            if self._limit.admit("notify", error.errno) is not None:
                 self.log.warn(
                     "Cannot tell systemd (NOTIFY_SOCKET={address}): {error}",
                     address=self._shown,

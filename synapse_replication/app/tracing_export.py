@@ -109,7 +109,7 @@ class _ToOurLog(logging.Handler):
         self._limit = RateLimit(REPEAT_AFTER, time.monotonic)
 
     def emit(self, record: logging.LogRecord) -> None:
-        left_out = self._limit.admit((record.name, record.msg))
+        left_out = self._limit.admit("spans", record.name, record.msg)
         if left_out is None:
             return
         level = LogLevel.error if record.levelno >= logging.ERROR else LogLevel.warn

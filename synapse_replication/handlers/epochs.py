@@ -6,7 +6,9 @@ say is not acted on. A stale one that goes on talking is a second process of tha
 (C63). If the present one has gone, or is silent for long, the stale one is the one
 that is left, and takes its place.
 
-Bounded: beyond a thousand names, the oldest are forgotten.
+Bounded: beyond a thousand names, the oldest are forgotten. An instance that seems to
+start again more often than any does is taken for several of one name: of its new
+epochs only some are accepted.
 
 What a process held in memory went with its start. So of a stream in memory it is kept,
 too, of which epoch the rows are that were handled (:class:`HandledEpochs`). Whenever
@@ -29,6 +31,10 @@ __all__ = ["HandledEpochs", "Heard", "PeerEpochs"]
 MAX_INSTANCES = 1000
 #: How many earlier epochs of each.
 MAX_STALE = 8
+#: How often an instance may start again at once, and then once in how many s. Each time
+#: costs that all of its streams in memory are fetched.
+MAX_CHANGES = 5
+CHANGE_EVERY = 10.0
 #: A stale epoch that talks after so long is no late message but a process, s.
 SETTLED_AFTER = 1.0
 #: The present epoch is taken to be gone when it was silent for so long, s.
@@ -53,6 +59,16 @@ class _Peer:
     has_backlog: bool = True
     is_gone: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
+    changes: float = MAX_CHANGES
+
+    def may_change(self, now: float) -> bool:
+        """Return whether another start is plausible; if so, count it."""
+        earned = (now - self.since) / CHANGE_EVERY
+        left = min(MAX_CHANGES, self.changes + earned)
+        if left < 1:
+            return False
+        self.changes = left - 1
+        return True
 
 
 class PeerEpochs:
@@ -97,6 +113,9 @@ class PeerEpochs:
             is_late = now - peer.since < SETTLED_AFTER
             self._peers[instance_name] = peer
             return Heard.LATE if is_late else Heard.DUPLICATE
+        elif not peer.may_change(now):
+            self._peers[instance_name] = peer
+            return Heard.DUPLICATE
         else:
             if epoch in peer.stale:
                 peer.stale.remove(epoch)

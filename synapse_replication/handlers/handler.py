@@ -26,6 +26,7 @@ from synapse_replication.errors import (
     StreamConfigurationError,
     UnknownCommandError,
 )
+from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
@@ -81,6 +82,7 @@ class HandlerOptions:
     :ivar receiver: the bounds of each received stream.
     :ivar partial: asks writers for what they sent last; ``None`` if nobody is asked.
     :ivar receiver_type: the class of the receivers, one a stream.
+    :ivar writers: who writes what; ``None`` if nothing is declared.
     """
 
     passive: bool = False
@@ -88,6 +90,7 @@ class HandlerOptions:
     receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     partial: PartialResync | None = None
     receiver_type: type[StreamReceiver] = StreamReceiver
+    writers: DeclaredWriters | None = None
 
 
 class ReplicationCommandHandler(CommandSender):
@@ -116,6 +119,7 @@ class ReplicationCommandHandler(CommandSender):
         )
         self._is_started = False
         self._syncs = RepeatedSyncs()
+        self._admission = WriterAdmission(options.writers)
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
         self._channels: list[str] = []
@@ -260,6 +264,8 @@ class ReplicationCommandHandler(CommandSender):
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
+        elif not self._admits(run.stream_name, run.instance_name):
+            reason = DiscardReason.UNDECLARED_WRITER
         else:
             receiver.put_rows(link, run)
             return
@@ -269,7 +275,9 @@ class ReplicationCommandHandler(CommandSender):
 
     def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
         receiver = self._receivers.get(run.stream_name)
-        if receiver is None:
+        if receiver is None or not all(
+            self._admits(run.stream_name, name) for name in set(run.instance_names)
+        ):
             for of_writer in run.runs():
                 self._take_rows(link, of_writer)
             return
@@ -284,10 +292,24 @@ class ReplicationCommandHandler(CommandSender):
             run = others
         receiver.put_interleaved(link, run)
 
+    def _admits(self, stream_name: str, instance_name: str) -> bool:
+        """Return whether an instance may write a stream; forget one that is silent."""
+        is_admitted, forgotten = self._admission.is_admitted(
+            stream_name, instance_name, self._host.clock.seconds()
+        )
+        if forgotten is not None:
+            for link in self._links.values():
+                link.forget_writer(*forgotten)
+        return is_admitted
+
     def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
         if refused.stream_name is not None and refused.instance_name is not None:
             receiver = self._receivers.get(refused.stream_name)
-            if receiver is not None and refused.instance_name != self._instance_name:
+            if (
+                receiver is not None
+                and refused.instance_name != self._instance_name
+                and self._admits(refused.stream_name, refused.instance_name)
+            ):
                 receiver.put_lost_row(link, refused.instance_name)
         # A newer peer's command is no reason to part.
         if not isinstance(refused.error, UnknownCommandError):
@@ -344,7 +366,7 @@ class ReplicationCommandHandler(CommandSender):
             return
         for stream_name, token in tokens.items():
             receiver = self._receivers.get(stream_name)
-            if receiver is None:
+            if receiver is None or not self._admits(stream_name, instance_name):
                 continue
             if epoch is not None:
                 receiver.put_epoch(link, instance_name, token, epoch)
@@ -369,6 +391,8 @@ class ReplicationCommandHandler(CommandSender):
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
+        elif not self._admits(command.stream_name, command.instance_name):
+            reason = DiscardReason.UNDECLARED_WRITER
         else:
             if link is not None:
                 receiver.put_position(link, command)

@@ -42,6 +42,7 @@ class DiscardReason(enum.Enum):
     """Why a received row, POSITION or USER_SYNC was not handed on."""
 
     UNKNOWN_STREAM = "unknown_stream"
+    UNDECLARED_WRITER = "undeclared_writer"  #: the configuration does not name it
     NOT_CONNECTED = "not_connected"  #: no POSITION of this writer seen on this link
     OWN_ECHO = "own_echo"  #: it is our own, come back from Redis
     OLD_TOKEN = "old_token"

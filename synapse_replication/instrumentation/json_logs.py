@@ -16,6 +16,8 @@ from typing import Any, TextIO
 from twisted.logger import ILogObserver, LogEvent, formatEvent
 from zope.interface import implementer
 
+from synapse_replication.instrumentation.log_lines import MAX_LOG_LINE
+
 __all__ = ["JsonLogObserver", "to_json"]
 
 #: Fields of ours come before those of the event: they cannot be written over.
@@ -47,7 +49,21 @@ def to_json(event: LogEvent) -> str:
     if failure is not None:
         record["error"] = failure.getTraceback()
     # ASCII: half characters, which a peer may have sent, have no other form.
-    return json.dumps(record)
+    line = json.dumps(record)
+    most = MAX_LOG_LINE
+    while len(line) >= MAX_LOG_LINE and most > 8:
+        most //= 2
+        line = json.dumps(
+            {name: _shorten(value, most) for name, value in record.items()}
+        )
+    return line
+
+
+def _shorten(value: Any, most: int) -> Any:
+    """Return a text cut in the middle: a traceback's end says what failed."""
+    if not isinstance(value, str) or len(value) <= most:
+        return value
+    return f"{value[: most // 2]} ... {value[-most // 2 :]}"
 
 
 @implementer(ILogObserver)

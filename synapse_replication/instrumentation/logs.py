@@ -35,10 +35,14 @@ CHANGES_OF_STATE = 60
 #: How many different lines are remembered.
 MAX_KEYS = 1000
 
+#: How many lines of one group are written within REPEAT_AFTER, whatever names they have.
+MAX_OF_GROUP = 100
+
 #: What is worth a line when it is discarded: the rest is everyday work.
 _ALARMING = frozenset(
     {
         DiscardReason.UNKNOWN_STREAM,
+        DiscardReason.UNDECLARED_WRITER,
         DiscardReason.UNDECODABLE,
         DiscardReason.CATCHING_UP,
         DiscardReason.HANDLER_FAILED,
@@ -57,6 +61,9 @@ _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 class RateLimit:
     """Decides which of many equal log lines to write.
 
+    Names that a peer chooses make lines differ, so there is a limit for each group of
+    them, too.
+
     :param repeat_after: s between two of one kind.
     :param monotonic: gives a time in s that never goes back.
     """
@@ -66,14 +73,31 @@ class RateLimit:
         self._monotonic = monotonic
         # When the present period began, and how many lines there were in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
+        #: Of each group: since when, how many were written, and left out.
+        self._groups: dict[str, tuple[float, int, int]] = {}
 
-    def admit(self, kind: Hashable, burst: int = 1) -> int | None:
+    def admit(self, group: str, *kind: Hashable, burst: int = 1) -> int | None:
         """Decide whether to write a line of this kind.
 
+        :param group: of a few; what peers say is in ``kind`` alone.
         :param burst: how many of the kind are written in one period.
         :return: how many were left out before this one, or ``None`` if this one
             is to be left out too.
         """
+        left_out = self._admit_kind((group, *kind), burst)
+        if left_out is None:
+            return None
+        now = self._monotonic()
+        since, written, of_group = self._groups.get(group, (now, 0, 0))
+        if now - since >= self._repeat_after:
+            since, written = now, 0
+        if written >= MAX_OF_GROUP:
+            self._groups[group] = (since, written, of_group + left_out + 1)
+            return None
+        self._groups[group] = (since, written + 1, 0)
+        return left_out + of_group
+
+    def _admit_kind(self, kind: Hashable, burst: int) -> int | None:
         now = self._monotonic()
         began, count = self._kinds.get(kind, (None, 0))
         if began is not None and now - began < self._repeat_after:
@@ -101,20 +125,24 @@ class LoggingObserver(ReplicationObserver):
         self._limit = RateLimit(REPEAT_AFTER, monotonic)
 
     def _repeating(
-        self, write: Callable[..., None], kind: Hashable, text: str, **fields: Any
+        self,
+        write: Callable[..., None],
+        kind: tuple[Any, ...],
+        text: str,
+        **fields: Any,
     ) -> None:
         self._limited(write, kind, text, **fields)
 
     def _limited(
         self,
         write: Callable[..., None],
-        kind: Hashable,
+        kind: tuple[Any, ...],
         text: str,
         *,
         burst: int = 1,
         **fields: Any,
     ) -> None:
-        left_out = self._limit.admit(kind, burst)
+        left_out = self._limit.admit(*kind, burst=burst)
         if left_out is None:
             return
         if left_out:
@@ -162,10 +190,16 @@ class LoggingObserver(ReplicationObserver):
         if reason not in _ALARMING:
             return
         known = reason is not DiscardReason.UNKNOWN_STREAM
+        advice = (
+            "; if it is to write the stream, declare it here, too, and restart"
+            if reason is DiscardReason.UNDECLARED_WRITER
+            else ""
+        )
         self._repeating(
             self._logger.warn,
             ("discarded", stream_name if known else None, reason),
-            "Discarded {count} of stream {stream} of {writer}: {reason}",
+            "Discarded {count} of stream {stream} of {writer}: {reason}{advice}",
+            advice=advice,
             stream=excerpt(stream_name),
             writer=excerpt(instance_name),
             reason=reason.value,

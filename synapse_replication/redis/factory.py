@@ -105,8 +105,8 @@ class RedisLink:
     def dataReceived(self, data: bytes, unpause: bool = False) -> None:
         self._heard_anything = True
         self._read_size.received(self.transport, len(data))
-        self._reader.feed(data)
         try:
+            self._reader.feed(data)
             if self.read_replies():
                 self._unfinished = 0
         except txredisapi.InvalidData as error:

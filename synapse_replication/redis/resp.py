@@ -8,8 +8,10 @@ reactor, and cuts the connection at a line that is not UTF-8.
 from __future__ import annotations
 
 import importlib
+import re
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from txredisapi import InvalidData, ResponseError
 
@@ -31,6 +33,15 @@ __all__ = [
 #: The longest reply that is waited for, in bytes; its end has not come after
 #: that many.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
+#: The most items of an array; those that we ask for have three.
+MAX_ITEMS = 999
+#: The header of an array, a map or a set of more; at the end of a line, perhaps in the
+#: middle of a message; and what may become one.
+_LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
+_LARGE_IN_CHUNK: Final = re.compile(rb"(?<=\n)[*%~>|][0-9]{4}")
+_UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
+#: Of a longer chunk of bytes only both ends are searched: it is mostly rows.
+_SEARCHED: Final = 8192
 
 
 class Reader(Protocol):
@@ -57,8 +68,68 @@ def new_reader() -> Reader:
     """Make the fastest reader that there is."""
     if hiredis is None:  # pragma: no cover
         return PureReader()
-    reader: Reader = hiredis.Reader(protocolError=InvalidData, replyError=ResponseError)
-    return reader
+    return _GuardedReader()
+
+
+class _GuardedReader:
+    """hiredis' reader, guarded against arrays that nobody can have asked for.
+
+    It makes room for all items of an array when it reads the header, and takes 15 s to
+    give the room for 2**31 back. So a chunk in which such a header may stand is fed up
+    to there: if nothing of it is left to be read then, no message is open in which it
+    could stand, and it is a header.
+    """
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(
+            protocolError=InvalidData, replyError=ResponseError
+        )
+        #: Gives the next reply; hiredis' own except after a chunk that was divided.
+        self.gets: Callable[[], Any] = self._reader.gets
+        self._replies: deque[Any] = deque()
+        self._held = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        :raises InvalidData: if they begin an array that is too large.
+        """
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        length = len(data)
+        if unfinished := _UNFINISHED.search(data, max(0, length - 4)):
+            self._held = data[unfinished.start() :]
+            data = data[: unfinished.start()]
+        if (
+            _LARGE.match(data)
+            or _LARGE_IN_CHUNK.search(data, 0, _SEARCHED)
+            or (length > _SEARCHED and _LARGE_IN_CHUNK.search(data, length - _SEARCHED))
+        ):
+            data = self._feed_up_to_headers(data)
+        self._reader.feed(data)
+
+    def _feed_up_to_headers(self, data: bytes) -> bytes:
+        """Feed what may be a header of a large array bit by bit; return the rest."""
+        starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
+        if _LARGE.match(data):
+            starts.insert(0, 0)
+        fed = 0
+        self.gets = self._next
+        for start in starts:
+            self._reader.feed(data[fed:start])
+            fed = start
+            while (reply := self._reader.gets()) is not False:
+                self._replies.append(reply)
+            if not self._reader.has_data():
+                raise InvalidData(f"an array has more than {MAX_ITEMS} items")
+        return data[fed:]
+
+    def _next(self) -> Any:
+        if self._replies:
+            return self._replies.popleft()
+        self.gets = self._reader.gets
+        return self._reader.gets()
 
 
 class _IncompleteError(Exception):
@@ -115,6 +186,8 @@ class PureReader:
             count = int(text)
             if count < 0:
                 return None, start
+            if count > MAX_ITEMS:
+                raise InvalidData(f"an array has more than {MAX_ITEMS} items")
             items = []
             for _ in range(count):
                 item, start = self._read(start, depth + 1)

@@ -60,6 +60,7 @@ from twisted.internet.interfaces import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from synapse_replication.errors import excerpt
 from synapse_replication.handlers.observer import (
     CommandDropReason,
     ReplicationObserver,
@@ -549,7 +550,7 @@ class RedisSenderProtocol(RedisProtocol):
         if refusal is not None:
             # Counted as lost with all behind it; our positions go out again.
             self._is_refused = True
-            self.cut(f"Redis refuses to publish: {refusal}")
+            self.cut(f"Redis refuses to publish: {excerpt(str(refusal))}")
         elif acknowledged and not self._proved:
             self._proved = True
             self.link_proved()

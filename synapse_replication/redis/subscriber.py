@@ -157,11 +157,25 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def _deliver(self, lines: list[bytes]) -> None:
         # What came before the confirmation is nobody's: REPLICATE will be asked.
         if lines and self.established:
-            items = read_lines(lines)
+            try:
+                items = read_lines(lines)
+            except (AttributeError, TypeError):
+                self._check_bytes(lines)
+                raise
             self._count(items)
             self.factory.command_handler.received(self, items)
 
+    @staticmethod
+    def _check_bytes(messages: Sequence[object]) -> None:
+        """Check messages only once reading them failed: it costs time for each.
+
+        :raises InvalidData: if one is no string: it did not come from Redis.
+        """
+        if any(type(message) is not bytes for message in messages):
+            raise txredisapi.InvalidData("a message is not a string")
+
     def _deliver_extension(self, payload: bytes) -> None:
+        self._check_bytes([payload])
         if self.established and self.factory.extension is not None:
             self.factory.observer.commands_received(self.name, EXTENSION, 1)
             self.factory.extension.extension_received(self, payload)

@@ -18,6 +18,7 @@ Spec, sections 2 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import compress, groupby
 from typing import TypeAlias
 
@@ -27,6 +28,7 @@ from synapse_replication.errors import (
     RemoteProtocolError,
     UnparsableLineError,
 )
+from synapse_replication.wire.commands.base import check_name
 from synapse_replication.wire.commands.standard import (
     BATCH,
     Command,
@@ -210,10 +212,10 @@ def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
     return first_writer, writers, tokens, rows, index
 
 
+@lru_cache(maxsize=1024)
 def _read_name(name: bytes) -> str:
-    if not name:
-        raise ValueError("a field is empty")
-    return name.decode()
+    """Return a name; names that were found good are remembered."""
+    return check_name(name.decode())
 
 
 def _read_token(text: bytes) -> int | None:
@@ -234,10 +236,11 @@ def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
 def _refuse(words: list[bytes], error: RemoteProtocolError) -> RefusedLine:
     if words[0] != b"RDATA" or len(words) < 3:
         return RefusedLine(error)
-    stream_name, instance_name = (
-        word.decode("utf-8", "replace") for word in words[1:3]
-    )
-    return RefusedLine(error, stream_name, instance_name)
+    try:
+        return RefusedLine(error, _read_name(words[1]), _read_name(words[2]))
+    except ValueError:
+        # Of a writer that nobody follows.
+        return RefusedLine(error)
 
 
 def rdata_lines(

@@ -9,6 +9,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.handlers.epochs import (
+    CHANGE_EVERY,
+    MAX_CHANGES,
     MAX_INSTANCES,
     SETTLED_AFTER,
     SILENT_AFTER,
@@ -54,11 +56,20 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(self.epochs.hear("w", "a", 5), Heard.NEW)
         self.assertEqual(self.epochs.hear("w", "b", 6 + SILENT_AFTER), Heard.NEW)
 
+    def test_made_up_epochs(self) -> None:
+        """Of many new epochs in a moment only some are accepted, later ones again."""
+        self.epochs.hear("w", "real", 0)
+        heard = [self.epochs.hear("w", f"{number}", 1) for number in range(300)]
+        self.assertEqual(heard.count(Heard.NEW), MAX_CHANGES)
+        self.assertEqual(heard.count(Heard.DUPLICATE), 300 - MAX_CHANGES)
+        self.assertEqual(self.epochs.hear("w", "x", 1 + CHANGE_EVERY), Heard.NEW)
+        self.assertEqual(self.epochs.hear("w", "y", 1 + CHANGE_EVERY), Heard.DUPLICATE)
+
     def test_bounded(self) -> None:
         """However many names and starts there are, few are remembered."""
         for number in range(MAX_INSTANCES * 2):
             self.epochs.hear(f"w{number}", "a", number)
-            self.epochs.hear("kept", f"{number}", number)
+            self.epochs.hear("kept", f"{number}", number * CHANGE_EVERY)
         self.assertEqual(len(self.epochs._peers), MAX_INSTANCES)
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))

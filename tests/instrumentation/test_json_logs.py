@@ -27,6 +27,17 @@ class JsonLogObserverTests(SynchronousTestCase):
     def lines(self) -> list[Any]:
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
+    def test_long_texts(self) -> None:
+        """A line stays below 8 KB, whatever stands in it, and is still JSON."""
+        text = "\x1b" * 100_000
+        try:
+            raise CatchUpError(text)
+        except CatchUpError:
+            self.logger.failure("{a}", a=text, b=text, token=7)
+        (line,) = self.lines()
+        self.assertEqual(line["token"], 7)
+        self.assertLess(len(self.out.getvalue()), 8001)
+
     def test_fields(self) -> None:
         """The fields of an event are those of the object, beside the message."""
         self.logger.warn("{stream} is at {token}", stream="events", token=7)

@@ -40,6 +40,7 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import (
     CatchUp,
     CloseReason,
+    CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
     PeerNews,
@@ -232,9 +233,9 @@ class DirectTcpTests(SynchronousTestCase):
                     ServerReplicationStreamProtocol,
                     ClientReplicationStreamProtocol,
                 ):
-                    for greeting in (b"", b"SERVER hs.example\n"):
-                        if greeting and kind is ServerReplicationStreamProtocol:
-                            continue
+                    is_server = kind is ServerReplicationStreamProtocol
+                    handshake = b"NAME w\n" if is_server else b"SERVER hs.example\n"
+                    for greeting in (b"", handshake):
                         end, transport = self.end(watch, kind)
                         end.dataReceived(greeting + data[:30])
                         end.dataReceived(data[30:])
@@ -390,6 +391,7 @@ _VALUES: dict[str, Any] = {
     "bool": True,
     "CatchUp": CatchUp("s", "w", 1, 5),
     "CloseReason": CloseReason.PEER_ERROR,
+    "CommandDropReason": next(iter(CommandDropReason)),
     "DiscardReason": DiscardReason.UNDECODABLE,
     "Resync": Resync.FULL,
     "Mapping": {},

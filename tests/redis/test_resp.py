@@ -110,3 +110,18 @@ class EncodeTests(SynchronousTestCase):
             encode_publishes(b"hs", [b"a", b"\r\n"]),
             [encode(b"PUBLISH", b"hs", b"a"), encode(b"PUBLISH", b"hs", b"\r\n")],
         )
+
+    def test_too_many_items(self) -> None:
+        """An array that nobody asked for is refused at its header, however it is cut."""
+        good = write([b"message", b"hs", b"*2147483647 {*99999}"])
+        for kind in b"*%~>":
+            header = b"%c2147483647\r\n" % kind
+            for make in (PureReader, new_reader) if kind == b"*"[0] else (new_reader,):
+                for data in (header, good + header, good * 1000 + header):
+                    for size in (1, 5, 100_000):
+                        if size == 1 and len(data) > 1000:
+                            continue
+                        chunks = [data[i : i + size] for i in range(0, len(data), size)]
+                        with self.assertRaises(txredisapi.InvalidData):
+                            read(make(), chunks)
+        self.assertEqual(len(read(new_reader(), [good * 3])), 3)

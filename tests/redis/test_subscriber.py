@@ -79,6 +79,19 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.say(1, message * 2000)
         self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * USUAL_READ)
 
+    def test_messages_that_are_no_strings(self) -> None:
+        """What cannot come from Redis cuts the link, with one line and no traceback."""
+        for channel in (b"hs", b"hs/replication_ext"):
+            for message in (b":5\r\n", b"*0\r\n", b"$-1\r\n"):
+                memory = MemoryLink()
+                memory.establish()
+                memory.say(
+                    1,
+                    b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n" % (len(channel), channel)
+                    + message,
+                )
+                self.assertIn("not a string", memory.protocols[1]._why)
+
     def test_behind(self) -> None:
         """
         It is behind while many publishes are unanswered, or none is taken;

@@ -232,7 +232,7 @@ class ReceiveTests(SynchronousTestCase):
 
     def test_longest_line(self) -> None:
         """A line of 16384 bytes is taken, whole or in pieces."""
-        line = b"REMOTE_SERVER_UP ".ljust(MAX_LINE_LENGTH, b"x")
+        line = b'RDATA events w 1 "'.ljust(MAX_LINE_LENGTH - 1, b"x") + b'"'
         connection = server()
         got = connection.receive_data(line + b"\n" + line, 0.0)
         self.assertEqual(len(got.items), 1)

@@ -200,6 +200,22 @@ class ReadLinesTests(SynchronousTestCase):
             (item,) = read_lines([line])
             self.assertIsInstance(item, RefusedLine)
 
+    def test_names_that_are_refused(self) -> None:
+        """A row of a name that is too long or not printable has no writer at all."""
+        for name in ("n" * 256, "a\x1b[2Jb", "a\u202eb"):
+            for names in (("events", name), (name, "w1")):
+                lines = [
+                    rdata("events", "w1", 1, b"[]"),
+                    rdata(*names, 2, b"[]"),
+                    rdata("events", "w1", 3, b"[]"),
+                ]
+                first, refused, last = read_lines(lines)
+                assert isinstance(refused, RefusedLine)
+                self.assertIsNone(refused.instance_name)
+                self.assertNotIn(name, str(refused.error))
+                self.assertEqual(first, RdataRun("events", "w1", [1], [b"[]"]))
+                self.assertEqual(last, RdataRun("events", "w1", [3], [b"[]"]))
+
     def test_greatest_tokens(self) -> None:
         """Tokens of all 64 bits are read."""
         for token in (2**63 - 1, -(2**63), 10**18, 10**18 - 1, -1, 0):

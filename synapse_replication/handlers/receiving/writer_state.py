@@ -174,6 +174,12 @@ class Link:
     writers: dict[tuple[str, str], WriterState] = attrs.Factory(dict)
     is_lost: bool = False
 
+    def forget_writer(self, stream_name: str, instance_name: str) -> None:
+        """Forget a writer, unless a catch-up of it runs."""
+        state = self.writers.get((stream_name, instance_name))
+        if state is not None and state.catch_up is None:
+            del self.writers[stream_name, instance_name]
+
     def lose(self) -> None:
         """Forget what cannot go on without the connection."""
         self.is_lost = True

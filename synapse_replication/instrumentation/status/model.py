@@ -339,9 +339,8 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
 
 def name_writers(group: Sequence[WriterStatus]) -> str:
     """Name the first of some writers, and count the others."""
-    names = [_name(writer) for writer in group]
-    text = ", ".join(names[:_MAX_NAMES_SHOWN])
-    more = len(names) - _MAX_NAMES_SHOWN
+    text = ", ".join(_name(writer) for writer in group[:_MAX_NAMES_SHOWN])
+    more = len(group) - _MAX_NAMES_SHOWN
     return f"{text} and {more} more" if more > 0 else text
 
 

@@ -10,8 +10,8 @@ machine's clock, so only the way of the message is added. Writers without heartb
 are taken to have written when it was first heard of.
 
 Something wrong is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`:
-a short blip is none. Bounded: what peers could make up is passed over beyond
-:data:`MAX_NAMES`.
+a short blip is none. Bounded: beyond :data:`MAX_NAMES`, what was heard longest ago makes
+room; what the configuration does not name is forgotten after a while without news.
 
 docs/operators-guide.rst.
 """
@@ -45,7 +45,6 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
     WriterStatus,
     describe_writer,
-    printable,
 )
 
 __all__ = ["StatusLimits", "StatusObserver"]
@@ -74,6 +73,8 @@ class StatusLimits:
     :ivar silent_after: without a heartbeat, a process is gone.
     :ivar duplicate_for: after its last sign, a duplicate name is forgotten.
     :ivar history: samples of the lag that are kept.
+    :ivar forget_after: what the configuration does not name is forgotten after so long
+        without news: a peer that is gone, a writer that nobody waits for.
     """
 
     late_after: float = 2.0
@@ -81,6 +82,7 @@ class StatusLimits:
     silent_after: float = 15.0
     duplicate_for: float = 60.0
     history: int = 60
+    forget_after: float = 600.0
 
 
 @attrs.define
@@ -98,6 +100,9 @@ class _Writer:
     #: ``(token, when it was written)``, of what is not handled; times monotonic.
     told: deque[tuple[int, float]] = attrs.Factory(deque)
     history: deque[int] = attrs.Factory(deque)
+    #: What was known of it at a sample, and since which one.
+    sampled: tuple[int | None, int | None, str | None] | None = None
+    sampled_at: float = 0.0
 
     def lag(self) -> int:
         if self.announced is None or self.position is None:
@@ -190,6 +195,11 @@ class StatusObserver(ReplicationObserver):
             key: _Writer(now, now) for key in expected if key[1] != instance_name
         }
         self._expected = frozenset(self._writers)
+        self._expected_names = frozenset(name for _, name in self._expected)
+        #: Of the links that this process makes itself.
+        self._own_links = frozenset({instance_name, "redis", "redis_out"})
+        #: Writers that may be live all the same.
+        self._forgotten: dict[_Key, None] = {}
         self._links: dict[str, _Link] = {}
         self._members: dict[str, _Member] = {}
         self._duplicates: dict[str, tuple[str, float]] = {}
@@ -213,6 +223,30 @@ class StatusObserver(ReplicationObserver):
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
                 writer.history.popleft()
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        """Forget what the configuration does not name and has had no news for long."""
+        now = self._monotonic()
+        before = now - self._limits.forget_after
+        for key, writer in list(self._writers.items()):
+            if key in self._expected:
+                continue
+            known = (writer.position, writer.announced, writer.connection)
+            if known != writer.sampled:
+                writer.sampled, writer.sampled_at = known, now
+            elif writer.sampled_at <= before and writer.catch_up is None:
+                del self._writers[key]
+                _keep(self._forgotten, key, None)
+        for name, link in list(self._links.items()):
+            if not link.up and link.since <= before and name not in self._own_links:
+                del self._links[name]
+        for name, member in list(self._members.items()):
+            if member.heard <= before and name not in self._expected_names:
+                del self._members[name]
+        for name, (_, heard) in list(self._duplicates.items()):
+            if heard <= before:
+                del self._duplicates[name]
 
     # -- what is heard ----------------------------------------------------------------
 
@@ -222,6 +256,11 @@ class StatusObserver(ReplicationObserver):
         if writer is None and instance_name != self._instance_name:
             now = self._monotonic()
             writer = _keep(self._writers, key, _Writer(now, now))
+            if writer is not None and key in self._forgotten:
+                del self._forgotten[key]
+                # It was announced before it was forgotten, and need not be again.
+                up = (name for name, link in self._links.items() if link.up)
+                writer.connection = next(up, None)
         return writer
 
     def position_announced(
@@ -345,11 +384,28 @@ class StatusObserver(ReplicationObserver):
 
     def _link(self, name: str) -> _Link | None:
         link = self._links.get(name)
+        if link is None and len(self._links) >= MAX_NAMES:
+            # Names that peers made up must not hide the links that are there.
+            downs = [
+                (known.since, other)
+                for other, known in self._links.items()
+                if not known.up and other not in self._own_links
+            ]
+            if downs:
+                del self._links[min(downs)[1]]
         return link or _keep(self._links, name, _Link(self._monotonic()))
 
     def peer_heard(self, news: PeerNews) -> None:
         now = self._monotonic()
         name = news.instance_name
+        if name not in self._members and len(self._members) >= MAX_NAMES:
+            strangers = [
+                (member.heard, other)
+                for other, member in self._members.items()
+                if other not in self._expected_names
+            ]
+            if strangers:
+                del self._members[min(strangers)[1]]
         _keep(self._members, name, _Member(news, now))
         for stream_name, (token, age) in news.positions.items():
             writer = self._writers.get((stream_name, name))
@@ -441,7 +497,6 @@ class StatusObserver(ReplicationObserver):
         self, name: str, writer: _Writer, now: float
     ) -> Iterator[tuple[StallReason, float, str]]:
         """Say what keeps a writer's rows from us, since when, the root of it first."""
-        shown = printable(name)
         if writer.connection is None and not any(
             link.up for link in self._links.values()
         ):
@@ -453,9 +508,9 @@ class StatusObserver(ReplicationObserver):
         member = None if writer.is_removed else self._members.get(name)
         if member is not None and self._is_gone(member, now):
             detail = (
-                f"{shown} said goodbye"
+                f"{name} said goodbye"
                 if member.news.is_leaving
-                else f"{shown} sends no heartbeats any more"
+                else f"{name} sends no heartbeats any more"
             )
             yield StallReason.WRITER_GONE, member.heard, detail
         if writer.failing_since is not None:
@@ -466,7 +521,7 @@ class StatusObserver(ReplicationObserver):
             if writer.connection is not None or writer.catch_up is not None:
                 yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and not (writer.catch_up or writer.is_removed):
-            detail = f"{shown} has not told where it stands; does it run?"
+            detail = f"{name} has not told where it stands; does it run?"
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 
     def _is_gone(self, member: _Member, now: float) -> bool:

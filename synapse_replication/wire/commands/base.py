@@ -13,7 +13,19 @@ import msgspec
 from synapse_replication.errors import LocalProtocolError, UnparsableLineError
 from synapse_replication.streams.rows import encode_json
 
-__all__ = ["Command", "decode_fields", "encode_text", "parse_token"]
+__all__ = [
+    "MAX_NAME_LENGTH",
+    "Command",
+    "check_name",
+    "decode_fields",
+    "encode_text",
+    "parse_token",
+]
+
+#: The longest name of a stream, an instance, a server or a task, in bytes.
+MAX_NAME_LENGTH: Final = 255
+#: The longest id that a user may have chosen, or that is made of such ones, in bytes.
+MAX_ID_LENGTH: Final = 4096
 
 _INT64_DIGITS: Final = 19
 _INT64_MAX: Final = 2**63 - 1
@@ -36,6 +48,21 @@ def parse_token(text: str) -> int:
     ):
         raise ValueError("a token fits 64 bits")
     return token
+
+
+def check_name(name: str) -> str:
+    """Return a name if it may be stored, shown and logged.
+
+    :raises ValueError: if it is empty, long or not printable. The message does not
+        repeat it.
+    """
+    if not name:
+        raise ValueError("a field is empty")
+    if len(name.encode("utf-8", "replace")) > MAX_NAME_LENGTH:
+        raise ValueError(f"a name has more than {MAX_NAME_LENGTH} bytes")
+    if not name.isprintable():
+        raise ValueError("a name is not printable")
+    return name
 
 
 class Command(abc.ABC):
@@ -100,6 +127,21 @@ class Command(abc.ABC):
         """Take what must be one word: an id or a server's name."""
         if not text or " " in text:
             cls._refuse("it is not one word")
+        return text
+
+    @classmethod
+    def _name(cls, text: str) -> str:
+        """Return a name of one word that others may be shown."""
+        try:
+            return check_name(cls._word(text))
+        except ValueError as error:
+            cls._refuse(error)
+
+    @classmethod
+    def _id(cls, text: str) -> str:
+        """Return an id that users may have chosen: it is only bounded."""
+        if len(text.encode("utf-8", "replace")) > MAX_ID_LENGTH:
+            cls._refuse(f"an id has more than {MAX_ID_LENGTH} bytes")
         return text
 
     @classmethod

@@ -90,7 +90,7 @@ class _WordCommand(_TextCommand):
 
     @classmethod
     def from_line(cls, line: str) -> _WordCommand:
-        return cls(cls._word(line))
+        return cls(cls._name(line))
 
 
 class ServerCommand(_WordCommand):
@@ -197,8 +197,8 @@ class PositionCommand(Command):
     def from_line(cls, line: str) -> PositionCommand:
         stream_name, instance_name, prev_token, new_token = cls._words(line, 4)
         return cls(
-            stream_name,
-            instance_name,
+            cls._name(stream_name),
+            cls._name(instance_name),
             cls._integer(prev_token),
             cls._integer(new_token),
         )
@@ -237,8 +237,8 @@ class RdataCommand(Command):
         except ValueError as error:
             cls._refuse(error)
         return cls(
-            stream_name,
-            instance_name,
+            cls._name(stream_name),
+            cls._name(instance_name),
             None if token == BATCH else cls._integer(token),
             row,
         )
@@ -295,9 +295,9 @@ class UserSyncCommand(Command):
             cls._refuse("it has fewer than 4 fields")
         device_id = who[2] if len(who) == 3 else "None"
         return cls(
-            who[0],
-            who[1],
-            None if device_id == "None" else device_id,
+            cls._id(who[0]),
+            cls._id(who[1]),
+            None if device_id == "None" else cls._id(device_id),
             state == "start",
             cls._integer(last_sync_ms),
         )
@@ -322,7 +322,7 @@ class ClearUserSyncsCommand(Command):
 
     @classmethod
     def from_line(cls, line: str) -> ClearUserSyncsCommand:
-        return cls(cls._word(line))
+        return cls(cls._id(cls._word(line)))
 
     def to_line(self) -> str:
         return self.instance_id
@@ -342,7 +342,7 @@ class FederationAckCommand(Command):
     @classmethod
     def from_line(cls, line: str) -> FederationAckCommand:
         instance_name, space, token = line.rpartition(" ")
-        return cls(cls._word(instance_name) if space else None, cls._integer(token))
+        return cls(cls._name(instance_name) if space else None, cls._integer(token))
 
     def to_line(self) -> str:
         if self.instance_name is None:
@@ -401,7 +401,8 @@ class LockReleasedCommand(Command):
 
     @classmethod
     def from_line(cls, line: str) -> LockReleasedCommand:
-        return cls(*decode_fields(cls, _LOCK_FIELDS, line))
+        instance_name, *lock = decode_fields(cls, _LOCK_FIELDS, line)
+        return cls(cls._name(instance_name), *map(cls._id, lock))
 
     def to_line(self) -> str:
         return self._json((self.instance_name, self.lock_name, self.lock_key))
@@ -464,6 +465,7 @@ def parse_command_from_line(line: str) -> Command:
     words = line.split(" ", 4)
     if len(words) == 5 and words[0] == "RDATA":
         # The usual one, without a detour. What is unusual or wrong is found below.
+        # Names are checked once a chunk by read_lines(), which reads received rows.
         _, stream_name, instance_name, token, text = words
         if (
             stream_name

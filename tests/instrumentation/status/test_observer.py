@@ -55,6 +55,39 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.position_changed("events", "w1", token)
         self.observer.stream_connected("redis", "events", "w1")
 
+    # -- what peers make up ---------------------------------------------------------
+
+    def test_strangers_are_forgotten(self) -> None:
+        """What the configuration does not name goes after a while without news."""
+        self.go_live()
+        self.observer.position_changed("caches", "ghost", 5)
+        self.observer.connection_made("ghost")
+        self.observer.connection_lost("ghost", CloseReason.CLEAN, "")
+        self.observer.peer_heard(news("ghost"))
+        for _ in range(200):
+            self.clock.advance(5)
+            self.observer.sample()
+        status = self.snapshot()
+        self.assertEqual([w.instance_name for w in status.writers], ["w1"])
+        self.assertEqual([link.name for link in status.links], ["redis"])
+        self.assertEqual(status.members, ())
+        self.observer.position_changed("caches", "ghost", 6)
+        self.assertEqual(self.snapshot().writers[0].condition, Condition.LIVE)
+
+    def test_made_up_names_hide_no_link(self) -> None:
+        """However many names were seen, the links and instances of now are shown."""
+        for number in range(MAX_NAMES + 10):
+            self.observer.connection_made(f"ghost{number}")
+            self.observer.connection_lost(f"ghost{number}", CloseReason.CLEAN, "")
+            self.observer.peer_heard(news(f"ghost{number}"))
+        self.observer.connection_made("w1")
+        self.observer.peer_heard(news("w1"))
+        status = self.snapshot()
+        self.assertIn("w1", [link.name for link in status.links if link.up])
+        self.assertIn("w1", [member.instance_name for member in status.members])
+        self.assertEqual(len(status.links), MAX_NAMES)
+        self.assertEqual(len(status.members), MAX_NAMES)
+
     # -- conditions ---------------------------------------------------------------
 
     def test_waiting(self) -> None:

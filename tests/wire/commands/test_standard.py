@@ -159,12 +159,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXTS, inner),
     max_leaves=8,
 )
+NAMES = WORDS.filter(lambda word: word.isprintable() and len(word.encode()) <= 255)
 COMMAND_STRATEGY = st.one_of(
-    st.builds(ServerCommand, WORDS),
+    st.builds(ServerCommand, NAMES),
     st.builds(NameCommand, TEXTS),
     st.builds(ReplicateCommand),
-    st.builds(PositionCommand, WORDS, WORDS, TOKENS, TOKENS),
-    st.builds(RdataCommand, WORDS, WORDS, st.none() | TOKENS, JSON),
+    st.builds(PositionCommand, NAMES, NAMES, TOKENS, TOKENS),
+    st.builds(RdataCommand, NAMES, NAMES, st.none() | TOKENS, JSON),
     st.builds(PingCommand, TEXTS),
     st.builds(ErrorCommand, TEXTS),
     st.builds(
@@ -176,7 +177,7 @@ COMMAND_STRATEGY = st.one_of(
         TOKENS,
     ),
     st.builds(ClearUserSyncsCommand, WORDS),
-    st.builds(FederationAckCommand, st.none() | WORDS, TOKENS),
+    st.builds(FederationAckCommand, st.none() | NAMES, TOKENS),
     st.builds(
         UserIpCommand,
         WORDS,
@@ -186,10 +187,10 @@ COMMAND_STRATEGY = st.one_of(
         st.none() | ANY_TEXTS,
         TOKENS,
     ),
-    st.builds(RemoteServerUpCommand, WORDS),
-    st.builds(LockReleasedCommand, ANY_TEXTS, ANY_TEXTS, ANY_TEXTS),
-    st.builds(NewActiveTaskCommand, WORDS),
-    st.builds(CancelTaskCommand, WORDS),
+    st.builds(RemoteServerUpCommand, NAMES),
+    st.builds(LockReleasedCommand, NAMES, ANY_TEXTS, ANY_TEXTS),
+    st.builds(NewActiveTaskCommand, NAMES),
+    st.builds(CancelTaskCommand, NAMES),
     st.builds(RemovePusherCommand, WORDS, TEXTS, WORDS),
     st.builds(InvalidateCacheCommand, WORDS, st.none() | st.lists(JSON)),
 )
@@ -231,6 +232,33 @@ class LineTests(SynchronousTestCase):
         else:
             again = parse_command_from_line(encode_command(command).decode())
             self.assertEqual(again, command)
+
+    def test_names(self) -> None:
+        """A name that is too long or not printable is refused, and not repeated."""
+        good = "n" * 255
+        for bad in ("n" * 256, "\xe9" * 128, "a\x1bb", "a\0b", "a\u202eb", "a\x7f"):
+            for line in (
+                "RDATA {} w batch []",
+                "RDATA events {} batch []",
+                "POSITION {} w 1 2",
+                "POSITION events {} 1 2",
+                "REMOTE_SERVER_UP {}",
+                "NEW_ACTIVE_TASK {}",
+                "FEDERATION_ACK {} 5",
+                'LOCK_RELEASED ["{}","a","b"]',
+            ):
+                parse_command_from_line(line.format(good))
+                with self.assertRaises(UnparsableLineError) as raised:
+                    parse_command_from_line(line.format(bad))
+                self.assertLess(len(str(raised.exception)), 120)
+                self.assertTrue(str(raised.exception).isprintable())
+
+    def test_ids(self) -> None:
+        """What users may have chosen is bounded, whatever characters it has."""
+        device = "\x1b" * 4096
+        parse_command_from_line(f"USER_SYNC i @u:hs {device} start 5")
+        with self.assertRaises(UnparsableLineError):
+            parse_command_from_line(f"USER_SYNC i @u:hs {device}x start 5")
 
     def test_malformed(self) -> None:
         """A line that is not of its command's form is refused by name (C18)."""

@@ -1,0 +1,25 @@
+"""How long a log line may be, whatever stands in it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MAX_LOG_LINE", "cut_lines"]
+
+#: The longest log line, in bytes, its end included.
+MAX_LOG_LINE: Final = 8000
+
+
+def cut_lines(text: str | None) -> str | None:
+    """Shorten each line of a text that is too long, and say by how much."""
+    # A character has up to 4 bytes.
+    if text is None or len(text) < MAX_LOG_LINE // 4:
+        return text
+    return "\n".join(map(_cut, text.split("\n")))
+
+
+def _cut(line: str) -> str:
+    if len(line.encode("utf-8", "replace")) < MAX_LOG_LINE:
+        return line
+    kept = MAX_LOG_LINE // (1 if line.isascii() else 4) - 50
+    return f"{line[:kept]}... ({len(line) - kept} more characters)"

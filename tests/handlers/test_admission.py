@@ -1,0 +1,106 @@
+"""Tests for :mod:`synapse_replication.handlers.admission`."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.admission import (
+    EXPIRES_AFTER,
+    MAX_UNDECLARED,
+    DeclaredWriters,
+    WriterAdmission,
+)
+from synapse_replication.handlers.handler import (
+    HandlerOptions,
+    ReplicationCommandHandler,
+)
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.rdata import read_lines
+from tests.handlers.fixtures import Row
+
+DECLARED = DeclaredWriters({"events": ["w1"], "caches": []}, ["w2"])
+
+
+class WriterAdmissionTests(SynchronousTestCase):
+    """Tests for :class:`WriterAdmission`."""
+
+    def setUp(self) -> None:
+        self.admission = WriterAdmission(DECLARED)
+
+    def admits(self, stream: str, writer: str, now: float = 0) -> bool:
+        return self.admission.is_admitted(stream, writer, now)[0]
+
+    def test_instances_of_the_deployment(self) -> None:
+        """Any of them may have become a writer of any stream."""
+        for stream in ("events", "caches"):
+            for writer in ("w1", "w2"):
+                self.assertTrue(self.admits(stream, writer))
+
+    def test_strangers(self) -> None:
+        """They may write what everybody writes, and nothing that is declared."""
+        self.assertFalse(self.admits("events", "zz"))
+        self.assertTrue(self.admits("caches", "zz"))
+
+    def test_strangers_are_bounded(self) -> None:
+        """Beyond a number of them, only one that was silent for long makes room."""
+        for number in range(MAX_UNDECLARED):
+            self.assertTrue(self.admits("caches", f"s{number}"))
+        self.assertFalse(self.admits("caches", "one more", EXPIRES_AFTER - 1))
+        self.assertTrue(self.admits("caches", "w1", EXPIRES_AFTER - 1))
+        self.assertTrue(self.admits("caches", "s0", EXPIRES_AFTER - 1))
+        self.assertEqual(
+            self.admission.is_admitted("caches", "one more", EXPIRES_AFTER),
+            (True, ("caches", "s1")),
+        )
+
+
+class HandlerTests(SynchronousTestCase):
+    """What the command handler makes of strangers."""
+
+    def setUp(self) -> None:
+        self.streams = [SourceStream(name, Row) for name in ("events", "caches")]
+        self.host = MemoryHost(*self.streams)
+        self.handler = ReplicationCommandHandler(
+            self.host, self.host.observer, options=HandlerOptions(writers=DECLARED)
+        )
+        self.connection = MemoryConnection()
+        self.handler.new_connection(self.connection)
+
+    def receive(self, *lines: str) -> None:
+        self.handler.received(
+            self.connection, read_lines([line.encode() for line in lines])
+        )
+        self.host.reactor.pump([0.1] * 10)
+
+    def test_no_state_for_strangers(self) -> None:
+        """5,000 made-up writers leave nothing behind, and cost no query."""
+        before = dict(self.handler._links[self.connection].writers)
+        for number in range(5000):
+            self.receive(
+                f"POSITION events ghost{number} 0 99",
+                f"RDATA events ghost{number} 100 []",
+            )
+        self.assertEqual(self.handler._links[self.connection].writers, before)
+        self.assertEqual(self.streams[0].requests, [])
+        self.handler.writer_told(self.connection, "ghost", {"events": 7}, epoch="e")
+        self.assertEqual(self.handler._links[self.connection].writers, before)
+        reasons = {reason for _, _, reason in self.host.observer.discards}
+        self.assertEqual(reasons, {DiscardReason.UNDECLARED_WRITER})
+
+    def test_between_rows_of_writers(self) -> None:
+        """A stranger's rows among a writer's are discarded alone."""
+        self.receive("POSITION events w1 0 0")
+        self.receive(
+            'RDATA events w1 1 ["a"]',
+            'RDATA events zz 9 ["z"]',
+            'RDATA events w1 2 ["b"]',
+        )
+        self.assertEqual(
+            [(writer, token) for _, writer, token, _ in self.host.rows.rows],
+            [("w1", 1), ("w1", 2)],
+        )
