@@ -1,0 +1,79 @@
+"""The annotated session of the manual is what a real deployment said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.recordings.reader import read_recording, shipped_recording
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from synapse_replication.wire.rdata import read_lines
+from tests.handlers.fixtures import Row
+
+PAGE = Path(__file__).parents[1] / "docs" / "protocol.rst"
+
+
+def session() -> list[str]:
+    """Return the lines of the session, in order."""
+    blocks = re.findall(
+        r"^\.\. code-block:: text\n   :class: session\n\n((?:   .+\n)+)",
+        PAGE.read_text(),
+        re.MULTILINE,
+    )
+    return [line.strip() for block in blocks for line in block.splitlines()]
+
+
+PERSISTERS = ("event_persister1", "event_persister2")
+
+
+class AnnotatedSessionTests(SynchronousTestCase):
+    def test_recorded(self) -> None:
+        """Each line is in the recording, and they are in its order."""
+        lines = session()
+        self.assertGreater(len(lines), 10)
+        recorded = (
+            record.line.decode().strip()
+            for record in read_recording(shipped_recording())
+            if not isinstance(record, Exception)
+        )
+        for line in lines:
+            self.assertIn(line, recorded, f"{line} is not there, or not in this order")
+
+    def test_what_it_says(self) -> None:
+        """A reader of that session delivers what the page says, and fetches nothing."""
+        events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
+        for stream in (events, typing):
+            name = stream.description.name
+            stream.description = STANDARD_STREAMS[name].description
+        for writer in PERSISTERS:
+            events.advance(writer, 1)
+        host = MemoryHost(events, typing)
+        handler = ReplicationCommandHandler(host, host.observer)
+        connection = MemoryConnection()
+        handler.new_connection(connection)
+        handler.received(connection, read_lines([line.encode() for line in session()]))
+        host.reactor.advance(0)
+        one, other = PERSISTERS
+        self.assertEqual(
+            [(*where, len(rows)) for *where, rows in host.rows.rows],
+            [
+                ("events", one, 3, 2),
+                ("events", other, 2, 2),
+                ("typing", "stream_writer1", 1, 1),
+            ],
+        )
+        self.assertEqual(events.current_token(other), 4)
+        self.assertEqual(events.requests + typing.requests, [])
+        self.assertEqual(host.observer.refused, [])
+        self.assertEqual(
+            [call[0] for call in host.commands.calls],
+            ["on_lock_released", "on_user_sync"],
+        )
