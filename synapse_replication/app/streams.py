@@ -11,7 +11,7 @@ Where a process starts, for a writer other than itself:
 3. a declared writer that never wrote is where the slowest writer of the stream is.
 
 A writer that was removed is where the sink says; the rest of its rows is fetched. To a
-sink that is new it is where the last id was given out.
+sink that is new nothing of it is missing.
 
 Spec, sections 5, 7 and 9; cases C27, C40.
 """
@@ -218,8 +218,14 @@ class StreamSetup:
             )
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:
-                ids.advance(writer, stream.sign * survey.upto)
-                self._skipped[name, writer] = survey.upto
+                self._settle(name, stream, ids, writer, survey.last_row)
+
+    def _settle(
+        self, name: str, stream: IdStream, ids: HandledIds, writer: str, last_row: int
+    ) -> None:
+        token = max(last_row, ids.get_handled().get(writer, ids.unknown))
+        ids.advance(writer, stream.sign * token)
+        self._skipped[name, writer] = token
 
     def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
         assert declared.sequence is not None, "it is not held in memory"

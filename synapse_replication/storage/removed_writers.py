@@ -79,6 +79,9 @@ class WriterSurvey:
     :ivar absent: the writers that are known by name, or have such a row, and have no
         stored position.
     :ivar open_transactions: those that have written to the tables.
+    :ivar last_row: the greatest row that was seen, of any writer. An absent writer that
+        comes back does not begin below it, so a reader that has all of its rows may
+        stand there.
     """
 
     upto: int
@@ -86,6 +89,7 @@ class WriterSurvey:
     greatest: Mapping[str, int]
     absent: frozenset[str]
     open_transactions: frozenset[str]
+    last_row: int
 
 
 def survey_writers(
@@ -114,16 +118,19 @@ def survey_writers(
         writer: token for writer, token in handled.items() if writer not in not_wanted
     }
     greatest: dict[str, int] = {}
+    last_row = 0
     for column in stream.tables:
         if column.writer_column is None:
             # Each writer is given the rows of all of them.
             continue
         for writer, id_ in _greatest_rows(txn, stream, column, low, unknown).items():
-            if writer not in not_wanted and id_ > handled.get(writer, unknown):
-                # An id beyond the sequence is none of this stream.
-                greatest[writer] = max(min(id_, upto), greatest.get(writer, 0))
+            # An id beyond the sequence is none of this stream.
+            row = min(id_, upto)
+            last_row = max(last_row, row)
+            if writer not in not_wanted and row > handled.get(writer, unknown):
+                greatest[writer] = max(row, greatest.get(writer, 0))
     absent = frozenset(low.keys() | greatest.keys()) - stored.keys()
-    return WriterSurvey(upto, stored, greatest, absent, open_transactions)
+    return WriterSurvey(upto, stored, greatest, absent, open_transactions, last_row)
 
 
 def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:

@@ -288,13 +288,14 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.told_of_removed(sink), [])
 
     async def test_removed_writer_without_rows(self) -> None:
-        """The sink is told that it is done with, up to where the sequence is."""
+        """The sink is told that it is done with, up to the last row."""
         self.store(a=7, b=9)
         self.write_as_removed("gone", 3, 5)
+        self.write_as_removed("a", 6)
         sink = SavingSink({("notes", "a"): 3, ("notes", "gone"): 5})
         host = await self.set_up(sink)
-        self.assertEqual(self.positions(host, "gone"), [20])
-        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 20)])
+        self.assertEqual(self.positions(host, "gone"), [6])
+        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 6)])
         self.assertEqual(self.observer.removed_found, [])
 
     async def test_removed_writer_and_a_new_sink(self) -> None:
@@ -304,8 +305,8 @@ class StreamSetupTests(TestCase):
         self.write_as_removed("b", 4)
         sink = SavingSink({})
         host = await self.set_up(sink)
-        self.assertEqual(self.positions(host, "a", "b", "gone"), [2, 20, 20])
-        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 20)])
+        self.assertEqual(self.positions(host, "a", "b", "gone"), [2, 5, 5])
+        self.assertEqual(self.told_of_removed(sink), [("notes", "gone", 5)])
         notes: Any = host.streams.get_streams()["notes"]
         self.assertEqual(await notes.find_removed_writers(), {})
 

@@ -76,6 +76,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
     failed = 0
     faults: Counter[str] = Counter()
     sums: Counter[str] = Counter()
+    moves: Counter[str] = Counter()
     slowest = 0.0
     for result in results:
         if result.failure is not None:
@@ -84,18 +85,22 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
             click.echo(f"    again, in full: scripts/simulate --seed {result.seed} -v")
         counts = result.counts
         faults += counts.faults
+        moves += counts.moves
         slowest = max(slowest, result.agreed_after)
         sums["rows committed"] += result.committed_rows
         sums["rows handed on"] += result.applied_rows
         sums["messages"] += result.messages
         sums["catch-ups"] += counts.catch_ups.total()
         sums["subscriptions"] += counts.subscriptions.total()
+        sums["drains of removed writers"] += counts.drains.total()
+        sums["rows of removed writers"] += counts.drained_rows
         sums["crashes"] += counts.starts.total() - 5
         sums["unreadable rows"] += counts.garbled
         sums["pages of partial resyncs"] += counts.partial_resyncs
         sums["hidden resets"] += len(counts.hidden_resets)
         sums["simulated s"] += round(result.simulated_seconds)
     click.echo("faults: " + _list(faults))
+    click.echo("moves: " + _list(moves))
     click.echo("in all: " + _list(sums))
     click.echo(
         f"{total} seeds, {failed} failed, in {time.monotonic() - started:.1f} s; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -70,7 +70,10 @@ class Cluster:
         self.http_failure_chance = 0.0
         self._epoch = 0
         self._row_id = 0
-        self.writers = {table.name: table.writers for table in TABLES}
+        #: As the configuration has them now; who starts reads it.
+        self.writers: dict[str, Sequence[str]] = {
+            table.name: table.writers for table in TABLES
+        }
         self.writers[MEMORY_STREAM] = ("main",)
         self.ledger = Ledger(
             frozenset([CACHES]), frozenset([MEMORY_STREAM]), self.trace
@@ -83,6 +86,8 @@ class Cluster:
             self.clock, Random(f"{seed}/database"), TABLES, self.ledger.committed
         )
         self.processes: dict[str, Process] = {}
+        #: Those that write nothing more before they are stopped.
+        self.stopping: set[str] = set()
         self._kept = {name: Kept() for name in PROCESSES}
         self._last_lives: dict[str, Reader] = {}
         #: What "main" wrote in memory in its present life: the newest row of a key.
@@ -137,10 +142,17 @@ class Cluster:
             if name == "main":
                 self.in_memory = {}
 
+    def forget(self, name: str) -> None:
+        """Lose what a process that is not there keeps over its crashes."""
+        self._kept[name] = Kept()
+        self._last_lives.pop(name, None)
+
     def write(self, name: str, stream_name: str, count: int) -> None:
         """Have a process write, if it is there."""
         process = self.processes.get(name)
-        if process is None or not process.is_up:
+        if process is None or not process.is_up or name in self.stopping:
+            return
+        if name not in self.writers[stream_name]:
             return
         rows = []
         for _ in range(count):
@@ -228,7 +240,7 @@ class Cluster:
                 writer: self.processes[writer]
                 .generators[table.name]
                 .get_persisted_upto_position()
-                for writer in table.writers
+                for writer in self.writers[table.name]
             }
             if len(set(upto.values())) > 1:
                 found.append(f"{table.name} is persisted up to {upto}")

@@ -14,6 +14,7 @@ error.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
@@ -76,6 +77,9 @@ class SimulatedDatabase:
         self.lost_answer_chance = 0.0
         self.slowness = 1.0
         self.generation = 0
+        #: The tables that each transaction which has not ended has written to.
+        self.open_transactions: dict[int, set[str]] = {}
+        self.transactions = 0
         self.sequences = {table.sequence: 1 for table in tables}
         self.rows: dict[str, list[StoredRow]] = {table.table: [] for table in tables}
         self.positions: dict[tuple[str, str], int] = {}
@@ -88,7 +92,8 @@ class SimulatedDatabase:
             queries.POSITIONS: self._read_positions,
             queries.INSERT_POSITION: self._insert_position,
             queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
-            queries.INDEXES: lambda cursor, params: [(["stream_id"], False)],
+            queries.INDEXES: self._read_indexes,
+            queries.INSERTING_TRANSACTIONS: self._read_open_transactions,
             queries.upsert_position(False): self._upsert_position,
         }
         for table in tables:
@@ -126,6 +131,35 @@ class SimulatedDatabase:
             ids = sorted(r.stream_id for r in rows if r.stream_id > params["low"])
             return [(id_,) for id_ in ids[: params["limit"]]]
 
+        def writers_beyond(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            found = sorted(
+                (r for r in rows if r.stream_id > params["low"]),
+                key=lambda row: row.stream_id,
+            )[: params["limit"]]
+            return [
+                (
+                    writer,
+                    max(r.stream_id for r in found if r.instance_name == writer),
+                    n,
+                )
+                for writer, n in Counter(row.instance_name for row in found).items()
+            ]
+
+        def writers(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            return [(writer,) for writer in sorted({row.instance_name for row in rows})]
+
+        def greatest_of(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
+            return [
+                (
+                    writer,
+                    max(
+                        (r.stream_id for r in rows if r.instance_name == writer),
+                        default=None,
+                    ),
+                )
+                for writer in params["writers"]
+            ]
+
         def state(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
             return [(self.sequences[table.sequence], True)]
 
@@ -133,6 +167,9 @@ class SimulatedDatabase:
         self.statements[declared_insert(table).sql] = insert
         self.statements[queries.greatest_id(column, False)] = greatest
         self.statements[queries.ids_beyond(column, False)] = beyond
+        self.statements[queries.writers_beyond(column, False)] = writers_beyond
+        self.statements[queries.writers_of_table(column)] = writers
+        self.statements[queries.greatest_ids_of_writers(column, False)] = greatest_of
         self.statements[queries.sequence_state(table.sequence)] = state
 
     # -- statements -------------------------------------------------------------------
@@ -147,6 +184,20 @@ class SimulatedDatabase:
         sequence = params["sequence"].strip('"')
         self.sequences[sequence] += params["count"]
         return [(self.sequences[sequence],)]
+
+    def _read_indexes(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        by_id: list[Any] = [(["stream_id"], False)]
+        if params["table"] != '"receipts"':
+            return by_id
+        return [*by_id, (["instance_name", "stream_id"], False)]
+
+    def _read_open_transactions(self, cursor: _Cursor, params: _Params) -> list[Any]:
+        wanted = {table.strip('"') for table in params["tables"]}
+        return [
+            (str(number),)
+            for number, tables in self.open_transactions.items()
+            if tables & wanted
+        ]
 
     def _read_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
         return [
@@ -279,6 +330,7 @@ class _Transaction:
         self._func = func
         self._autocommit = autocommit
         self._attempts = 0
+        self._number = 0
         self._callbacks: list[Callable[[], object]] = []
         self.answered: Deferred[Any] = Deferred()
 
@@ -305,6 +357,10 @@ class _Transaction:
             self._answer(Failure())  # type: ignore[no-untyped-call]
             return
         if cursor.inserts:
+            database.transactions += 1
+            self._number = database.transactions
+            tables = {table for table, *_ in cursor.inserts}
+            database.open_transactions[self._number] = tables
             database.point("before commit", self._reactor.name)
             self._later(self._commit, cursor, generation, result)
             return
@@ -328,6 +384,7 @@ class _Transaction:
 
     def _commit(self, cursor: _Cursor, generation: int, result: Any) -> None:
         database = self._database
+        del database.open_transactions[self._number]
         if generation != database.generation:
             self._callbacks += cursor.exception_callbacks
             self._answer_down()

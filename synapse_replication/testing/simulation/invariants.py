@@ -135,6 +135,10 @@ class Ledger:
         """Give what a writer committed."""
         return self._written.setdefault((stream, writer), _Written())
 
+    def last_token(self, stream: str, writer: str) -> int:
+        """Return the greatest token that a writer committed; 0 if there is none."""
+        return max(self.written(stream, writer).tokens, default=0)
+
     # -- writers ----------------------------------------------------------------------
 
     def committed(

@@ -22,6 +22,7 @@ __all__ = [
     "MEMORY_STREAM",
     "PROCESSES",
     "TABLES",
+    "WRITERS",
     "Kept",
     "Parts",
     "describe",
@@ -40,6 +41,10 @@ PROCESSES: Mapping[str, bool] = {
     "reader1": True,
     "reader2": True,
 }
+
+
+#: Those that may write a stream.
+WRITERS = ("main", "writer1", "writer2")
 
 
 def _table(name: str, *writers: str) -> TableStream:

@@ -42,6 +42,7 @@ from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     WriterIds,
 )
+from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     IdStream,
@@ -73,6 +74,7 @@ from synapse_replication.testing.simulation.parts import (
     CACHES,
     MEMORY_STREAM,
     TABLES,
+    WRITERS,
     Kept,
     describe,
 )
@@ -117,6 +119,8 @@ class _Sink:
         process.cluster.ledger.handed_on(
             process.reader, stream_name, instance_name, token, rows
         )
+        if instance_name not in process.cluster.writers[stream_name]:
+            process.watcher.counts.drained_rows += len(rows)
         key = stream_name, instance_name
         process.keep(key, max(token, process.kept.positions.get(key, 0)))
 
@@ -174,6 +178,8 @@ class Process:
         self.database = DatabaseClient(cluster.database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
+        #: (stream, writer) of which a sink is told nothing at the start.
+        self._not_saved: set[tuple[str, str]] = set()
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
 
@@ -186,7 +192,8 @@ class Process:
         cluster, host = self.cluster, self.host
         while True:
             try:
-                made = [await self._make(table) for table in TABLES]
+                self._not_saved.clear()
+                made = [await self._make(self._declared(table)) for table in TABLES]
                 break
             except psycopg2.Error:
                 await deferLater(self.reactor, 0.5)
@@ -199,13 +206,15 @@ class Process:
         self.written[memory.description.name] = memory
         positions = {
             (stream, writer): self._token_at_start(stream, writer)
-            for stream, writers in cluster.writers.items()
-            for writer in writers
+            for stream in cluster.writers
+            # Also those that are no writers any more, or not yet.
+            for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
             if writer != self.name
         }
         self.reader = cluster.begins(self.name, positions)
         if cluster.keeps_rows(self.name):
-            self.kept.positions.update(positions)
+            for key in positions.keys() - self._not_saved:
+                self.kept.positions[key] = positions[key]
         self._fill_host()
         parts, random = cluster.parts, cluster.random
         receiver = ReceiverOptions(backoff=Backoff(jitter=random.random))
@@ -259,6 +268,12 @@ class Process:
     def _token_at_start(self, stream_name: str, writer: str) -> int:
         """Return the token up to which the database says that a writer has written."""
         generator = self.generators.get(stream_name)
+        if (
+            self.cluster.shares_tokens
+            and writer not in self.cluster.writers[stream_name]
+        ):
+            # It starts without anything that a missed row could have changed.
+            return self.cluster.ledger.last_token(stream_name, writer)
         if self.cluster.shares_tokens and generator is not None:
             return generator.get_current_token_for_writer(writer)
         return self.written[stream_name].current_token(writer)
@@ -322,11 +337,43 @@ class Process:
             unknown = await self.database.transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
-        return self._make_stream(
-            table, HandledIds(name, self.name, handled, unknown, own)
+        positions = HandledIds(name, self.name, handled, unknown, own)
+        finder = RemovedWriterFinder(
+            self.database, self.host.clock, ids, self.name, positions
         )
+        self._not_saved.update((name, w) for w in WRITERS if w not in table.writers)
+        if ids.writers:
+            await self._survey(name, ids, positions, finder, is_new=not saved)
+        return self._make_stream(table, positions, finder)
 
-    def _make_stream(self, table: TableStream, ids: WriterIds) -> PostgresStream:
+    async def _survey(
+        self,
+        name: str,
+        ids: IdStream,
+        positions: HandledIds,
+        finder: RemovedWriterFinder,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Begin behind the removed writers of which nothing is missing."""
+        survey = await finder.survey()
+        found = {} if is_new else finder.select(survey)
+        for writer in survey.absent - found.keys():
+            if writer not in ids.writers or writer in survey.greatest:
+                token = positions.get_current_token_for_writer(writer)
+                positions.advance(writer, max(token, survey.last_row))
+                self._not_saved.discard((name, writer))
+
+    def _declared(self, table: TableStream) -> TableStream:
+        """Return a table's declaration with the writers of the configuration."""
+        return attrs.evolve(table, writers=self.cluster.writers[table.name])
+
+    def _make_stream(
+        self,
+        table: TableStream,
+        ids: WriterIds,
+        finder: RemovedWriterFinder | None = None,
+    ) -> PostgresStream:
         return self.cluster.parts.stream(
             describe(table),
             [declared_query(table)],
@@ -337,6 +384,7 @@ class Process:
             page_rows=3,
             # A homeserver reads its pages without a look at the sequence.
             sequence=None if self.cluster.shares_tokens else table.sequence,
+            find_removed_writers=None if finder is None else finder.find,
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:

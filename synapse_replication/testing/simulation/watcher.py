@@ -31,6 +31,9 @@ class Counts:
     :ivar garbled: messages that were garbled on their way.
     :ivar faults: by kind.
     :ivar partial_resyncs: pages that came from the backlog of a writer.
+    :ivar moves: times that a stream changed its writers, by kind.
+    :ivar drains: drains of removed writers begun, by process.
+    :ivar drained_rows: rows handed on of writers that were none any more.
     :ivar hidden_resets: lives of the writer in memory that a reader could not see.
     """
 
@@ -44,6 +47,9 @@ class Counts:
     collapses: int = 0
     faults: Counter[str] = attrs.Factory(Counter)
     partial_resyncs: int = 0
+    moves: Counter[str] = attrs.Factory(Counter)
+    drains: Counter[str] = attrs.Factory(Counter)
+    drained_rows: int = 0
     hidden_resets: set[str] = attrs.Factory(set)
 
 
@@ -78,6 +84,22 @@ class Watcher(ReplicationObserver):
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
         self._trace(f"{self._name}: {stream_name} of {instance_name} is live")
+
+    def removed_writer_found(
+        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+    ) -> None:
+        self.counts.drains[self._name] += 1
+        self._trace(
+            f"{self._name} drains {stream_name} of {instance_name} in "
+            f"({from_token}, {upto_token}]"
+        )
+
+    def removed_writer_drained(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self._trace(
+            f"{self._name} has drained {stream_name} of {instance_name} up to {token}"
+        )
 
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
@@ -120,7 +142,9 @@ class Watcher(ReplicationObserver):
 
     def failure(self, what: str, error: BaseException) -> None:
         self._trace(f"{self._name}: {what} failed: {error!r}")
-        if not isinstance(error, RowDecodeError) and type(error).__name__ not in (
+        if not isinstance(error, CatchUpError | RowDecodeError) and type(
+            error
+        ).__name__ not in (
             "OperationalError",
             "SerializationFailure",
             "SinkError",

@@ -12,7 +12,9 @@ from synapse_replication.dropin.streams import HostStream
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.writer_state import Link, WriterState
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.testing.simulation.parts import Parts
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
@@ -181,6 +183,24 @@ class _RevealsRows(HostStream):
         return []
 
 
+class _DrainsNobody(PostgresStream):
+    """What a removed writer had committed is not looked for."""
+
+    async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
+        return {}
+
+
+class _LooksOnlyAtTheStart(StreamReceiver):
+    """A reader that runs does not hear of a writer's removal."""
+
+    _has_looked = False
+
+    def look_for_removed_writers(self, link: Link) -> None:
+        if not self._has_looked:
+            self._has_looked = True
+            super().look_for_removed_writers(link)
+
+
 BUGS: Mapping[str, Parts] = {
     "C1": Parts(subscriber=_AsksBeforeItHears),
     "C3": Parts(receiver=_DoesNotWaitForCatchUp),
@@ -195,6 +215,8 @@ BUGS: Mapping[str, Parts] = {
     "shared token": Parts(host_stream=_TrustsPersistedUpto),
     "late baseline": Parts(host_stream=_LateBaseline),
     "revealed rows": Parts(host_stream=_RevealsRows),
+    "removed": Parts(stream=_DrainsNobody),
+    "removed, running": Parts(receiver=_LooksOnlyAtTheStart),
 }
 
 #: The first seed that found each when this was written: where to begin to look.
@@ -210,4 +232,6 @@ FOUND_BY: Mapping[str, int] = {
     "shared token": 1,
     "late baseline": 10,
     "revealed rows": 1,
+    "removed": 4,
+    "removed, running": 6,
 }

@@ -70,3 +70,11 @@ class BugTests(SynchronousTestCase):
     def test_reveals_rows(self) -> None:
         """A position is taken before another writer's rows below it."""
         self.check("revealed rows")
+
+    def test_drains_nobody(self) -> None:
+        """Rows of a removed writer never arrive."""
+        self.check("removed")
+
+    def test_looks_only_at_the_start(self) -> None:
+        """A reader that runs misses what a killed writer had not sent."""
+        self.check("removed, running")

@@ -38,6 +38,46 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.reactor = ProcessReactor(self.clock, network, "w")
         self.client = DatabaseClient(self.database, self.reactor)
 
+    def ask(self, statement: str, **params: object) -> list[tuple[Any, ...]]:
+        def run(txn: Any) -> list[tuple[Any, ...]]:
+            txn.execute(statement, params)
+            return list(txn.fetchall())
+
+        asked = self.client.transact("ask", run, autocommit=True)
+        self.clock.run_until(self.clock.seconds() + 1)
+        return self.successResultOf(asked)
+
+    def test_writers_of_rows(self) -> None:
+        """Writers are found by rows above an id, and by name."""
+        for id_ in (5, 7):
+            self.insert(id_)
+        self.settle()
+        (column,) = _EVENTS.id_columns
+        statement = queries.writers_beyond(column, False)
+        self.assertEqual(self.ask(statement, low=5, limit=9), [("w", 7, 1)])
+        self.assertEqual(self.ask(statement, low=1, limit=1), [("w", 5, 1)])
+        self.assertEqual(self.ask(queries.writers_of_table(column)), [("w",)])
+        statement = queries.greatest_ids_of_writers(column, False)
+        self.assertEqual(
+            self.ask(statement, writers=["v", "w"]), [("v", None), ("w", 7)]
+        )
+
+    def test_open_transactions(self) -> None:
+        """A transaction that has inserted is open until it ends."""
+        open_before_commit: list[int] = []
+        self.database.point = lambda point, process: open_before_commit.append(
+            len(self.database.open_transactions)
+        )
+        self.insert(5)
+        self.settle()
+        self.assertEqual(open_before_commit[0], 1)
+        self.assertEqual(self.committed, [("events", "w", 5)])
+        statement = queries.INSERTING_TRANSACTIONS
+        self.assertEqual(self.ask(statement, tables=['"events"']), [])
+        self.database.open_transactions[7] = {"events"}
+        self.assertEqual(self.ask(statement, tables=['"events"']), [("7",)])
+        self.assertEqual(self.ask(statement, tables=['"receipts"']), [])
+
     def next_ids(self, count: int = 1) -> list[int]:
         def run(txn: Any) -> list[int]:
             txn.execute(queries.NEXT_IDS, {"sequence": '"events_seq"', "count": count})

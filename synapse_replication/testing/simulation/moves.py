@@ -1,0 +1,109 @@
+"""Streams that change their writers, as an operator moves them.
+
+Theory of operation: a plan made of a seed. Each move takes one stream to other writers:
+moved, moved back, one added or one removed. The instances concerned are stopped in good
+order or killed, then the configuration changes, then they start again. Readers go on
+with the configuration that they have, or are away meanwhile, or start anew without
+what they had saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from synapse_replication.testing.simulation.cluster import Cluster
+from synapse_replication.testing.simulation.parts import (
+    CACHES,
+    PROCESSES,
+    TABLES,
+    WRITERS,
+)
+
+__all__ = ["Moves"]
+
+#: How long an instance that is stopped in good order has for what it wrote, s.
+_STOP_SECONDS = 2.0
+
+
+class Moves:
+    """Carries out a plan of moves.
+
+    :param until: s; no move begins later.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
+        self._cluster = cluster
+        self._random = random = Random(f"{seed}/moves")
+        self._before: dict[str, Sequence[str]] = {}
+        self._moving: set[str] = set()
+        for _ in range(random.choice([0, 1, 1, 2, 3])):
+            at = start + random.random() * (until - start)
+            cluster.clock.callLater(at, self._move)
+
+    def _move(self) -> None:
+        cluster, random = self._cluster, self._random
+        stream = random.choice([t.name for t in TABLES if t.name != CACHES])
+        if stream in self._moving:
+            return
+        self._moving.add(stream)
+        old = cluster.writers[stream]
+        kind, new = self._choose(stream, old)
+        concerned = [name for name in WRITERS if name in {*old, *new}]
+        if cluster.shares_tokens:
+            # A homeserver wants all of its processes to be started again.
+            concerned = list(PROCESSES)
+        self._before[stream] = old
+        is_killed = random.random() < 0.6
+        manner = "killed" if is_killed else "stopped"
+        cluster.counts.moves[f"{kind}, {manner}"] += 1
+        cluster.trace(f"MOVE {stream} {kind}: {old} {manner}, then {new}")
+        self._take_readers_away()
+        if is_killed:
+            self._change(stream, concerned, new)
+            return
+        for name in concerned:
+            cluster.stopping.add(name)
+        cluster.clock.callLater(_STOP_SECONDS, self._change, stream, concerned, new)
+
+    def _choose(self, stream: str, old: Sequence[str]) -> tuple[str, Sequence[str]]:
+        random = self._random
+        others = [name for name in WRITERS if name not in old]
+        before = self._before.get(stream)
+        choices: list[tuple[str, Sequence[str]]] = []
+        if before is not None and before != old:
+            choices += [("moved back", before)] * 2
+        if others:
+            choices.append(("added", (*old, random.choice(others))))
+            left = list(old)
+            left[random.randrange(len(left))] = random.choice(others)
+            choices += [("moved", tuple(left))] * 2
+        if len(old) > 1:
+            gone = random.choice(old)
+            removed = tuple(name for name in old if name != gone)
+            choices.append(("removed", removed))
+        return random.choice(choices)
+
+    def _take_readers_away(self) -> None:
+        cluster, random = self._cluster, self._random
+        for name, keeps in PROCESSES.items():
+            if not keeps or cluster.shares_tokens or random.random() < 0.4:
+                continue
+            cluster.crash(name)
+            if random.random() < 0.2:
+                cluster.trace(f"{name} loses what it saved")
+                cluster.forget(name)
+            cluster.clock.callLater(3.0 + random.random() * 5, cluster.start, name)
+
+    def _change(
+        self, stream: str, concerned: Sequence[str], new: Sequence[str]
+    ) -> None:
+        cluster = self._cluster
+        for name in concerned:
+            cluster.crash(name)
+            cluster.stopping.discard(name)
+            # Longer than a transaction of the dead may take.
+            delay = 1.0 + self._random.random() * 3
+            cluster.clock.callLater(delay, cluster.start, name)
+        cluster.writers[stream] = new
+        self._moving.discard(stream)
