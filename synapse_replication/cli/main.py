@@ -46,6 +46,12 @@ class _LazyGroup(click.Group):
         return super().get_command(ctx, cmd_name) if load is None else load()
 
 
+def _demo() -> click.Command:
+    from synapse_replication.cli.demo import demo_command
+
+    return demo_command
+
+
 def _init_db() -> click.Command:
     from synapse_replication.cli.init_db import init_db_command
 
@@ -91,6 +97,7 @@ def _pipeline() -> click.Command:
 #: The commands that are imported when they are asked for.
 _LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
+        "demo": _demo,
         "exec": _exec,
         "init-db": _init_db,
         "pipeline": _pipeline,

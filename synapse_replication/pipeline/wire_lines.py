@@ -3,7 +3,7 @@
 Theory of operation: the driver lists files; executors read them, a plain file in
 ranges of bytes. A line belongs to the range that its first byte lies in. Its number
 is that of the range's first line, counted beforehand, plus its place in the range.
-So numbers are exact however a file is cut. A file compressed with gzip cannot be
+So numbers are exact however a file is cut. A compressed file cannot be
 entered in the middle: one task reads it from the beginning to the end.
 
 Files are read where they lie: the folder must be seen by the same path by the driver
@@ -15,7 +15,6 @@ and an empty line. Nothing of USER_IP but its name leaves the task that reads it
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,11 +26,12 @@ import pyarrow as pa
 from synapse_replication.errors import PipelineError, RemoteProtocolError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.format import (
-    GZIP_MAGIC,
     MAX_LINE_BYTES,
     Record,
     RecordingError,
+    is_compressed,
     read_records,
+    unpacked,
 )
 from synapse_replication.wire.commands.standard import (
     Command,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["RANGE_BYTES", "SUFFIXES", "read_recordings"]
 
 #: What the names of recordings in a folder end with.
-SUFFIXES: Final = (".jsonl", ".jsonl.gz")
+SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
 #: The part of a plain file that one task reads, in bytes.
 RANGE_BYTES: Final = 32 * 2**20
@@ -171,7 +171,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 def _look_at(path: Path) -> tuple[int, bool]:
     try:
         with path.open("rb") as file:
-            compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            compressed = is_compressed(file)
             return file.seek(0, os.SEEK_END), compressed
     except OSError as error:
         raise PipelineError(f"cannot read the recording {path}: {error}") from error
@@ -285,8 +285,7 @@ class _LinesOf:
 def _records_of(part: _Range) -> Iterator[Record | RecordingError]:
     with open(part.path, "rb") as file:
         if part.end is None:
-            with gzip.open(file) as unpacked:
-                yield from read_records(unpacked)
+            yield from read_records(unpacked(file))
         else:
             lines = _LinesOf(file, part.start, part.end)
             yield from read_records(lines, part.number)

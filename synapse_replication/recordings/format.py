@@ -10,9 +10,10 @@ Where the bytes come from is the caller's business.
 from __future__ import annotations
 
 import gzip
+import lzma
 import zlib
 from collections.abc import Iterator
-from typing import Annotated, Final, Protocol
+from typing import IO, Annotated, Final, Protocol, cast
 
 import attrs
 import msgspec
@@ -20,16 +21,18 @@ import msgspec
 from synapse_replication.errors import ReplicationError
 
 __all__ = [
-    "GZIP_MAGIC",
     "MAX_LINE_BYTES",
     "LineSource",
     "Record",
     "RecordingError",
+    "is_compressed",
     "read_records",
+    "unpacked",
 ]
 
-#: What a compressed file begins with.
-GZIP_MAGIC: Final = b"\x1f\x8b"
+#: What compressed files begin with.
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_XZ_MAGIC: Final = b"\xfd7zXZ\x00"
 
 #: Bytes in a line of a recording at most. What goes over Redis has no limit of its
 #: own; nothing that is replicated comes near.
@@ -86,6 +89,27 @@ class LineSource(Protocol):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
+def is_compressed(file: IO[bytes]) -> bool:
+    """Return whether a file is compressed, with gzip or xz; leaves it at its start."""
+    start = file.read(len(_XZ_MAGIC))
+    file.seek(0)
+    return start.startswith((_GZIP_MAGIC, _XZ_MAGIC))
+
+
+def unpacked(file: IO[bytes]) -> IO[bytes]:
+    """Return what a file holds, decompressed if it is compressed.
+
+    :param file: at its start. The caller closes it.
+    """
+    start = file.read(len(_XZ_MAGIC))
+    file.seek(0)
+    if start.startswith(_GZIP_MAGIC):
+        return cast("IO[bytes]", gzip.open(file))
+    if start == _XZ_MAGIC:
+        return cast("IO[bytes]", lzma.open(file))
+    return file
+
+
 def read_records(
     file: LineSource, first_number: int = 1
 ) -> Iterator[Record | RecordingError]:
@@ -94,7 +118,7 @@ def read_records(
     What is no record is given in its place, as an error; blank lines are passed
     over. A compressed file that is cut off gives an error as its last.
 
-    :param file: uncompressed, or a :class:`gzip.GzipFile`.
+    :param file: uncompressed, or what :func:`unpacked` returns.
     :param first_number: of the first line.
     :raises OSError: the file cannot be read.
     """
@@ -103,7 +127,7 @@ def read_records(
         number += 1
         try:
             text = file.readline(MAX_LINE_BYTES)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
             yield RecordingError(number, f"the compressed file is damaged: {error}")
             return
         if not text:

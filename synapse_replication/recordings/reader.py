@@ -1,21 +1,20 @@
 """Recordings of traffic, in files; :mod:`synapse_replication.recordings.format` says
 what is in one.
 
-Files may be compressed with gzip.
+Files may be compressed with gzip or xz.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 from synapse_replication.recordings.format import (
-    GZIP_MAGIC,
     Record,
     RecordingError,
     read_records,
+    unpacked,
 )
 
 __all__ = ["Record", "RecordingError", "read_recording", "shipped_recording"]
@@ -28,7 +27,7 @@ def shipped_recording() -> Path:
     API: 21,168 commands, 10,159 of them rows. Its users and tokens were made up.
     """
     return Path(
-        str(files("synapse_replication.recordings") / "data" / "startup_drive.jsonl.gz")
+        str(files("synapse_replication.recordings") / "data" / "startup_drive.jsonl.xz")
     )
 
 
@@ -41,10 +40,4 @@ def read_recording(path: Path) -> Iterator[Record | RecordingError]:
     :raises OSError: the file cannot be opened or read.
     """
     with path.open("rb") as file:
-        compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        file.seek(0)
-        if compressed:
-            with gzip.open(file) as unpacked:
-                yield from read_records(unpacked)
-        else:
-            yield from read_records(file)
+        yield from read_records(unpacked(file))

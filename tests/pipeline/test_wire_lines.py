@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import json
+import lzma
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         """All commands of the real recording are read, in the order of its lines."""
         rows = self.read(shipped_recording())
 
-        with gzip.open(shipped_recording()) as file:
+        with lzma.open(shipped_recording()) as file:
             lines = [json.loads(text)["line"] for text in file]
         self.assertEqual([row.line_number for row in rows], [*range(1, 21_169)])
         masked = [line if line[:7] != "USER_IP" else "USER_IP" for line in lines]
@@ -64,7 +65,7 @@ class ReadRecordingsTests(SynchronousTestCase):
             [commands[name] for name in ("RDATA", "POSITION", "USER_IP", None)],
             [10_159, 3_360, 207, 0],
         )
-        self.assertEqual({row.recording for row in rows}, {"startup_drive.jsonl.gz"})
+        self.assertEqual({row.recording for row in rows}, {"startup_drive.jsonl.xz"})
 
     def test_fields(self) -> None:
         """RDATA and POSITION are taken apart, other commands named."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -31,6 +32,7 @@ class ReadRecordingTests(SynchronousTestCase):
         """A recording reads the same, whether compressed or not."""
         self.assertEqual(self.read(GOOD), [PING])
         self.assertEqual(self.read(gzip.compress(GOOD)), [PING])
+        self.assertEqual(self.read(lzma.compress(GOOD)), [PING])
 
     def test_lines_are_numbered_from_one(self) -> None:
         """Each record knows its line in the file; blank lines are passed over."""

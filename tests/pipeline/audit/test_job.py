@@ -146,7 +146,7 @@ class AuditTests(SynchronousTestCase):
         self.assertEqual(
             evidence,
             {
-                "recording": "startup_drive.jsonl.gz",
+                "recording": "startup_drive.jsonl.xz",
                 "line_number": 9565,
                 "t": 2450.995076673,
                 "line": "POSITION events event_persister1 1847 1848",

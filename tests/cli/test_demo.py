@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.demo.__main__`: the whole of it."""
+"""Tests for ``synapse-replication demo``: the whole of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-COMMAND = [sys.executable, "-m", "synapse_replication.demo"]
+COMMAND = [sys.executable, "-m", "synapse_replication", "demo"]
 
 
 def processes_that_name(text: str) -> list[str]:

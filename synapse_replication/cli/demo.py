@@ -1,4 +1,4 @@
-"""The command line of the demonstration."""
+"""``synapse-replication demo``: the main job, shown on one machine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from rich.console import Console
 
-from synapse_replication.demo.deployment import Deployment, Plan
-from synapse_replication.demo.display import (
-    TextScreen,
-    positions_agree,
-    show_table,
-)
-from synapse_replication.demo.run import run_demo
-from synapse_replication.demo.script import read_script
 from synapse_replication.errors import ReplicationError
-from synapse_replication.recordings.reader import shipped_recording
+
+__all__ = ["demo_command"]
+
+_INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("demo")
 @click.option(
     "--rows",
     type=click.IntRange(min=1),
@@ -50,7 +44,7 @@ from synapse_replication.recordings.reader import shipped_recording
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Another recording than the one that ships with the package.",
 )
-def demo(
+def demo_command(
     rows: int, rate: float, transport: str, faults: bool, recording: Path | None
 ) -> None:
     """Replicate real rows between real processes, and check that none was lost.
@@ -59,6 +53,27 @@ def demo(
     two readers. Midway a reader is killed and Redis is restarted. Exit status 0
     only if no row was missing, duplicated or out of order, and all positions agree.
     """
+    try:
+        import psycopg2  # noqa: F401 -- the processes of the demonstration need it
+    except ModuleNotFoundError:
+        click.echo(
+            "synapse-replication demo: PostgreSQL's driver is missing; install it, and "
+            f"servers to run, with: {_INSTALL}",
+            err=True,
+        )
+        sys.exit(1)
+    from rich.console import Console
+
+    from synapse_replication.demo.deployment import Deployment, Plan
+    from synapse_replication.demo.display import (
+        TextScreen,
+        positions_agree,
+        show_table,
+    )
+    from synapse_replication.demo.run import run_demo
+    from synapse_replication.demo.script import read_script
+    from synapse_replication.recordings.reader import shipped_recording
+
     console = Console()
     recording = recording or shipped_recording()
     plan = Plan(recording, rows, rate, transport == "redis")
@@ -91,7 +106,3 @@ def demo(
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    demo()
