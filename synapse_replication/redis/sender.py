@@ -49,12 +49,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import txredisapi
+from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
     IDelayedCall,
     IPushProducer,
     IReactorTime,
-    ITCPTransport,
+    ISystemHandle,
     IWriteDescriptor,
 )
 from twisted.python.failure import Failure
@@ -417,9 +418,11 @@ class RedisSenderProtocol(RedisProtocol):
         self._is_refused = False
         # Not behind TLS.
         self._writes_itself = IWriteDescriptor.providedBy(self.transport)
-        # Behind TLS, too.
-        self._may_fence = ITCPTransport.providedBy(self.transport)
-        self.has_socket = self._may_fence or self._writes_itself
+        # Behind TLS, too. Doubles of tests call themselves TCP.
+        self.has_socket = ISystemHandle.providedBy(self.transport)
+        self._may_fence = self.has_socket and not isinstance(
+            self.transport.getPeer(), UNIXAddress
+        )
         self._was_named = False
         self._unanswered_questions = 0
         return super().connectionMade()

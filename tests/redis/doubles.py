@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import ITCPTransport
+from twisted.internet.interfaces import ISystemHandle
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides
@@ -184,7 +184,7 @@ class RecordingTransport(StringTransport):
         super().__init__()
         self.writes: list[bytes] = []
         self.aborted = False
-        directlyProvides(self, ITCPTransport)
+        directlyProvides(self, ISystemHandle)
 
     def write(self, data: bytes) -> None:
         self.writes.append(data)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import ITCPTransport, IWriteDescriptor
+from twisted.internet.address import UNIXAddress
+from twisted.internet.interfaces import (
+    ISystemHandle,
+    ITCPTransport,
+    IWriteDescriptor,
+)
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import directlyProvides, noLongerProvides
+from zope.interface import alsoProvides, directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
@@ -117,7 +122,7 @@ class RedisSenderTests(SynchronousTestCase):
         """Nothing is gathered for a transport without a socket."""
         self.memory.lose(0)
         transport = RecordingTransport()
-        noLongerProvides(transport, ITCPTransport)
+        noLongerProvides(transport, ISystemHandle)
         self.memory.connect(0, transport)
         self.memory.establish()
         for token in (1, 2):
@@ -176,7 +181,7 @@ class RedisSenderTests(SynchronousTestCase):
         """What is written goes to the kernel at once, unless the transport closes."""
         self.memory.lose(0)
         transport = SocketTransport()
-        directlyProvides(transport, IWriteDescriptor)
+        directlyProvides(transport, IWriteDescriptor, ISystemHandle)
         self.memory.connect(0, transport)
         self.memory.greet()
         self.publish_rows(1)
@@ -336,10 +341,20 @@ class RedisSenderTests(SynchronousTestCase):
         """
         self.memory.lose(0)
         transport = RecordingTransport()
-        noLongerProvides(transport, ITCPTransport)
+        noLongerProvides(transport, ISystemHandle)
+        # As doubles in other projects' tests do.
+        alsoProvides(transport, ITCPTransport)
         self.memory.connect(0, transport)
         self.memory.greet()
         self.publish_rows(1)
+        self.assertNotIn(_INFO, self.written)
+        self.memory.lose(0)
+        transport = RecordingTransport()
+        transport.peerAddr = UNIXAddress("/run/redis.sock")
+        self.memory.connect(0, transport)
+        self.memory.greet()
+        self.publish_rows(2)
+        self.turn()
         self.assertNotIn(_INFO, self.written)
 
     def lose_and_connect(self) -> bytes:
