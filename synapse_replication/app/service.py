@@ -179,6 +179,8 @@ class ProcessService(Service):
 
     async def _start(self) -> None:
         config, host = self._config, self.host
+        for warning in config.warnings:
+            self.log.warn("{warning}", warning=warning)
         factories = load_factories(config)
         self._at_stop("sending spans", lambda: self._spans.stop(self._reactor))
         client = self._make_http_client()

@@ -31,6 +31,7 @@ from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import HandledIds
 from synapse_replication.backoff import Backoff
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.http.client import HttpCatchUpClient
@@ -107,7 +108,21 @@ class StreamSetup:
 
         :raises SequenceBehindError: ids would be given out twice.
         :raises StreamConfigurationError: a stream is declared twice.
+        :raises ConfigError: if the database's role may not do what is needed.
         """
+        try:
+            await self._make_all(sink)
+        except psycopg2.errors.InsufficientPrivilege as error:
+            problem = ConfigProblem(
+                ", ".join(self._config.files),
+                "database.args.user",
+                f"PostgreSQL refuses: {str(error).strip().splitlines()[0]}",
+                "use the role that owns Synapse's tables and sequences, or GRANT it "
+                "SELECT on them, USAGE on the sequences and all on stream_positions",
+            )
+            raise ConfigError([problem]) from error
+
+    async def _make_all(self, sink: RowSink) -> None:
         self._host.fetch_from_writer = self._fetch
         self._host.largest_token = self._largest_token
         saved_positions = getattr(sink, "saved_positions", None)

@@ -26,7 +26,7 @@ from synapse_replication.instrumentation.status.model import ProcessStatus
 __all__ = ["SupervisedProcess", "needs_restart"]
 
 #: Of :class:`ProcessConfig`: what has no meaning of its own.
-_NOT_SETTINGS = frozenset({"files"})
+_NOT_SETTINGS = frozenset({"files", "warnings"})
 
 
 class Process(Protocol):

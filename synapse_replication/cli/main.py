@@ -181,6 +181,8 @@ def check_config_command(config_paths: tuple[str, ...]) -> None:
     click.echo(f"{config.server_name}, {role}: the configuration is good.")
     for name, value in describe(config):
         click.echo(f"  {name + ':':<9} {value}")
+    for warning in config.warnings:
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:

@@ -27,6 +27,9 @@ __all__ = ["OWN_SECTION", "MergedFiles", "did_you_mean", "read_files", "read_sec
 #: The key of homeserver.yaml under which our own settings live.
 OWN_SECTION = "synapse_replication"
 
+#: Values in a file at most: aliases of aliases make any number of a few lines.
+_MAX_VALUES = 100_000
+
 Path_: TypeAlias = tuple[str | int, ...]
 """The way to a value: keys of mappings, and indices of lists from 0."""
 
@@ -157,6 +160,16 @@ def _read(
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
+        if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
+            problems.append(
+                ConfigProblem(
+                    file,
+                    "(the file)",
+                    f"its aliases (*name) stand for more than {_MAX_VALUES:,} values",
+                    "write what is meant without aliases of aliases",
+                )
+            )
+            return None
         content = None if node is None else loader.construct_document(node)
         if node is not None:
             _note_lines(node, (), lines)
@@ -174,6 +187,23 @@ def _read(
         )
         return None
     return {str(key): value for key, value in content.items()}, lines
+
+
+def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Count the values of a node, those behind aliases each time that they are used.
+
+    :param known: the sizes of nodes by their id; each is counted once.
+    """
+    size = known.get(id(node))
+    if size is None:
+        # Of a node in itself, construction says so.
+        known[id(node)] = size = 1
+        if isinstance(node, yaml.MappingNode):
+            size += sum(_expanded_size(n, known) for pair in node.value for n in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            size += sum(_expanded_size(n, known) for n in node.value)
+        known[id(node)] = size
+    return size
 
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:

@@ -36,6 +36,12 @@ from synapse_replication.config.models import (
     SharedFile,
 )
 from synapse_replication.config.redis import RedisConfig, read_redis
+from synapse_replication.config.sanity import (
+    clashing_listeners,
+    mistyped_keys,
+    readable_secrets,
+    why_no_secret,
+)
 from synapse_replication.config.tls import TlsConfig, read_tls
 from synapse_replication.config.tracing import TracingConfig, read_tracing
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -162,6 +168,7 @@ class ProcessConfig:
     :ivar extension: ``None`` if this process speaks the classic wire alone.
     :ivar log_level: what is less than this is not logged.
     :ivar tracing: where spans are sent; ``None`` for nowhere.
+    :ivar warnings: what is unsafe, and does not prevent the start.
     """
 
     files: Sequence[str]
@@ -188,6 +195,7 @@ class ProcessConfig:
     extension: ExtensionConfig | None = ExtensionConfig()
     log_level: str = "info"
     tracing: TracingConfig | None = None
+    warnings: tuple[ConfigProblem, ...] = ()
 
     @property
     def is_main(self) -> bool:
@@ -301,7 +309,21 @@ class _Checks:
                     self._problem(path, problem, mend)
         if self._is_worker:
             self._check_rows_can_be_asked_for(config)
-        return config
+        self._check_sanity(config)
+        return attrs.evolve(config, warnings=tuple(readable_secrets(self._merged)))
+
+    def _check_sanity(self, config: ProcessConfig) -> None:
+        shared = self._shared
+        findings = list(mistyped_keys(self._merged.values))
+        if self._purpose is not Purpose.FOLLOW:
+            key = "worker_listeners" if self._is_worker else "listeners"
+            listen = shared.synapse_replication.direct_tcp.listen
+            findings += clashing_listeners(key, getattr(shared, key), listen)
+        if why := why_no_secret(config.replication_secret):
+            secret = ("worker_replication_secret",)
+            findings.append((secret, why, "write a long random one, as pwgen -s 32"))
+        for path, problem, mend in findings:
+            self._problem(path, problem, mend)
 
     def _problem(self, path: Path_, problem: str, mend: str) -> None:
         self._problems.append(self._merged.problem(path, problem, mend))

@@ -229,7 +229,7 @@ class SupervisedProcessTests(FilesMixin):
         """A change of any setting is either applied or named."""
         config = self.read_config()
         for field in attrs.fields(ProcessConfig):
-            if field.name in ("files", "log_level"):
+            if field.name in ("files", "warnings", "log_level"):
                 continue
             other: Any = {field.name: None}
             if getattr(config, field.name) is None:

@@ -1,0 +1,163 @@
+"""Mistakes that are easily made, and that each section by itself does not show.
+
+A mistyped key of a section that Synapse defines, two listeners in one place, a secret
+that is none, and secrets that others on the machine can read. The last are warnings:
+the process starts all the same.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from synapse_replication.config.files import (
+    OWN_SECTION,
+    MergedFiles,
+    Path_,
+    did_you_mean,
+)
+from synapse_replication.config.listener_safety import split_description
+from synapse_replication.config.models import (
+    DatabaseSection,
+    InstanceSection,
+    ListenerSection,
+    RedisSection,
+)
+from synapse_replication.errors import ConfigProblem
+
+__all__ = [
+    "clashing_listeners",
+    "mistyped_keys",
+    "readable_secrets",
+    "why_no_secret",
+]
+
+#: What is wrong at a path, and what to do.
+Finding = tuple[Path_, str, str]
+
+#: Characters of a replication secret: fewer are guessed.
+MIN_SECRET: Final = 4
+#: Beyond Synapse's keys that we read; those of listeners resemble ours.
+_OTHER_KEYS: Final = frozenset(
+    {"additional_resources", "allow_unsafe_locale", "request_id_header", "mode", "tag"}
+)
+
+
+def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find keys of Synapse's sections that resemble one that is read here.
+
+    Others are Synapse's own, or those of a later version: they are left alone.
+    """
+    sections: list[tuple[Path_, Any, type[BaseModel]]] = [
+        (("redis",), values.get("redis"), RedisSection),
+        (("database",), values.get("database"), DatabaseSection),
+    ]
+    instances = values.get("instance_map")
+    if isinstance(instances, dict):
+        sections += [
+            (("instance_map", name), section, InstanceSection)
+            for name, section in instances.items()
+        ]
+    for key in ("listeners", "worker_listeners"):
+        listeners = values.get(key)
+        if isinstance(listeners, list):
+            sections += [
+                ((key, index), section, ListenerSection)
+                for index, section in enumerate(listeners)
+            ]
+    for path, section, model in sections:
+        if not isinstance(section, dict):
+            continue
+        known = set(model.model_fields)
+        for key in section:
+            meant = did_you_mean(str(key), known - set(section))
+            if key not in known | _OTHER_KEYS and meant is not None:
+                mend = f"did you mean {meant!r}?"
+                yield (*path, str(key)), "there is no such key", mend
+
+
+def clashing_listeners(
+    key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
+) -> Iterator[Finding]:
+    """Find listeners of one process that want the same port, or socket.
+
+    :param key: under which the sections stand.
+    :param descriptions: of ``direct_tcp.listen``.
+    """
+    wanted: list[tuple[Path_, str | int, list[str]]] = []
+    for index, section in enumerate(sections):
+        place = section.path if section.path is not None else section.port
+        if place is not None:
+            addresses = [] if section.path is not None else section.addresses
+            name = "path" if section.path is not None else "port"
+            wanted.append(((key, index, name), place, addresses))
+    for index, description in enumerate(descriptions):
+        kind, arguments, named = split_description(description)
+        port = named.get("port") or (arguments[0] if arguments else "")
+        if kind in ("tcp", "tcp6", "ssl") and port.isascii() and port.isdigit():
+            path: Path_ = (OWN_SECTION, "direct_tcp", "listen", index)
+            wanted.append((path, int(port), [named.get("interface", "0.0.0.0")]))
+    for index, (path, place, addresses) in enumerate(wanted):
+        for _, other, others in wanted[:index]:
+            if place == other and _overlap(addresses, others):
+                yield (
+                    path,
+                    f"another listener has {place} already",
+                    "write another one, or leave one of the two out",
+                )
+                break
+
+
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    if not one or not other:
+        return True
+    # "::" leaves the addresses of IPv4 free.
+    return any(a == b or _covers(a, b) or _covers(b, a) for a in one for b in other)
+
+
+def _covers(address: str, other: str) -> bool:
+    is_ipv6 = ":" in other
+    return address == ("::" if is_ipv6 else "0.0.0.0") or not address
+
+
+def why_no_secret(secret: str | None) -> str | None:
+    """Return what is wrong with a replication secret; ``None`` if nothing is."""
+    if secret is None:
+        return None
+    if any(not character.isprintable() for character in secret):
+        return "it has a line's end or another control character"
+    if len(secret.strip()) < MIN_SECRET:
+        return f"it has fewer than {MIN_SECRET} characters, which are soon guessed"
+    return None
+
+
+def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:
+    """Find files with secrets that every user of this machine can read."""
+    for path, file in _secret_files((), merged.values):
+        try:
+            mode = Path(file).stat().st_mode
+        except OSError:
+            continue
+        if mode & stat.S_IROTH:
+            yield merged.problem(
+                path, f"every user of this machine can read {file}", f"chmod o-r {file}"
+            )
+
+
+def _secret_files(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            is_secret = str(key) in (
+                "password_path",
+                "worker_replication_secret_path",
+                "private_key_file",
+                "tls_private_key_path",
+            )
+            if is_secret and isinstance(inner, str):
+                yield (*path, key), inner
+            elif key in ("redis", "sentinel", "tls", OWN_SECTION) or not path:
+                yield from _secret_files((*path, key), inner)

@@ -1,0 +1,125 @@
+"""Tests for :mod:`synapse_replication.config.sanity`, by whole configurations."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.errors import ConfigError
+from tests.config.test_files import FilesMixin
+
+BASE = """
+server_name: x.test
+worker_replication_secret: {secret}
+redis: {{enabled: true{redis}}}
+listeners: {listeners}
+synapse_replication: {{streams: [typing]{own}}}
+{more}
+"""
+
+
+class SanityTests(FilesMixin):
+    def mistakes(
+        self,
+        *,
+        secret: str = "long-enough",
+        redis: str = "",
+        listeners: str = "[]",
+        own: str = "",
+        more: str = "",
+    ) -> list[str]:
+        """Return the mistakes, without the file and the line."""
+        text = BASE.format(
+            secret=secret, redis=redis, listeners=listeners, own=own, more=more
+        )
+        path = self.write("h.yaml", text)
+        try:
+            self.warnings = load_config([path], Purpose.MAIN).warnings
+        except ConfigError as error:
+            return [str(each).split(": ", 1)[1] for each in error.problems]
+        return []
+
+    def test_good(self) -> None:
+        """A configuration without them has none of these mistakes, nor warnings."""
+        more = "instance_map: {main: {host: a, port: 1, tags: [x]}}"
+        self.assertEqual(self.mistakes(more=more, redis=", whatever: 1"), [])
+        self.assertEqual(self.warnings, ())
+
+    def test_mistyped_keys(self) -> None:
+        """A key that resembles one that is read is a mistake, others are not."""
+        self.assertEqual(
+            self.mistakes(redis=", pasword: x"),
+            ["redis.pasword: there is no such key; did you mean 'password'?"],
+        )
+        self.assertEqual(
+            self.mistakes(
+                more="instance_map: {main: {host: a, port: 1, tlss: true}}",
+                listeners="[{type: http, port: 1, bind_adresses: [a], mode: 5}]",
+            ),
+            [
+                "instance_map.main.tlss: there is no such key; did you mean 'tls'?",
+                "listeners[0].bind_adresses: there is no such key; did you mean "
+                "'bind_addresses'?",
+            ],
+        )
+
+    def test_listeners_that_clash(self) -> None:
+        """Two listeners cannot have one port on one address, nor one path."""
+        one = "type: metrics, port: 9000"
+        for other in (
+            "{type: metrics, port: 9000}",
+            "{type: metrics, port: 9000, bind_addresses: ['127.0.0.1']}",
+        ):
+            (mistake,) = self.mistakes(listeners=f"[{{{one}}}, {other}]")
+            self.assertIn("listeners[1].port: another listener has 9000", mistake)
+        (mistake,) = self.mistakes(
+            listeners=f"[{{{one}}}]",
+            own=", direct_tcp: {listen: 'tcp:9000:interface=127.0.0.1'}",
+        )
+        self.assertIn("direct_tcp.listen[0]: another listener has 9000", mistake)
+        (mistake,) = self.mistakes(
+            listeners="[{type: metrics, path: /a}, {type: metrics, path: /a}]"
+        )
+        self.assertIn("listeners[1].path", mistake)
+        apart = "bind_addresses: ['127.0.0.1']}, {type: metrics, port: 9000, "
+        apart += "bind_addresses: ['127.0.0.2', '::1']}"
+        self.assertEqual(self.mistakes(listeners=f"[{{{one}, {apart}]"), [])
+
+    def test_secrets(self) -> None:
+        """A secret of one character, or of a line's end, is none."""
+        for secret, why in (
+            ("x", "fewer than 4"),
+            (r'"\r\n"', "a line's end"),
+            (r'"long\r\nenough"', "a line's end"),
+            ('"      "', "fewer than 4"),
+        ):
+            (mistake,) = self.mistakes(secret=secret)
+            self.assertIn("worker_replication_secret: it has", mistake)
+            self.assertIn(why, mistake)
+
+    def test_readable_secrets(self) -> None:
+        """A secret that every user can read draws a warning, and no more."""
+        secret = Path(self.write("secret", "hush-hush"))
+        for mode, count in ((0o644, 1), (0o640, 0)):
+            secret.chmod(mode)
+            self.assertEqual(self.mistakes(redis=f", password_path: {secret}"), [])
+            self.assertEqual(len(self.warnings), count)
+        secret.chmod(0o644)
+        self.mistakes(redis=f", password_path: {secret}")
+        self.assertIn("redis.password_path: every user of this", str(self.warnings[0]))
+        self.assertNotIn("hush", str(self.warnings[0]))
+
+    def test_alias_bomb(self) -> None:
+        """Aliases of aliases are refused before they are followed."""
+        lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        lines += [
+            f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12)
+        ]
+        started = time.monotonic()
+        path = self.write("bomb.yaml", "\n".join(lines))
+        with self.assertRaises(ConfigError) as raised:
+            load_config([path])
+        (problem,) = raised.exception.problems
+        self.assertIn("aliases", str(problem))
+        self.assertLess(time.monotonic() - started, 5)
