@@ -34,6 +34,7 @@ from synapse_replication.testing.private_process import die_with_parent, free_po
 from tests.support.client_api import ApiUser, ClientApi
 
 __all__ = [
+    "PEER_PYTHON",
     "Launcher",
     "SynapseDeployment",
     "SynapseProcess",
@@ -52,6 +53,9 @@ STOP_TIMEOUT = 30.0
 #: What the main process is called in ``stream_writers`` and on the wire.
 MAIN = "master"
 
+#: The environment variable that names the Python to start processes with.
+PEER_PYTHON = "SYNAPSE_REPLICATION_SYNAPSE_PYTHON"
+
 _LOG_MARKS = (" - ERROR - ", " - CRITICAL - ", "Traceback (most recent call last)")
 
 Launcher: TypeAlias = Callable[[str, Sequence[str]], list[str]]
@@ -63,7 +67,7 @@ def interpreter() -> str:
 
     It is this one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
     """
-    return os.environ.get("SYNAPSE_REPLICATION_SYNAPSE_PYTHON", sys.executable)
+    return os.environ.get(PEER_PYTHON, sys.executable)
 
 
 def stock(module: str, arguments: Sequence[str]) -> list[str]:

@@ -14,9 +14,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from scripts.tools.bench.deployment import NAME, measure_deployment
 from scripts.tools.bench.growth import measure_growth
 from scripts.tools.bench.runner import BenchError, Runner
 from scripts.tools.bench.tasks import TASKS, Result
+from tests.support.synapse_peer import PEER_PYTHON
 
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'))"
 
@@ -69,12 +71,15 @@ def bench(
                     click.echo(one.to_text())
             return
         tasks = [task for task in TASKS if not only or task.name.startswith(only)]
-        if not tasks:
-            names = ", ".join(task.name for task in TASKS)
+        if not tasks and NAME not in only:
+            names = ", ".join((*(task.name for task in TASKS), NAME))
             raise click.BadParameter(f"no such task; there are: {names}")
         version = _version_of(peer)
         load = [os.getloadavg()[0]]
-        results = Runner(peer, rounds, quick, say).run(tasks)
+        results = Runner(peer, rounds, quick, say).run(tasks) if tasks else []
+        if NAME in only:
+            os.environ.setdefault(PEER_PYTHON, peer)
+            results += measure_deployment(rounds, quick, say)
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     load.append(os.getloadavg()[0])
@@ -117,7 +122,7 @@ def _show(version: str, results: Sequence[Result]) -> None:
                 f"{median:,.{digits}f}",
                 f"{min(values):,.{digits}f}-{max(values):,.{digits}f}",
             ]
-        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.1f}")
+        table.add_row(result.name, result.unit.shown, *cells, f"{result.ratio:.2f}")
     Console(width=120).print(table)
 
 

@@ -24,6 +24,7 @@ class Unit(enum.Enum):
     P99 = ("ms, p99", "p99", False)
     BYTES = ("bytes", "bytes", False)
     CPU = ("ms of CPU", "cpu", False)
+    CPU_SECONDS = ("s of CPU", "cpu_seconds", False)
     MILLISECONDS = ("ms", "milliseconds", False)
 
     @property

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tests.support.synapse_peer import (
     stock,
 )
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "make_deployment"]
 
 _ROOT = Path(__file__).resolve().parents[4]
 
@@ -129,34 +130,16 @@ class Cluster:
             connection.close()
 
     def _deployment(self) -> SynapseDeployment:
-        launchers = {
-            name: ours(*self.mixture.options) if self.is_ours(name) else stock
-            for name in PROCESSES
-        }
         witness: dict[str, Any] = {
             "folder": str(self.witness_folder),
             "writers": list(PROCESSES),
             "streams": list(JUDGED),
             "bug": self._bug,
         }
-        return SynapseDeployment(
-            database=psycopg2.extensions.parse_dsn(self.postgres.new_database()),
-            redis=self._redis_of(MAIN),
-            workers=[
-                WorkerSpec(
-                    name,
-                    ("client",),
-                    {"redis": {"enabled": True, **self._redis_of(name)}},
-                )
-                for name in WORKERS
-            ],
-            stream_writers={
-                "events": ["persister1", "persister2"],
-                "typing": [WRITER],
-                "receipts": [WRITER],
-                "to_device": [WRITER],
-            },
-            launchers=launchers,
+        return make_deployment(
+            self.postgres.new_database(),
+            {name: proxy.port for name, proxy in self.proxies.items()},
+            self.mixture,
             settings={
                 "modules": [
                     {
@@ -165,11 +148,47 @@ class Cluster:
                     }
                 ]
             },
-            environ={"PYTHONPATH": _python_path()},
         )
 
-    def _redis_of(self, name: str) -> dict[str, Any]:
-        return {"host": "127.0.0.1", "port": self.proxies[name].port}
+
+def make_deployment(
+    dsn: str,
+    redis_ports: Mapping[str, int],
+    mixture: Mixture,
+    settings: Mapping[str, Any] | None = None,
+) -> SynapseDeployment:
+    """Make a deployment of the five processes.
+
+    :param dsn: of an empty database.
+    :param redis_ports: where each process finds Redis, on the loopback interface.
+    :param settings: more of ``homeserver.yaml``.
+    """
+
+    def redis_of(name: str) -> dict[str, Any]:
+        return {"host": "127.0.0.1", "port": redis_ports[name]}
+
+    return SynapseDeployment(
+        database=psycopg2.extensions.parse_dsn(dsn),
+        redis=redis_of(MAIN),
+        workers=[
+            WorkerSpec(
+                name, ("client",), {"redis": {"enabled": True, **redis_of(name)}}
+            )
+            for name in WORKERS
+        ],
+        stream_writers={
+            "events": ["persister1", "persister2"],
+            "typing": [WRITER],
+            "receipts": [WRITER],
+            "to_device": [WRITER],
+        },
+        launchers={
+            name: ours(*mixture.options) if name in mixture.on_ours else stock
+            for name in PROCESSES
+        },
+        settings=settings,
+        environ={"PYTHONPATH": _python_path()},
+    )
 
 
 def _python_path() -> str:

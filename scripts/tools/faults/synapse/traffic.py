@@ -7,16 +7,17 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 import attrs
 
 from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import READER, WRITER
 from scripts.tools.faults.synapse.expectations import Expectations, shown_in
-from tests.support.client_api import ApiError, ApiUser
+from tests.support.client_api import ApiError, ApiUser, ClientApi
 from tests.support.synapse_peer import MAIN
 
-__all__ = ["Room", "Traffic"]
+__all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
 
 #: Rooms are shared out among the event persisters by their ids, which are random.
 LEAST_ROOMS, MOST_ROOMS = 4, 20
@@ -32,6 +33,14 @@ PAUSE = (0.2, 0.5)
 PAUSE_AFTER_FAILURE = 0.3
 
 
+class Listeners(Protocol):
+    """Knows where each process serves the client API."""
+
+    def api(self, name: str) -> ClientApi:
+        """Return where a process serves it."""
+        ...
+
+
 @attrs.define(eq=False)
 class Room:
     """A room in which one user writes and another watches.
@@ -45,7 +54,7 @@ class Room:
     alice: ApiUser
     bob: ApiUser
     room_id: str
-    cluster: Cluster
+    cluster: Listeners
     expectations: Expectations
     persister: str = ""
     _numbers: Iterator[int] = attrs.Factory(itertools.count)
@@ -126,7 +135,7 @@ class Room:
 
 
 #: What is written, and how often of all.
-_WEIGHTS = {
+WEIGHTS = {
     "events": 40,
     "receipts": 12,
     "to_device": 14,
@@ -232,7 +241,7 @@ class Traffic:
 
     def _write(self, room: Room, enough: threading.Event, seed: int) -> None:
         chance = random.Random(f"{seed} {room.number}")
-        kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+        kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
         while not enough.wait(chance.uniform(*PAUSE)):
             (kind,) = chance.choices(kinds, weights)
             try:
