@@ -239,7 +239,11 @@ class HostCommands:
             self._hs.get_task_scheduler().on_new_task(task_id)
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
-        # It may run anywhere; older hosts know no such command.
+        # Where tasks do not run there is none to cancel, and to try would only get in
+        # the way of the process where they do.
+        if not self._runs_background_tasks:
+            return None
+        # Older hosts know no such command.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
         return None if cancel is None else _awaitable(cancel(task_id))
 

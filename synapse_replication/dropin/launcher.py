@@ -14,6 +14,7 @@ import runpy
 import sys
 from collections.abc import Iterable, Sequence
 
+from synapse_replication.dropin import announcement
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.monitoring import HOOKS, TRACING, load_hooks
@@ -68,7 +69,7 @@ def version_problem(version: str | None) -> str | None:
     if version is None:
         return f"{DISTRIBUTION} is not installed beside {sys.executable}"
     if version not in PROVEN_VERSIONS:
-        return f"{DISTRIBUTION} {version} was not proven; {proven} were"
+        return f"{DISTRIBUTION} {version} was not tried; {proven} were"
     return None
 
 
@@ -111,6 +112,9 @@ def launch(
         nothing was started either.
     """
     substitute(substitutions)
+    installed = installed_version()
+    parts = dict.fromkeys(known.part for known in substitutions)
+    announcement.prepare(list(parts), installed, version_problem(installed))
     # What `python -m` does: the working directory comes first.
     sys.path.insert(0, os.getcwd())
     load_hooks(hooks)

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from synapse_replication.dropin import announcement
 from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -62,6 +63,8 @@ def observer_of(hs: Any) -> ReplicationObserver:
     """Return the observer of a homeserver: one for all its parts."""
     observer = _observers.get(hs)
     if observer is None:
+        # The host's log is set up by now.
+        announcement.write()
         observer = _observers[hs] = monitoring_of(hs).observer
     return observer
 

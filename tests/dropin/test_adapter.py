@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,15 @@ class HostCommandsTests(SynchronousTestCase):
         self.assertEqual(self._tell(FakeHomeserver("w"), "on_new_active_task", "t"), [])
         # This host has no on_cancel_task.
         self.assertEqual(self._tell(FakeHomeserver(), "on_cancel_task", "t"), [])
+
+    def test_cancelled_task(self) -> None:
+        """
+        A task is cancelled where background tasks run, and in no other process.
+        """
+        for name, calls in (("master", [("on_cancel_task", "t")]), ("w", [])):
+            hs: Any = FakeHomeserver(name)
+            hs.get_task_scheduler = partial(hs._part, "on_cancel_task")
+            self.assertEqual(self._tell(hs, "on_cancel_task", "t"), calls)
 
     def test_syncing_users(self) -> None:
         """

@@ -1,0 +1,38 @@
+"""Which of the homeserver's test modules are run."""
+
+from __future__ import annotations
+
+__all__ = ["FULL", "SHORT"]
+
+#: Everything that replication has a part in: the protocol, ids, and what is sent.
+FULL = (
+    "tests.replication",
+    "tests.storage.test_id_generators",
+    "tests.handlers.test_typing",
+    "tests.handlers.test_presence",
+    "tests.handlers.test_receipts",
+    "tests.handlers.test_device",
+    "tests.handlers.test_worker_lock",
+    "tests.handlers.test_sync",
+    "tests.handlers.test_sliding_sync",
+    "tests.rest.client.test_sync",
+    "tests.rest.client.sliding_sync",
+    "tests.rest.client.test_sendtodevice",
+    "tests.util.test_task_scheduler",
+    "tests.push",
+    "tests.storage.test_events",
+    "tests.storage.test_receipts",
+    "tests.storage.test_devices",
+    "tests.storage.databases.main.test_receipts",
+    "tests.storage.databases.main.test_events_worker",
+    "tests.storage.databases.main.test_lock",
+)
+
+#: What drives worker processes by a clock that jumps; less than two minutes.
+SHORT = (
+    "tests.replication.tcp",
+    "tests.replication.test_federation_ack",
+    "tests.replication.test_sharded_event_persister",
+    "tests.handlers.test_worker_lock.WorkerLockWorkersTestCase",
+    "tests.storage.test_id_generators",
+)

@@ -1,0 +1,84 @@
+"""Runs test modules under trial and writes what became of each test.
+
+    python -m scripts.tools.synapse_suite.outcomes FILE NAME...
+
+It is run by ``python -m`` for stock, and by ``synapse-replication exec -m`` for ours,
+in the folder of the homeserver's tests. It imports nothing of this package, which is
+not to be imported before ``exec`` did its work.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from twisted.trial.reporter import TreeReporter
+from twisted.trial.runner import TestLoader, TrialRunner
+
+__all__ = ["SUCCESS", "OutcomeReporter", "main"]
+
+SUCCESS = "success"
+
+
+class OutcomeReporter(TreeReporter):
+    """A reporter of trial that remembers the outcome of each test by its id.
+
+    :ivar outcomes: by test id. A test with several outcomes, such as a success and an
+        error of its clean-up, has the first that is no success.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outcomes: dict[str, str] = {}
+
+    def _note(self, test: Any, outcome: str) -> None:
+        if self.outcomes.get(test.id(), SUCCESS) == SUCCESS:
+            self.outcomes[test.id()] = outcome
+
+    def addSuccess(self, test: Any) -> None:
+        super().addSuccess(test)
+        self._note(test, SUCCESS)
+
+    def addFailure(self, test: Any, fail: Any) -> None:
+        super().addFailure(test, fail)
+        self._note(test, "failure")
+
+    def addError(self, test: Any, error: Any) -> None:
+        super().addError(test, error)
+        self._note(test, "error")
+
+    def addSkip(self, test: Any, reason: Any) -> None:
+        super().addSkip(test, reason)
+        self._note(test, "skip")
+
+    def addExpectedFailure(self, test: Any, failure: Any, todo: Any = None) -> None:
+        super().addExpectedFailure(test, failure, todo)
+        self._note(test, "todo")
+
+    def addUnexpectedSuccess(self, test: Any, todo: Any = None) -> None:
+        super().addUnexpectedSuccess(test, todo)
+        self._note(test, "unexpected success")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests; return 0, whatever their outcome, once it is written."""
+    path, *names = arguments
+    made: list[OutcomeReporter] = []
+
+    def make(*args: Any, **kwargs: Any) -> OutcomeReporter:
+        made.append(OutcomeReporter(*args, **kwargs))
+        return made[-1]
+
+    runner = TrialRunner(make, workingDirectory=f"{path}.trial", realTimeErrors=True)
+    runner.run(TestLoader().loadByNames(names, recurse=True))
+    outcomes: dict[str, str] = {}
+    for reporter in made:
+        outcomes |= reporter.outcomes
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(outcomes, file, indent=1, sort_keys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

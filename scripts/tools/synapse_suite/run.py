@@ -1,0 +1,131 @@
+"""Running a module on either side, and comparing what became of its tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import psycopg2.extensions
+
+from scripts.tools.synapse_suite.outcomes import SUCCESS
+
+__all__ = ["Comparison", "ModuleRun", "Suite"]
+
+#: How long one module may take, in s. Unfinished tests count as lost.
+TIMEOUT = 1800.0
+
+_RUNNER = "scripts.tools.synapse_suite.outcomes"
+
+
+@attrs.frozen
+class ModuleRun:
+    """What became of the tests of a module on one side.
+
+    :ivar outcomes: by test id.
+    :ivar seconds: it took so long.
+    :ivar log: what trial printed.
+    """
+
+    outcomes: Mapping[str, str]
+    seconds: float
+    log: Path
+
+    @property
+    def successes(self) -> frozenset[str]:
+        """The ids of the tests that succeeded."""
+        return frozenset(
+            test for test, outcome in self.outcomes.items() if outcome == SUCCESS
+        )
+
+
+@attrs.frozen
+class Comparison:
+    """A module on stock and on ours."""
+
+    name: str
+    stock: ModuleRun
+    ours: ModuleRun
+
+    @property
+    def lost(self) -> list[str]:
+        """The ids of the tests that succeed on stock and not on ours, sorted."""
+        return sorted(self.stock.successes - self.ours.successes)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether some test succeeds on stock, and each of those on ours, too."""
+        return bool(self.stock.successes) and not self.lost
+
+
+@attrs.frozen
+class Suite:
+    """Runs modules of the homeserver's tests.
+
+    :ivar source: the folder that contains ``tests``.
+    :ivar folder: for logs and results.
+    :ivar dsn: of a PostgreSQL server whose user may create databases.
+    :ivar options: of ``synapse-replication exec``.
+    """
+
+    source: Path
+    folder: Path
+    dsn: str
+    options: Sequence[str] = ()
+
+    def compare(self, name: str) -> Comparison:
+        """Run a module on stock, then on ours."""
+        stock = self._run(name, "stock", [sys.executable, "-m"])
+        ours = [sys.executable, "-m", "synapse_replication", "exec", *self.options]
+        return Comparison(name, stock, self._run(name, "ours", [*ours, "-m"]))
+
+    def _run(self, name: str, side: str, command: Sequence[str]) -> ModuleRun:
+        path = self.folder / f"{name}.{side}.json"
+        log = self.folder / f"{name}.{side}.log"
+        started = time.monotonic()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, _RUNNER, str(path), name],
+                cwd=self.source,
+                env=self._environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_raise_file_limit,
+            )
+            try:
+                process.wait(TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            except BaseException:
+                process.kill()
+                raise
+        outcomes = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        return ModuleRun(outcomes, time.monotonic() - started, log)
+
+    def _environ(self) -> dict[str, str]:
+        place = psycopg2.extensions.parse_dsn(self.dsn)
+        names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD"}
+        return {
+            **os.environ,
+            # This package need not be installed; the tests' own folder comes first.
+            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+            "SYNAPSE_POSTGRES": "1",
+            **{
+                f"SYNAPSE_POSTGRES_{name}": str(place[key])
+                for key, name in names.items()
+                if key in place
+            },
+        }
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,19 @@
+"""A part of the homeserver's own tests, on stock replication and on ours."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.synapse_suite.__main__ import suite
+
+
+class SuiteTests(SynchronousTestCase):
+    """The short part of ``tox -e synapse-suite``."""
+
+    def test_short(self) -> None:
+        """
+        Each of these tests that succeeds on stock succeeds on ours.
+        """
+        result = CliRunner().invoke(suite, ["--short"])
+        self.assertEqual(result.exit_code, 0, result.output)

@@ -1,0 +1,54 @@
+"""Tests for comparing what became of tests on both sides."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.synapse_suite.report import show
+from scripts.tools.synapse_suite.run import Comparison, ModuleRun
+
+
+def compare(stock: Mapping[str, str], ours: Mapping[str, str]) -> Comparison:
+    """Make a comparison of outcomes."""
+    return Comparison(
+        "tests.a",
+        ModuleRun(stock, 1.0, Path("stock.log")),
+        ModuleRun(ours, 2.0, Path("ours.log")),
+    )
+
+
+class ComparisonTests(SynchronousTestCase):
+    """Tests for Comparison and show."""
+
+    def test_good(self) -> None:
+        """
+        What fails or is skipped on stock may do so on ours.
+        """
+        stock = {"a": "success", "b": "failure", "c": "skip"}
+        self.assertTrue(compare(stock, {"a": "success", "b": "error"}).is_good)
+
+    def test_lost(self) -> None:
+        """
+        A success of stock that ours fails, skips or never reaches is lost, by its id.
+        """
+        stock = {"a": "success", "b": "success", "c": "success", "d": "success"}
+        ours = {"a": "success", "b": "skip", "c": "error", "e": "success"}
+        result = compare(stock, ours)
+        self.assertEqual(result.lost, ["b", "c", "d"])
+        self.assertFalse(result.is_good)
+        output = io.StringIO()
+        show(Console(file=output, width=200), "1.2.3", [result])
+        text = output.getvalue()
+        for line in ("lost: b (skip;", "lost: c (error;", "lost: d (not finished;"):
+            self.assertIn(line, text)
+
+    def test_nothing_ran(self) -> None:
+        """
+        Where stock has no success nothing was shown.
+        """
+        self.assertFalse(compare({}, {}).is_good)
