@@ -288,6 +288,16 @@ class ReplicationObserver:
         """
         return contextlib.nullcontext()
 
+    def position_persisted(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        """This process's position was persisted in the database."""
+
+    def position_persist_failed(
+        self, stream_name: str, instance_name: str, token: int, error: BaseException
+    ) -> None:
+        """That failed, and is tried again; :meth:`failure` is called, too."""
+
     # -- connections ------------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import attrs
@@ -347,10 +346,19 @@ class ReplicationHooks(ReplicationObserver):
     ) -> None:
         self._tell(StreamReset(stream_name, instance_name, from_token, to_token))
 
-    def position_write(
+    def position_persisted(
         self, stream_name: str, instance_name: str, token: int
-    ) -> AbstractContextManager[object]:
-        return _PositionWrite(self._tell, stream_name, instance_name, token)
+    ) -> None:
+        # Looked at first: this is called for each write of a position.
+        if PositionPersisted in self._callbacks:
+            event = PositionPersisted(stream_name, instance_name, token)
+            self._tell(event, (PositionPersisted, stream_name, instance_name))
+
+    def position_persist_failed(
+        self, stream_name: str, instance_name: str, token: int, error: BaseException
+    ) -> None:
+        event = PositionPersistFailed(stream_name, instance_name, token, str(error))
+        self._tell(event, (PositionPersistFailed, stream_name, instance_name))
 
     def peer_heard(self, news: PeerNews) -> None:
         name = news.instance_name
@@ -396,36 +404,6 @@ class ReplicationHooks(ReplicationObserver):
             elif writer.reason is not None:
                 self._tell(Stalled(*key, writer.reason, writer.detail))
         self._conditions = conditions
-
-
-class _PositionWrite(AbstractContextManager[None]):
-    """One write of a position: its end is an event, of which the newest waits."""
-
-    __slots__ = ("_position", "_tell")
-
-    def __init__(
-        self,
-        tell: Callable[[HookEvent, Hashable], None],
-        stream_name: str,
-        instance_name: str,
-        token: int,
-    ) -> None:
-        self._tell = tell
-        self._position = stream_name, instance_name, token
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        stream_name, instance_name, _ = self._position
-        event: HookEvent
-        if error is None:
-            event = PositionPersisted(*self._position)
-        else:
-            event = PositionPersistFailed(*self._position, str(error))
-        self._tell(event, (type(event), stream_name, instance_name))
 
 
 def _gone(before: Iterable[str], now: Iterable[str]) -> list[str]:

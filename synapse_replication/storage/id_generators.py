@@ -442,24 +442,34 @@ class MultiWriterIdGenerator:
             self._is_kept,
             self._is_not_kept,
             callbackArgs=(local, waiting, writing),
-            errbackArgs=(waiting, writing),
+            errbackArgs=(local, waiting, writing),
         )
 
     def _is_kept(
         self, _: object, local: int, waiting: list[Deferred[None]], writing: ExitStack
     ) -> None:
         writing.close()
+        self._observer.position_persisted(
+            self.stream.stream_name, self.instance_name, local
+        )
         self._kept = local
         self._keeping = False
         self._fire(waiting)
 
     def _is_not_kept(
-        self, failure: Failure, waiting: list[Deferred[None]], writing: ExitStack
+        self,
+        failure: Failure,
+        local: int,
+        waiting: list[Deferred[None]],
+        writing: ExitStack,
     ) -> None:
         # What they wrote is committed: it is not their failure.
         assert failure.value is not None
         writing.__exit__(
             type(failure.value), failure.value, failure.value.__traceback__
+        )
+        self._observer.position_persist_failed(
+            self.stream.stream_name, self.instance_name, local, failure.value
         )
         self._observer.failure(
             f"keeping the position of {self.stream.stream_name}", failure.value

@@ -117,12 +117,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         """Of several writes of a position the newest is reported, and a failure too."""
         self.subscribe_all()
         for token in (3, 4):
-            with self.observer.position_write("events", "me", token):
-                pass
+            self.observer.position_persisted("events", "me", token)
         error = ValueError("no connection")
-        failed = self.observer.position_write("events", "me", 5)
-        failed.__enter__()
-        failed.__exit__(ValueError, error, None)
+        self.observer.position_persist_failed("events", "me", 5, error)
         self.assertEqual(
             self.take(),
             [

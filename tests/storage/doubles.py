@@ -151,6 +151,18 @@ class RecordingObserver(ReplicationObserver):
 
     def __init__(self) -> None:
         self.failures: list[tuple[str, BaseException]] = []
+        self.persisted: list[int] = []
+        self.not_persisted: list[int] = []
+
+    def position_persisted(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> None:
+        self.persisted.append(token)
+
+    def position_persist_failed(
+        self, stream_name: str, instance_name: str, token: int, error: BaseException
+    ) -> None:
+        self.not_persisted.append(token)
 
     def failure(self, what: str, error: BaseException) -> None:
         self.failures.append((what, error))

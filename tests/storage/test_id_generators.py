@@ -267,10 +267,12 @@ class SteppedTests(SynchronousTestCase):
         self.database.settle()
         self.assertEqual(self.successResultOf(done), 8)
         self.assertEqual(len(self.observer.failures), 1)
+        self.assertEqual(self.observer.not_persisted, [8])
         self.database.failing = False
         self.reactor.advance(1)
         self.database.settle()
         self.assertEqual(self.database.kept, [8])
+        self.assertEqual(self.observer.persisted, [8])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_remote_advance_during_the_fetch(self) -> None:
