@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.dropin.adapter import HostClock
 from synapse_replication.dropin.bridges import make_yieldable
+from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.positions import HostPositions
 from synapse_replication.errors import SequenceBehindError
@@ -182,6 +183,8 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         )
         self._report_position()
         self._is_postgres = database.is_postgres
+        if self._is_postgres:
+            generators[instance_name, sequence_name] = self
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Take note that a writer has nothing open up to ``new_id``."""

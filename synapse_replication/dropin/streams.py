@@ -16,11 +16,13 @@ that an earlier row could have made stale.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from synapse_replication.dropin.generators import generators
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
@@ -77,6 +79,8 @@ class HostStream:
     :param writers: the declared writers; none if anybody may write.
     :param trusts_ids: the host's ids come from our generator: what they say of
         local updates is so.
+    :param read_sequence: returns the last id that the stream's sequence has given out;
+        ``None`` if nobody can say.
     :ivar original: the host's own object.
     """
 
@@ -87,8 +91,12 @@ class HostStream:
         writers: Iterable[str] = (),
         *,
         trusts_ids: bool = False,
+        read_sequence: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self.original = stream
+        self._read_sequence = read_sequence
+        # What the sequence had given out when it was read last.
+        self._allocated = 0
         self._instance_name = instance_name
         self._writers = tuple(writers)
         name: str = stream.NAME
@@ -168,11 +176,48 @@ class HostStream:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page."""
+        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+
+        What is implausibly far is compared with the sequence first.
+        """
+        last_token = None
+        if self._read_sequence is not None and not self.is_plausible(
+            instance_name, upto_token
+        ):
+            last = await self._read_sequence()
+            self._allocated = max(self._allocated, last)
+            if upto_token > last + PLAUSIBLE_DISTANCE:
+                upto_token, last_token = last, last + PLAUSIBLE_DISTANCE
+                if upto_token <= from_token:
+                    return StreamUpdateResult([], upto_token, False, last_token)
         updates, upto, limited = await self.original.get_updates_since(
             instance_name, from_token, upto_token
         )
-        return StreamUpdateResult(updates, upto, limited)
+        if self.description.held_in_memory and not limited and upto < upto_token:
+            # Its writer has got no further.
+            last_token = upto
+        return StreamUpdateResult(updates, upto, limited, last_token)
+
+    def is_plausible(self, instance_name: str, token: int) -> bool:
+        """Return whether a writer may be at a token, as far as is known here."""
+        if instance_name == self._instance_name:
+            return True
+        if self.description.held_in_memory:
+            return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
+        return (
+            self._read_sequence is None or token <= self._allocated + PLAUSIBLE_DISTANCE
+        )
+
+
+def sequence_reader(
+    instance_name: str, stream_name: str
+) -> Callable[[], Awaitable[int]] | None:
+    """Return what reads the sequence of a stream, if its ids come from our generator."""
+    known = STANDARD_STREAMS.get(stream_name)
+    if known is None or known.sequence is None:
+        return None
+    generator = generators.get((instance_name, known.sequence))
+    return None if generator is None else generator.get_max_allocated_token
 
 
 def ids_are_ours() -> bool:
@@ -194,6 +239,7 @@ class HostStreams:
                 instance_name,
                 declared_writers(hs.config.worker, name),
                 trusts_ids=trusts_ids,
+                read_sequence=sequence_reader(instance_name, name),
             )
             for name, cls in classes.items()
         }

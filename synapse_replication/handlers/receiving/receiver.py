@@ -156,11 +156,8 @@ class StreamReceiver:
         self._is_plausible: Callable[[str, int], bool] = getattr(
             stream, "is_plausible", _is_always_plausible
         )
-        # Late rows of an idempotent stream are delivered; one that is held in memory
-        # goes back when its writer starts again.
-        self._can_fall_back = not (
-            stream.description.idempotent or stream.description.held_in_memory
-        )
+        # Late rows of an idempotent stream are delivered.
+        self._can_fall_back = not stream.description.idempotent
 
     @property
     def stream_name(self) -> str:
@@ -502,18 +499,33 @@ class StreamReceiver:
         if taken is True or (taken is not False and await taken):
             self._catch_ups.position_changed(instance_name)
         if missed:
-            current = self._stream.current_token(instance_name)
-            self._catch_ups.begin_later(
-                link,
-                instance_name,
-                state,
-                undelivered_from,
-                [*missed, current],
-                restart_token=undelivered_from if undelivered_from < current else None,
-            )
+            self._fetch_again(link, instance_name, state, undelivered_from, missed)
         if fetch_from is not None:
             tokens = [token for token, _ in whole]
             self._catch_ups.begin_later(link, instance_name, state, fetch_from, tokens)
+
+    def _fetch_again(
+        self,
+        link: Link,
+        instance_name: str,
+        state: WriterState,
+        undelivered_from: int,
+        missed: list[int],
+    ) -> None:
+        """Have rows fetched that the position passed, from where it did so."""
+        current = self._stream.current_token(instance_name)
+        wanted = [*missed, current]
+        if self._description.held_in_memory:
+            # Perhaps of the writer's next start: it has little, and is asked for all.
+            undelivered_from, wanted = 0, missed
+        self._catch_ups.begin_later(
+            link,
+            instance_name,
+            state,
+            undelivered_from,
+            wanted,
+            restart_token=undelivered_from if undelivered_from < current else None,
+        )
 
     # -- positions --------------------------------------------------------------------
 
@@ -552,7 +564,10 @@ class StreamReceiver:
                     plan.restart_token, plan.upto_token, plan.restart_token
                 )
             elif isinstance(plan, Gap):
-                run = CatchUpRun(plan.from_token, plan.upto_token)
+                # What was passed just now without rows may have been hidden by a
+                # false position: to fetch it again doubles nothing.
+                start = self._catch_ups.undelivered_from(instance_name)
+                run = CatchUpRun(start, plan.upto_token)
             else:
                 run = CatchUpRun(plan.upto_token, plan.upto_token)
         elif description.held_in_memory and new_token < run.target:
@@ -587,7 +602,8 @@ class StreamReceiver:
         elif token > current:
             if not item.is_first:
                 self._observer.gap_found(name, instance_name, current, token)
-            run = state.catch_up = CatchUpRun(current, token)
+            start = self._catch_ups.undelivered_from(instance_name)
+            run = state.catch_up = CatchUpRun(start, token)
             await self._catch_ups.go_on(link, instance_name, state, run)
         elif item.is_below and token < current and not self._description.idempotent:
             await self._catch_ups.fall_back(link, instance_name, state, token)

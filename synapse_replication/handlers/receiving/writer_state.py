@@ -14,6 +14,7 @@ Spec, section 5; cases C7 to C10.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Mapping, Sequence
 
 import attrs
@@ -99,13 +100,16 @@ class CatchUpRun:
 
     def want(self, token: int) -> None:
         """Want rows up to ``token``, too."""
-        if token > self.target or self.is_refuted:
-            self.is_refuted = False
-            self.target = token
-            self.claims.append(token)
-            if len(self.claims) > MAX_CLAIMS:
-                del self.claims[0]
-                self.is_incomplete = True
+        index = bisect_left(self.claims, token)
+        if index < len(self.claims) and self.claims[index] == token:
+            return
+        # Also a lesser one: the greatest may be refuted.
+        self.claims.insert(index, token)
+        self.target = max(self.cursor, self.claims[-1])
+        self.is_refuted = False
+        if len(self.claims) > MAX_CLAIMS:
+            del self.claims[0]
+            self.is_incomplete = True
 
     def refute(self, last_token: int) -> None:
         """Want nothing above ``last_token``: it does not exist.
@@ -117,7 +121,7 @@ class CatchUpRun:
         if not self.claims and self.is_incomplete:
             self.claims.append(last_token)
         self.is_refuted = not self.claims
-        self.target = max(self.cursor, *self.claims, self.cursor)
+        self.target = max([self.cursor, *self.claims[-1:]])
 
     def cancel_retry(self) -> None:
         """Make no later attempt: one is made now, or none ever."""

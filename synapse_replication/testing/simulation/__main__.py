@@ -97,6 +97,10 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         sums["crashes"] += counts.starts.total() - 5
         sums["unreadable rows"] += counts.garbled
         sums["pages of partial resyncs"] += counts.partial_resyncs
+        sums["refuted positions"] += counts.refuted
+        sums["fallbacks"] += counts.fallbacks
+        sums["repairs of sequences"] += counts.repairs
+        sums["excused rows"] += result.excused_rows
         sums["hidden resets"] += len(counts.hidden_resets)
         sums["simulated s"] += round(result.simulated_seconds)
     click.echo("faults: " + _list(faults))

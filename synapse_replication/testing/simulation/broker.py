@@ -7,7 +7,7 @@ take what it is sent is cut off, as by ``client-output-buffer-limit``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from synapse_replication.redis.resp import encode, new_reader
@@ -99,6 +99,17 @@ class SimulatedBroker:
                 self.kills += 1
                 session.connection.reset(in_flight_arrives=False)
         return len(receivers)
+
+    def inject(self, channel: str, message: bytes, names: Iterable[str]) -> None:
+        """Deliver a message that no process published to some who subscribed.
+
+        :param names: of their processes.
+        """
+        wanted = set(names)
+        for session in list(self._sessions):
+            name = session.connection.reactor.name
+            if channel.encode() in session.channels and name in wanted:
+                session.write(encode(b"message", channel.encode(), message))
 
 
 class _Session:

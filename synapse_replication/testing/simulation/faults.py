@@ -12,6 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from synapse_replication.testing.simulation.cluster import Cluster
+from synapse_replication.testing.simulation.liar import Liar
 from synapse_replication.testing.simulation.network import Connection
 from synapse_replication.testing.simulation.parts import MEMORY_STREAM, PROCESSES
 
@@ -44,6 +45,8 @@ class Faults:
         #: (subscriber, stream, writer) of whom the newest thing was unreadable.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
+        lies = Random(f"{seed}/liar")
+        self.liar = Liar(cluster, lies)
         kinds: list[Callable[[], str]] = [
             self._crash,
             self._crash,
@@ -79,6 +82,10 @@ class Faults:
             kind = random.choice(kinds)
             at = start + random.random() * (until - start)
             cluster.clock.callLater(at, self._begin, kind)
+        # Apart from the others, so that these stay as they were without it.
+        for _ in range(lies.choice([0, 0, 1, 2, 6])):
+            at = start + lies.random() * (until - start)
+            cluster.clock.callLater(at, self._begin, self.liar.lie)
         cluster.clock.callLater(until, self.end)
 
     def _begin(self, kind: Callable[[], str]) -> None:

@@ -75,6 +75,7 @@ class Reader:
     :ivar owed: tokens that it passed by a position that was false, and whose rows it
         must get all the same.
     :ivar found: the newest token of each writer that was in the table at the start.
+    :ivar excused: those of them that it may, but need not, get.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Reader:
     delivered: dict[_Key, int] = attrs.Factory(dict)
     owed: dict[_Key, set[int]] = attrs.Factory(dict)
     found: dict[_Key, int] = attrs.Factory(dict)
+    excused: dict[_Key, set[int]] = attrs.Factory(dict)
 
 
 class Ledger:
@@ -173,6 +175,22 @@ class Ledger:
                     f"{writer}, which now commits {token}"
                 )
 
+    def cut_off(self, name: str) -> None:
+        """Record that a process has crashed or lost its link.
+
+        What a false position hides from it is announced to others meanwhile; once it is
+        back, the false position may be the true one.
+        """
+        reader = self.readers.get(name)
+        if reader is not None:
+            for key in list(reader.owed):
+                self._excuse(reader, key)
+
+    def _excuse(self, reader: Reader, key: _Key) -> None:
+        owed = reader.owed.pop(key, set())
+        self.excused_rows += len(owed)
+        reader.excused.setdefault(key, set()).update(owed)
+
     def doubt_all(self) -> None:
         """Record that the database went back: it may have forgotten positions."""
         self._all_are_doubted = True
@@ -220,7 +238,8 @@ class Ledger:
             reader.views, reader.epochs = kept.views, kept.epochs
             reader.hidden_resets = kept.hidden_resets
             reader.delivered = kept.delivered
-            self.excused_rows += sum(map(len, kept.owed.values()))
+            reader.owed, reader.excused = kept.owed, kept.excused
+            self.cut_off(name)
         return reader
 
     def ends(self, name: str) -> None:
@@ -251,6 +270,7 @@ class Ledger:
         if [self.forged.get((stream, writer, token))] == [row.row_id for row in rows]:
             self._trace(f"{reader.name} believes a row that was made up")
             reader.delivered[key] = max(token, reader.delivered.get(key, 0))
+            self._excuse(reader, key)
             self._passes(reader, key, max(token, reader.positions.get(key, 0)))
             return
         if expected != [row.row_id for row in rows]:
@@ -264,6 +284,12 @@ class Ledger:
             reader.applied.setdefault(key, set()).add(token)
             if token > position:
                 self._passes(reader, key, token)
+            return
+        owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
+        if token in excused or (token in owed and token == min(owed)):
+            # A false position hid it, and it comes all the same.
+            owed.discard(token)
+            excused.discard(token)
             return
         if token != written.next_after(position):
             raise self._violation(
@@ -297,6 +323,8 @@ class Ledger:
             # What is above is to be handed on in its order again.
             owed = reader.owed.get(key, set())
             reader.owed[key] = {each for each in owed if each <= token}
+            excused = reader.excused.get(key, set())
+            reader.excused[key] = {each for each in excused if each <= token}
             return
         self._passes(reader, key, token)
 

@@ -162,7 +162,13 @@ class Process:
         self.epoch = cluster.next_epoch()
         self.reader = Reader(name)
         self.reactor = cluster.make_reactor(name)
-        self.watcher = Watcher(name, cluster.counts, cluster.trace, cluster.unexpected)
+        self.watcher = Watcher(
+            name,
+            cluster.counts,
+            cluster.trace,
+            cluster.unexpected,
+            cluster.ledger.cut_off,
+        )
         clock = ReactorClock(self.reactor, cluster.clock.seconds)
         self.host = StandaloneHost(
             Identity("hs", name, f"{name}-{self.epoch}"),
@@ -285,13 +291,17 @@ class Process:
         hosted: dict[str, HostStream] = {}
         for name, stream in self.written.items():
             writers = cluster.writers[name]
+            generator = self.generators.get(name)
             added: Any = stream
             if cluster.shares_tokens:
                 added = hosted[name] = cluster.parts.host_stream(
-                    HomeserverStream(stream, self.name, self.generators.get(name)),
+                    HomeserverStream(stream, self.name, generator),
                     self.name,
                     () if name == CACHES else writers,
                     trusts_ids=True,
+                    read_sequence=(
+                        None if generator is None else generator.get_max_allocated_token
+                    ),
                 )
             host.streams.add(added, is_written_here=self.name in writers)
         if cluster.shares_tokens:

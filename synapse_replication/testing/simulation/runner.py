@@ -57,6 +57,7 @@ class Result:
     counts: Counts
     committed_rows: int
     applied_rows: int
+    excused_rows: int
     messages: int
     agreed_after: float
     simulated_seconds: float
@@ -104,6 +105,7 @@ def _simulate(run: Run, seed: int) -> Result:
         cluster.counts,
         cluster.ledger.committed_rows,
         cluster.ledger.applied_rows,
+        cluster.ledger.excused_rows,
         cluster.broker.messages,
         run.agreed_after,
         cluster.clock.rightNow,
@@ -199,14 +201,26 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Have who was last heard in unreadable words say something more.
+        """Have who was last heard in unreadable words, or lied about, say more.
 
         Whoever hears a row whose token it cannot read does not know what to fetch
         until it hears the next one.
         """
+        cluster, lied_about = self.cluster, self._faults.liar.lied_about
         for _, stream, writer in list(self._faults.unread):
-            self.cluster.write(writer, stream, 1)
+            cluster.write(writer, stream, 1)
         self._faults.unread.clear()
+        # The operator does what the runbook says of a reader ahead of its writer.
+        for process in cluster.processes.values():
+            for (stream, writer), position in process.watcher.ahead.items():
+                cluster.database.set_sequence(f"{stream}_seq", position)
+                cluster.counts.repairs += 1
+                lied_about.add((stream, writer))
+            process.watcher.ahead.clear()
+        # Whoever does not speak the extension hears of a contradiction by a row.
+        for stream, writer in sorted(lied_about):
+            cluster.write(writer, stream, 1)
+        lied_about.clear()
 
     def _check_idle(self) -> None:
         cluster = self.cluster
@@ -233,6 +247,8 @@ class Run:
             for _ in cluster.writers
         )
         others = counts.garbled + counts.sink_failures + counts.collapses
+        # Each may be asked about, taken back, and caught up with once more.
+        others += 6 * counts.faults["lie"] + counts.fallbacks
         for name, made in counts.catch_ups.items():
             allowed = (
                 counts.subscriptions[name] * pairs

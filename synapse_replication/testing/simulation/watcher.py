@@ -34,6 +34,9 @@ class Counts:
     :ivar moves: times that a stream changed its writers, by kind.
     :ivar drains: drains of removed writers begun, by process.
     :ivar drained_rows: rows handed on of writers that were none any more.
+    :ivar refuted: positions that were found to be false.
+    :ivar fallbacks: times that a process went back.
+    :ivar repairs: sequences that the operator brought forward.
     :ivar hidden_resets: lives of the writer in memory that a reader could not see.
     """
 
@@ -50,6 +53,9 @@ class Counts:
     moves: Counter[str] = attrs.Factory(Counter)
     drains: Counter[str] = attrs.Factory(Counter)
     drained_rows: int = 0
+    refuted: int = 0
+    fallbacks: int = 0
+    repairs: int = 0
     hidden_resets: set[str] = attrs.Factory(set)
 
 
@@ -57,6 +63,7 @@ class Watcher(ReplicationObserver):
     """Hears of everything in one life of a process.
 
     :param unexpected: told of failures that no fault explains.
+    :param cut_off: told that this process does not hear what is published.
     """
 
     def __init__(
@@ -65,20 +72,27 @@ class Watcher(ReplicationObserver):
         counts: Counts,
         trace: Callable[[str], object],
         unexpected: Callable[[str, BaseException], object],
+        cut_off: Callable[[str], object] = lambda name: None,
     ) -> None:
         self._name = name
         self.counts = counts
         self._trace = trace
         self._unexpected = unexpected
+        self._cut_off = cut_off
         self._reached: dict[tuple[str, str], int] = {}
+        #: Where this process is ahead of a writer, by (stream, writer).
+        self.ahead: dict[tuple[str, str], int] = {}
 
     def connection_made(self, connection: str) -> None:
         self._trace(f"{self._name}: {connection} is up")
         if connection == "redis":
+            self._cut_off(self._name)
             self.counts.subscriptions[self._name] += 1
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._trace(f"{self._name}: {connection} is lost: {why}")
+        if connection == "redis":
+            self._cut_off(self._name)
 
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
@@ -111,6 +125,28 @@ class Watcher(ReplicationObserver):
             )
         if reason is DiscardReason.CATCHING_UP:
             self.counts.collapses += 1
+
+    def position_refuted(
+        self, stream_name: str, instance_name: str, token: int, last_token: int
+    ) -> None:
+        self.counts.refuted += 1
+        self._trace(
+            f"{self._name}: {instance_name} cannot be at {token} of {stream_name}"
+        )
+
+    def ahead_of_writer(
+        self, stream_name: str, instance_name: str, position: int, announced: int
+    ) -> None:
+        self._trace(
+            f"{self._name} is at {position} of {stream_name} of {instance_name}, which "
+            f"says to be at {announced}"
+        )
+        self.ahead[stream_name, instance_name] = position
+
+    def stream_reset(
+        self, stream_name: str, instance_name: str, from_token: int, to_token: int
+    ) -> None:
+        self.counts.fallbacks += 1
 
     @contextmanager
     def catch_up(self, event: CatchUp) -> Iterator[None]:
@@ -148,5 +184,6 @@ class Watcher(ReplicationObserver):
             "OperationalError",
             "SerializationFailure",
             "SinkError",
+            "ImplausiblePositionError",
         ):
             self._unexpected(f"{self._name}: {what}", error)

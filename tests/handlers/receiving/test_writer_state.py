@@ -6,6 +6,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.writer_state import (
+    MAX_CLAIMS,
     CatchUpRun,
     Collapsed,
     Link,
@@ -63,6 +64,30 @@ class WriterStateTests(SynchronousTestCase):
         self.assertFalse(WriterState(pending=[b"[]"]).is_live)
         self.assertFalse(WriterState(has_lost_rows=True).is_live)
         self.assertFalse(WriterState(catch_up=CatchUpRun(0, 1)).is_live)
+
+
+class CatchUpRunTests(SynchronousTestCase):
+    def test_claims(self) -> None:
+        """What remains of a target that is refuted is the greatest claim below."""
+        run = CatchUpRun(5, 2**62)
+        for token in (8, 7, 8, 9):
+            run.want(token)
+        self.assertEqual(run.target, 2**62)
+        run.refute(8)
+        self.assertEqual((run.target, run.is_refuted), (8, False))
+        run.refute(6)
+        self.assertEqual((run.target, run.is_refuted), (5, True))
+        run.want(6)
+        self.assertEqual((run.target, run.is_refuted), (6, False))
+
+    def test_too_many_claims(self) -> None:
+        """Beyond a bound the least are forgotten, and no refutation loses rows."""
+        run = CatchUpRun(0, 1)
+        for token in range(1000, 1000 + 2 * MAX_CLAIMS):
+            run.want(token)
+        self.assertEqual(len(run.claims), MAX_CLAIMS)
+        run.refute(500)
+        self.assertEqual((run.target, run.is_refuted), (500, False))
 
 
 class CollapsedTests(SynchronousTestCase):

@@ -1,0 +1,125 @@
+"""A peer that publishes what is not true: the *liar*.
+
+It speaks in the name of a writer, in each of the forms in which a position can be
+announced, near the real one and far from it; and as a writer that is not declared. Who
+hears it is a part of the plan: everybody, or some.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from random import Random
+
+from synapse_replication.streams.rows import encode_json
+from synapse_replication.testing.simulation.cluster import Cluster
+from synapse_replication.testing.simulation.parts import (
+    CACHES,
+    MEMORY_STREAM,
+    PROCESSES,
+    TABLES,
+)
+from synapse_replication.wire.extension import (
+    CHANNEL,
+    ExtensionMessage,
+    MessageType,
+    StreamPosition,
+    encode_message,
+)
+
+__all__ = ["FAR", "Liar", "LieForm"]
+
+#: As far as it goes.
+FAR = 2**62
+#: How far a lie that may be believed goes beyond the truth, at most.
+NEAR = 40
+
+#: Who is not declared as a writer of anything.
+STRANGER = "zz"
+
+
+class LieForm(enum.Enum):
+    """How a false position is announced."""
+
+    PLAIN = "a POSITION"
+    RANGE = "a POSITION with a range"
+    ROW = "a row"
+    HEARTBEAT = "a heartbeat"
+    STRANGER = "a POSITION of an undeclared writer"
+
+
+class Liar:
+    """Publishes what is not true in a cluster."""
+
+    def __init__(self, cluster: Cluster, random: Random) -> None:
+        self._cluster = cluster
+        self._random = random
+        self._row_id = 0
+        #: (stream, writer) of what it said.
+        self.lied_about: set[tuple[str, str]] = set()
+
+    def lie(self) -> str:
+        """Tell one lie, to some or to all; return what it was."""
+        cluster, random = self._cluster, self._random
+        form = random.choice(list(LieForm))
+        speakers = cluster.speak_extension & set(cluster.processes)
+        is_far = random.random() < 0.5
+        # Of rows that are idempotent or in memory a near lie leaves no trace to judge.
+        tables = [table.name for table in TABLES if is_far or table.name != CACHES]
+        streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
+        stream = random.choice(streams)
+        writer = random.choice(cluster.writers[stream])
+        if form is LieForm.STRANGER:
+            writer = STRANGER
+        else:
+            self.lied_about.add((stream, writer))
+        if form is LieForm.HEARTBEAT and writer not in speakers:
+            form = LieForm.PLAIN
+        token = FAR if is_far else self._near(stream) + random.randrange(1, NEAR)
+        listeners = [name for name in PROCESSES if random.random() < 0.7]
+        text = f"{form.value}: {stream} of {writer} is at {token}, to {listeners}"
+        if not is_far and writer != STRANGER:
+            cluster.ledger.doubted |= {(name, stream, writer) for name in listeners}
+        self._publish(form, stream, writer, token, listeners)
+        return text
+
+    def _near(self, stream: str) -> int:
+        cluster = self._cluster
+        if stream == MEMORY_STREAM:
+            main = cluster.processes.get("main")
+            return (
+                main.position(stream, "main") if main is not None and main.is_up else 0
+            )
+        return cluster.database.sequences[f"{stream}_seq"]
+
+    def _publish(
+        self,
+        form: LieForm,
+        stream: str,
+        writer: str,
+        token: int,
+        listeners: Sequence[str],
+    ) -> None:
+        broker = self._cluster.broker
+        if form is LieForm.HEARTBEAT:
+            # As the page of its status shows it.
+            epoch = self._cluster.processes[writer].host.identity.instance_id
+            now = int(self._cluster.clock.seconds() * 1000)
+            message = ExtensionMessage(
+                MessageType.HEARTBEAT,
+                writer,
+                epoch,
+                now,
+                {stream: StreamPosition(token, now)},
+            )
+            broker.inject(f"hs/{CHANNEL}", encode_message(message), listeners)
+            return
+        if form is LieForm.ROW:
+            self._row_id -= 1
+            row = encode_json([self._row_id, "0:0"]).decode()
+            line = f"RDATA {stream} {writer} {token} {row}"
+            self._cluster.ledger.forged[stream, writer, token] = self._row_id
+        else:
+            previous = token if form is LieForm.PLAIN else 0
+            line = f"POSITION {stream} {writer} {previous} {token}"
+        broker.inject("hs", line.encode(), listeners)
