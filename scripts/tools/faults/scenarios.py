@@ -10,6 +10,13 @@ from collections.abc import Callable
 
 import attrs
 
+from scripts.tools.faults.attacks import (
+    attack_with_bodies,
+    attack_with_connections,
+    attack_with_http,
+    attack_with_long_names,
+    attack_with_relay_storm,
+)
 from scripts.tools.faults.deployment import (
     FaultDeployment,
     Needs,
@@ -172,6 +179,12 @@ SCENARIOS = {
         Scenario("tcp-rows-cut", _cut(Cut.REPLIES, CUT), TCP_PROXIED),
         Scenario("tcp-rows-cut-long", _cut(Cut.REPLIES, TCP_LONG), TCP_PROXIED),
         Scenario("tcp-pings-cut-long", _cut(Cut.PUBLISHES, TCP_LONG), TCP_PROXIED),
+        Scenario("hostile-long-names", attack_with_long_names),
+        Scenario("hostile-bodies", attack_with_bodies),
+        Scenario("tcp-hostile-relay-storm", attack_with_relay_storm, TCP),
+        Scenario("tcp-hostile-long-names", attack_with_long_names, TCP),
+        Scenario("tcp-hostile-connections", attack_with_connections, TCP),
+        Scenario("tcp-hostile-http", attack_with_http, TCP),
         Scenario("disk-full", _fill_disk, Needs(small_disk=True), _why_no_disk),
     )
 }

@@ -1,0 +1,274 @@
+"""What each kind of hostile input costs a process: CPU and memory, during and after.
+
+``python -m scripts.tools.attack_budget`` starts a deployment of six real processes under
+a light load, attacks one of them (or, over Redis, all) for some seconds with each kind
+of input, and prints the rows of the table in ``docs/security.rst``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import click
+
+from scripts.tools import hostile
+from scripts.tools.faults.deployment import FaultDeployment, Needs
+from synapse_replication.demo.deployment import SERVER_NAME, Plan
+from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.recordings.reader import shipped_recording
+
+__all__ = ["ATTACKS", "Attack", "Cost", "attack_budget"]
+
+#: Rows a second while all is measured.
+RATE = 50.0
+#: How long after an attack a process is to be as before, in s, and how long that is
+#: measured.
+QUIET_AFTER = 8.0
+QUIET_FOR = 2.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@attrs.frozen
+class Attack:
+    """One kind of input.
+
+    :ivar what: for the table.
+    :ivar victim: the process that is measured.
+    :ivar run: does it for some s; returns how much was sent, and of what.
+    :ivar direct_tcp: it needs a deployment without Redis.
+    """
+
+    what: str
+    victim: str
+    run: Callable[[FaultDeployment, float], tuple[int, str]]
+    direct_tcp: bool = False
+
+
+@attrs.frozen
+class Cost:
+    """What an attack cost its victim.
+
+    :ivar sent: how much was sent, and in how many s.
+    :ivar cpu: share of a core, in percent: before, during, and within 10 s after.
+    :ivar memory: resident, in MiB, at the same times; the greatest during it.
+    :ivar log: bytes that it logged.
+    """
+
+    sent: str
+    cpu: tuple[float, float, float]
+    memory: tuple[float, float, float]
+    log: int
+
+
+def _tcp(deployment: FaultDeployment) -> int:
+    return deployment.tcp_ports["event_writer1"]
+
+
+def _redis(deployment: FaultDeployment) -> int:
+    assert deployment.redis is not None
+    return deployment.redis.port
+
+
+def _publish(
+    messages: Callable[[], hostile.Lines],
+    unit: str,
+    most: int = 10**9,
+    suffix: str = "",
+) -> Callable[[FaultDeployment, float], tuple[int, str]]:
+    def run(deployment: FaultDeployment, seconds: float) -> tuple[int, str]:
+        channel = SERVER_NAME + suffix
+        sent = hostile.publish(_redis(deployment), channel, messages(), seconds, most)
+        return sent, unit
+
+    return run
+
+
+def _send(
+    lines: Callable[[], hostile.Lines], unit: str
+) -> Callable[[FaultDeployment, float], tuple[int, str]]:
+    return lambda deployment, seconds: (
+        hostile.send_lines(_tcp(deployment), lines(), seconds),
+        unit,
+    )
+
+
+ATTACKS = (
+    Attack(
+        "Well-formed commands over direct TCP",
+        "event_writer1",
+        _send(hostile.server_up_lines, "lines"),
+        direct_tcp=True,
+    ),
+    Attack(
+        "Names of 16 KB over direct TCP",
+        "event_writer1",
+        _send(lambda: hostile.long_names(16_000), "lines"),
+        direct_tcp=True,
+    ),
+    Attack(
+        "Undeclared writers over direct TCP",
+        "event_writer1",
+        _send(hostile.made_up_writers, "lines"),
+        direct_tcp=True,
+    ),
+    Attack(
+        "Connections with made-up NAMEs",
+        "event_writer1",
+        lambda deployment, seconds: (
+            hostile.connect_with_names(_tcp(deployment), 10**9, seconds),
+            "connections",
+        ),
+        direct_tcp=True,
+    ),
+    Attack(
+        "Silent connections, 900 of them",
+        "event_writer1",
+        lambda deployment, seconds: (
+            hostile.connect_silently(_tcp(deployment), 900, seconds),
+            "connections",
+        ),
+        direct_tcp=True,
+    ),
+    Attack(
+        "Well-formed commands over Redis",
+        "reader1",
+        _publish(hostile.server_up_lines, "messages"),
+    ),
+    Attack(
+        "Names of 2 MB over Redis",
+        "reader1",
+        _publish(lambda: hostile.long_names(2_000_000), "messages", 20),
+    ),
+    Attack(
+        "Undeclared writers over Redis",
+        "reader1",
+        _publish(hostile.made_up_writers, "messages"),
+    ),
+    Attack(
+        "Forged epochs of a writer in memory",
+        "reader1",
+        _publish(hostile.forged_epochs, "messages", 300, "/replication_ext"),
+    ),
+    Attack(
+        "Gaps of a declared writer",
+        "reader1",
+        _publish(lambda: hostile.gap_positions(5000), "messages", 2000),
+    ),
+    Attack(
+        "HTTP bodies of 5 MiB without a secret",
+        "reader2",
+        lambda deployment, seconds: (
+            hostile.post_bodies(
+                deployment.socket_of("reader2"), 5 << 20, 10**9, seconds
+            ),
+            "requests",
+        ),
+    ),
+)
+
+
+class _Meter:
+    """Measures one process by what the kernel says of it."""
+
+    def __init__(self, deployment: FaultDeployment, name: str) -> None:
+        self._folder = Path(f"/proc/{deployment.processes[name].pid}")
+        self._log = deployment.directory / f"{name}.log"
+
+    def cpu_seconds(self) -> float:
+        fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def memory(self, key: str = "VmRSS") -> float:
+        status = (self._folder / "status").read_text()
+        found = re.search(rf"{key}:\s+(\d+)", status)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def forget_peak(self) -> None:
+        (self._folder / "clear_refs").write_text("5")
+
+    def log_size(self) -> int:
+        return self._log.stat().st_size
+
+    def share(self, seconds: float) -> float:
+        """Return the share of a core that is used from now on, in percent."""
+        before = self.cpu_seconds()
+        time.sleep(seconds)
+        return 100 * (self.cpu_seconds() - before) / seconds
+
+
+def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost:
+    """Attack, and measure before, meanwhile and after."""
+    meter = _Meter(deployment, attack.victim)
+    cpu_before, memory_before = meter.share(QUIET_FOR), meter.memory()
+    logged = meter.log_size()
+    meter.forget_peak()
+    started, used = time.monotonic(), meter.cpu_seconds()
+    sent, unit = attack.run(deployment, seconds)
+    lasted = time.monotonic() - started
+    # What was sent in a moment may take its time.
+    time.sleep(max(0.0, seconds - lasted))
+    cpu = 100 * (meter.cpu_seconds() - used) / (time.monotonic() - started)
+    time.sleep(QUIET_AFTER)
+    cpu_after, memory_after = meter.share(QUIET_FOR), meter.memory()
+    return Cost(
+        f"{sent:,} {unit} in {lasted:.1f} s",
+        (cpu_before, cpu, cpu_after),
+        (memory_before, meter.memory("VmHWM"), memory_after),
+        meter.log_size() - logged,
+    )
+
+
+def _deploy(*, direct_tcp: bool) -> FaultDeployment:
+    plan = Plan(shipped_recording(), 0, RATE, use_redis=not direct_tcp)
+    deployment = FaultDeployment(plan, Needs(direct_tcp=direct_tcp), 0)
+    try:
+        deployment.start_servers()
+        deployment.start_processes()
+        wait_until_ready(deployment.processes.values())
+        deployment.let_writers_begin()
+        time.sleep(3.0)
+    except BaseException:
+        deployment.close()
+        raise
+    return deployment
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1, max=60),
+    default=5.0,
+    show_default=True,
+    help="How long each attack lasts.",
+)
+@click.option("--only", default="", help="Attacks whose name has this in it.")
+def attack_budget(seconds: float, only: str) -> None:
+    """Measure what each kind of hostile input costs a process, as rows of a table."""
+    wanted = [attack for attack in ATTACKS if only.lower() in attack.what.lower()]
+    for direct_tcp in (True, False):
+        attacks = [attack for attack in wanted if attack.direct_tcp == direct_tcp]
+        if not attacks:
+            continue
+        deployment = _deploy(direct_tcp=direct_tcp)
+        try:
+            for attack in attacks:
+                _show(attack, measure(deployment, attack, seconds))
+        finally:
+            deployment.close()
+
+
+def _show(attack: Attack, cost: Cost) -> None:
+    cpu = ", ".join(f"{share:.0f}" for share in cost.cpu)
+    memory = ", ".join(f"{size:.0f}" for size in cost.memory)
+    click.echo(f"   * - {attack.what}\n     - {cost.sent}\n     - {cpu}")
+    click.echo(f"     - {memory}\n     - {cost.log / 1024:.0f}")
+
+
+if __name__ == "__main__":
+    attack_budget()

@@ -1,0 +1,66 @@
+"""Faults that a hostile or misplaced peer causes, each for some seconds."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+from scripts.tools import hostile
+from scripts.tools.faults.deployment import FaultDeployment
+from synapse_replication.demo.deployment import SERVER_NAME, WRITERS
+
+__all__ = [
+    "attack_with_bodies",
+    "attack_with_connections",
+    "attack_with_http",
+    "attack_with_long_names",
+    "attack_with_relay_storm",
+]
+
+#: How long each attack lasts at most, in s.
+LASTS = 4.0
+
+
+def attack_with_relay_storm(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Send a line that servers relay to each writer."""
+    for port in deployment.tcp_ports.values():
+        hostile.relay_storm(port)
+
+
+def attack_with_long_names(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Send names without bound, over Redis or over direct TCP."""
+    if deployment.redis is not None:
+        port = deployment.redis.port
+        for size, most in ((16_000, 1000), (2_000_000, 20)):
+            names = hostile.long_names(size)
+            hostile.publish(port, SERVER_NAME, names, LASTS / 2, most)
+    for port in deployment.tcp_ports.values():
+        names = hostile.long_names(16_000)
+        hostile.send_lines(port, names, LASTS / len(WRITERS), 1000)
+
+
+def attack_with_connections(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Open connections, silent ones and ones with made-up names."""
+    for port in deployment.tcp_ports.values():
+        hostile.connect_with_names(port, 1000, LASTS / 8)
+        hostile.connect_silently(port, 400, LASTS / 8)
+
+
+def attack_with_bodies(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Send forms of 5 MiB to every process, without a secret."""
+    for name in deployment.processes:
+        hostile.post_bodies(deployment.socket_of(name), 5 << 20, 4, LASTS)
+
+
+def attack_with_http(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Have a web page inject rows and positions through each direct TCP port."""
+    lines = [
+        b"NAME w",
+        b"POSITION typing typing_writer 0 900000",
+        b'RDATA typing typing_writer 900001 ["!r:x",[]]',
+        b"REPLICATE",
+        *islice(hostile.server_up_lines(), 100),
+    ]
+    for port in deployment.tcp_ports.values():
+        for _ in range(10):
+            hostile.post_lines(port, lines)

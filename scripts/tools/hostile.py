@@ -1,0 +1,209 @@
+"""What a hostile, broken or misplaced peer sends: to this machine only, and bounded.
+
+Blocking. ``scripts/faults`` sends it to a deployment under load and checks every row;
+:mod:`scripts.tools.attack_budget` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from pathlib import Path
+
+__all__ = [
+    "connect_silently",
+    "connect_with_names",
+    "forged_epochs",
+    "gap_positions",
+    "long_names",
+    "made_up_writers",
+    "post_bodies",
+    "post_lines",
+    "publish",
+    "relay_storm",
+    "send_lines",
+    "server_up_lines",
+]
+
+_LOCALHOST = "127.0.0.1"
+_TIMEOUT = 5.0
+#: Lines that are sent together.
+_TOGETHER = 200
+
+#: Lines without their ends.
+Lines = Iterable[bytes]
+
+
+# -- what is sent ---------------------------------------------------------------------
+
+
+def server_up_lines() -> Iterator[bytes]:
+    """Return well-formed lines of small commands, without end."""
+    return (b"REMOTE_SERVER_UP s%d.example" % number for number in count())
+
+
+def made_up_writers() -> Iterator[bytes]:
+    """Return positions of writers that nobody declared, each of another one."""
+    return (b"POSITION events ghost%d 0 7" % number for number in count())
+
+
+def long_names(size: int) -> Iterator[bytes]:
+    """Return positions of writers with long names, each of another one."""
+    name = b"n" * size
+    return (b"POSITION caches %d%b 0 7" % (number, name) for number in count())
+
+
+def gap_positions(start: int) -> Iterator[bytes]:
+    """Return positions of a declared writer, each behind a gap."""
+    for token in count(start, 2):
+        yield b"POSITION events event_writer1 %d %d" % (token, token + 1)
+
+
+def forged_epochs() -> Iterator[bytes]:
+    """Return messages in which a writer seems to start again and again."""
+    for number in count():
+        yield json.dumps(
+            {
+                "v": 1,
+                "type": "heartbeat",
+                "instance": "typing_writer",
+                "epoch": f"forged{number}",
+                "time": int(time.time() * 1000),
+                "positions": {"typing": [1, int(time.time() * 1000)]},
+            }
+        ).encode()
+
+
+# -- how it is sent -------------------------------------------------------------------
+
+
+def send_lines(port: int, lines: Lines, seconds: float, most: int = 10**9) -> int:
+    """Send lines to a direct TCP listener, over and over if it hangs up.
+
+    :return: how many were sent.
+    """
+    sent = 0
+    deadline = time.monotonic() + seconds
+    source = iter(islice(lines, most))
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((_LOCALHOST, port), _TIMEOUT) as peer,
+        ):
+            peer.sendall(b"NAME stranger\n")
+            while time.monotonic() < deadline:
+                chunk = list(islice(source, _TOGETHER))
+                if not chunk:
+                    return sent
+                peer.sendall(b"\n".join(chunk) + b"\n")
+                sent += len(chunk)
+    return sent
+
+
+def relay_storm(port: int) -> None:
+    """Send one command that servers relay, and wait a moment."""
+    with socket.create_connection((_LOCALHOST, port), _TIMEOUT) as peer:
+        peer.sendall(b"NAME stranger\nREMOTE_SERVER_UP matrix.example.org\n")
+        peer.sendall(b'LOCK_RELEASED ["stranger","lock","key"]\n')
+        time.sleep(0.5)
+
+
+def publish(
+    port: int, channel: str, messages: Lines, seconds: float, most: int = 10**9
+) -> int:
+    """Publish messages on a channel of Redis; return how many."""
+    sent = 0
+    deadline = time.monotonic() + seconds
+    source = iter(islice(messages, most))
+    with socket.create_connection((_LOCALHOST, port), _TIMEOUT) as redis:
+        while time.monotonic() < deadline and (
+            chunk := list(islice(source, _TOGETHER))
+        ):
+            for message in chunk:
+                words = (b"PUBLISH", channel.encode(), message)
+                redis.sendall(
+                    b"*3\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
+                )
+            answered = 0
+            while answered < len(chunk):
+                answered += redis.recv(65536).count(b"\n")
+            sent += len(chunk)
+    return sent
+
+
+def connect_with_names(port: int, most: int, seconds: float) -> int:
+    """Connect again and again, each time with another NAME; return how often."""
+    return _repeat(
+        lambda number: _exchange(
+            socket.create_connection((_LOCALHOST, port), _TIMEOUT),
+            b"NAME ghost%d\n" % number,
+        ),
+        most,
+        seconds,
+    )
+
+
+def connect_silently(port: int, most: int, seconds: float) -> int:
+    """Open connections and say nothing; return how many were opened."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(_: int) -> None:
+            connection = socket.create_connection((_LOCALHOST, port), _TIMEOUT)
+            stack.enter_context(connection)
+
+        started = time.monotonic()
+        opened = _repeat(connect, most, seconds)
+        time.sleep(max(0.0, seconds - (time.monotonic() - started)))
+        return opened
+
+
+def post_lines(port: int, lines: Lines) -> bytes:
+    """Post lines to a direct TCP listener as a web page does; return the answer."""
+    body = b"x\n" + b"\n".join(lines) + b"\n"
+    request = (
+        b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    return _exchange(socket.create_connection((_LOCALHOST, port), _TIMEOUT), request)
+
+
+def post_bodies(path: Path, size: int, most: int, seconds: float) -> int:
+    """Post forms to a process's HTTP socket, without a secret; return how many."""
+    body = b"&".join(b"a%d=b" % number for number in range(size // 8))
+    paths = ("/health", "/metrics", "/_synapse/replication/x", "/nothing")
+
+    def post(number: int) -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_TIMEOUT)
+        connection.connect(str(path))
+        head = (
+            f"POST {paths[number % len(paths)]} HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        _exchange(connection, head.encode() + body)
+
+    return _repeat(post, most, seconds)
+
+
+def _repeat(act: Callable[[int], object], most: int, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
+    done = 0
+    while done < most and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            act(done)
+        done += 1
+    return done
+
+
+def _exchange(connection: socket.socket, data: bytes) -> bytes:
+    """Send something, and return the first of the answer."""
+    with connection, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            connection.sendall(data)
+        return connection.recv(65536)
+    return b""
