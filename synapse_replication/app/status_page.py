@@ -25,8 +25,8 @@ from synapse_replication.instrumentation.status.model import (
     describe_progress,
     encode_status,
     group_stalls,
-    printable,
 )
+from synapse_replication.text import printable
 
 __all__ = [
     "ReadyResource",

@@ -23,6 +23,7 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError, ReplicationError
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.streams.rows import encode_json
+from synapse_replication.text import printable
 from synapse_replication.wire.commands.standard import (
     Command,
     PositionCommand,
@@ -150,35 +151,28 @@ class TextPrinter:
             self._started = seen.time
         # A style of the whole text would dim what is appended too.
         text = Text().append(f"{seen.time - self._started:10.3f} ", style="dim")
-        text.append(f"{_printable(seen.name):<12} ", style="bold cyan")
+        text.append(f"{printable(seen.name):<12} ", style="bold cyan")
         command = seen.command
         if isinstance(command, RdataCommand):
             token = "batch" if command.token is None else str(command.token)
             row = seen.line.split(" ", 4)[4]
             _append_place(text, command.stream_name, command.instance_name)
             text.append(f" {token} ", style="yellow")
-            text.append(_printable(row), style="default")
+            text.append(printable(row), style="default")
         elif isinstance(command, PositionCommand):
             _append_place(text, command.stream_name, command.instance_name)
             text.append(f" {command.prev_token} -> {command.new_token}", style="yellow")
         elif command is not None:
-            text.append(_printable(seen.line.partition(" ")[2]), style="default")
+            text.append(printable(seen.line.partition(" ")[2]), style="default")
         else:
-            text.append(_printable(seen.error), style="red")
+            text.append(printable(seen.error), style="red")
         self._console.print(text)
 
 
 def _append_place(text: Text, stream: str, writer: str) -> None:
-    text.append(_printable(stream), style="green")
+    text.append(printable(stream), style="green")
     text.append(" of ", style="dim")
-    text.append(_printable(writer), style="magenta")
-
-
-def _printable(text: str) -> str:
-    """Escape what could command a terminal: the text is somebody else's."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text.append(printable(writer), style="magenta")
 
 
 def make_printer(out: TextIO, as_json: bool) -> LinePrinter:

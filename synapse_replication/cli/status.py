@@ -37,8 +37,8 @@ from synapse_replication.instrumentation.status.model import (
     describe_lag,
     describe_progress,
     group_stalls,
-    printable,
 )
+from synapse_replication.text import printable
 
 __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
 

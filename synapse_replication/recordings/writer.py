@@ -22,6 +22,7 @@ from typing import IO, Any, BinaryIO, Final
 
 import attrs
 
+from synapse_replication.durable import rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.standard import UserIpCommand
@@ -163,7 +164,7 @@ class RecordingFiles:
                 os.fsync(current.raw.fileno())
             finally:
                 current.raw.close()
-            _give_name(current.path, current.path.with_suffix(""))
+            rename_durably(current.path, current.path.with_suffix(""))
 
     def close(self) -> None:
         """Close the file, and let others record into the folder.
@@ -211,15 +212,6 @@ class _told:  # noqa: N801 -- a context, used like a function
             ) from error
 
 
-def _give_name(written: Path, name: Path) -> None:
-    written.rename(name)
-    descriptor = os.open(name.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _make_whole(partial: Path) -> None:
     """Keep the whole lines of a file that a kill cut off."""
     name = partial.with_suffix("")
@@ -243,7 +235,7 @@ def _make_whole(partial: Path) -> None:
         raw.flush()
         os.fsync(raw.fileno())
     if lines:
-        _give_name(mended, name)
+        rename_durably(mended, name)
     else:
         mended.unlink()
     partial.unlink()

@@ -334,17 +334,13 @@ def _position_problem(
 def _forward(sequence: str, value: int) -> str:
     name = queries.identifier(sequence)
     return (
-        f"SELECT setval({_literal(name)}, GREATEST(last_value, {value}), true) "
+        f"SELECT setval({queries.literal(name)}, GREATEST(last_value, {value}), true) "
         f"FROM {name};"
     )
 
 
 def _row(stream: IdStream, writer: str) -> str:
     return (
-        f"stream_name = {_literal(stream.stream_name)} "
-        f"AND instance_name = {_literal(writer)}"
+        f"stream_name = {queries.literal(stream.stream_name)} "
+        f"AND instance_name = {queries.literal(writer)}"
     )
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from synapse_replication.storage.row_queries import quote
+from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
 __all__ = ["InsertStatement", "declared_insert"]
@@ -25,11 +25,11 @@ class InsertStatement:
 
 def declared_insert(declaration: TableStream) -> InsertStatement:
     """Write the statement that inserts rows of a declared stream."""
-    table = quote(declaration.table)
-    columns = ", ".join(map(quote, declaration.column_names))
-    names, values = [quote(declaration.id_column)], ["%(id)s"]
+    table = identifier(declaration.table)
+    columns = ", ".join(map(identifier, declaration.column_names))
+    names, values = [identifier(declaration.id_column)], ["%(id)s"]
     if declaration.writer_column is not None:
-        names.append(quote(declaration.writer_column))
+        names.append(identifier(declaration.writer_column))
         values.append("%(instance_name)s")
     # The database makes the columns' types of JSON's, arrays and times included.
     return InsertStatement(

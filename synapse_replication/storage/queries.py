@@ -27,6 +27,7 @@ __all__ = [
     "identifier",
     "ids_beyond",
     "ids_beyond_by_writer",
+    "literal",
     "raise_sequence",
     "sequence_state",
     "upsert_position",
@@ -110,6 +111,11 @@ LOCK_POSITIONS = """
 def identifier(name: str) -> str:
     """Quote a name, after its schema and a dot if it has one."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal, for statements that take no parameters."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def sequence_state(sequence: str) -> str:

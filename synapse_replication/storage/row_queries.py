@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import attrs
 
+from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["RangeQuery", "RowQuery", "declared_query", "quote"]
+__all__ = ["RangeQuery", "RowQuery", "declared_query"]
 
 
 @attrs.frozen(kw_only=True)
@@ -59,8 +60,8 @@ class RowQuery:
 
 def declared_query(declaration: TableStream) -> RowQuery:
     """Write the query for the rows of a declared stream."""
-    id_column = quote(declaration.id_column)
-    columns = ", ".join(map(quote, declaration.column_names))
+    id_column = identifier(declaration.id_column)
+    columns = ", ".join(map(identifier, declaration.column_names))
     if declaration.negative:
         token, order = f"-{id_column}", f"{id_column} DESC"
         bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
@@ -70,13 +71,13 @@ def declared_query(declaration: TableStream) -> RowQuery:
     if declaration.writer_column is None:
         writer = "TRUE"
     else:
-        writer = f"{quote(declaration.writer_column)} = %(instance_name)s"
+        writer = f"{identifier(declaration.writer_column)} = %(instance_name)s"
     # As JSON, whatever the types of the columns: a time or a number without limit
     # has no other form that every peer reads.
     return RowQuery(
         f"""
         SELECT {token}, json_build_array({columns})::text
-        FROM {quote(declaration.table)}
+        FROM {identifier(declaration.table)}
         WHERE {writer} AND {bounds}
         ORDER BY {order}
         FETCH FIRST %(limit)s ROWS WITH TIES
@@ -91,8 +92,3 @@ def declared_query(declaration: TableStream) -> RowQuery:
         ),
         as_json=True,
     )
-
-
-def quote(identifier: str) -> str:
-    """Quote a name that a declaration has checked; one with a schema by its parts."""
-    return ".".join(f'"{part}"' for part in identifier.split("."))

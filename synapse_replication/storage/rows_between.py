@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from synapse_replication.storage.database import Transaction
-from synapse_replication.storage.row_queries import RangeQuery, quote
+from synapse_replication.storage.queries import identifier
+from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.tokens import (
@@ -31,12 +32,12 @@ def read_rows_between(
     :param limit: the most rows, at least 1; more where rows of one id would be split.
     """
     limit = max(limit, 1)
-    id_ = f"{query.alias}.{quote(query.id_column)}"
+    id_ = f"{query.alias}.{identifier(query.id_column)}"
     token = f"(-{id_})" if query.negative else id_
     writer_column = "%s"
     names: tuple[str, ...] = (writer,)
     if query.writer_column is not None:
-        writer_column, names = f"{query.alias}.{quote(query.writer_column)}", ()
+        writer_column, names = f"{query.alias}.{identifier(query.writer_column)}", ()
         bounds = rows_between(low, high, id_column=token, writer_column=writer_column)
     else:
         bounds = SqlBounds(
@@ -51,7 +52,7 @@ def read_rows_between(
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(
         f"SELECT {token}, {writer_column}, {query.row} "
-        f"FROM {quote(query.table)} AS {query.alias} {query.joined} "
+        f"FROM {identifier(query.table)} AS {query.alias} {query.joined} "
         f"WHERE {index}{bounds.sql} "
         f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
         (*names, *index_bounds, *bounds.parameters, limit),

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from synapse_replication.errors import StatusError
+from synapse_replication.text import printable
 
 __all__ = [
     "REMEDIES",
@@ -35,7 +36,6 @@ __all__ = [
     "encode_status",
     "group_stalls",
     "name_writers",
-    "printable",
 ]
 
 
@@ -226,13 +226,6 @@ class StallGroup:
 
 #: s without any link, after which a process is cut off: a short blip is none.
 CUT_OFF_AFTER = 10.0
-
-
-def printable(text: str) -> str:
-    """Escape control characters: peers' names must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _name(writer: WriterStatus) -> str:

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from pyspark.sql.types import StructType
 
+from synapse_replication.durable import sync_folder, write_durably
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.layout import (
     ARCHIVED_WIRE_SCHEMA,
     ArchiveLayout,
-    sync_folder,
-    write_durably,
 )
 from synapse_replication.pipeline.archive.writer import (
     Point,

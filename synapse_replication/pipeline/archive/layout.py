@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from pyspark.sql.types import DateType, StructField, StructType
 
+from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA, WIRE_SCHEMA
 
@@ -42,7 +43,6 @@ __all__ = [
     "open_archive",
     "read_archive",
     "read_archived_wire",
-    "write_durably",
 ]
 
 #: A command of the archive. ``day`` is its partition: of received_ts, or else of
@@ -251,29 +251,3 @@ def _read(session: SparkSession, layout: ArchiveLayout, kind: str) -> DataFrame:
         .parquet(f"file://{layout.data(kind)}")
         .select(*schema.names)
     )
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file at once: whole or not at all, also after a loss of power.
-
-    :raises OSError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power.
-
-    :raises OSError: it cannot be opened.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

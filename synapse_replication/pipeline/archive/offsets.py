@@ -10,8 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from synapse_replication.durable import sync_folder
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.layout import ArchiveLayout, sync_folder
+from synapse_replication.pipeline.archive.layout import (
+    ArchiveLayout,
+)
 from synapse_replication.pipeline.archive.writer import (
     ArchiveWriter,
     Manifest,

@@ -25,11 +25,10 @@ from urllib.parse import unquote
 
 import attrs
 
+from synapse_replication.durable import sync_folder, write_durably
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.layout import (
     ArchiveLayout,
-    sync_folder,
-    write_durably,
 )
 from synapse_replication.pipeline.archive.lock import PATIENCE
 from synapse_replication.pipeline.archive.writer import count_rows, remove_tree

@@ -40,12 +40,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
+from synapse_replication.durable import sync_folder, write_durably
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.layout import (
     SCHEMA_VERSIONS,
     ArchiveLayout,
-    sync_folder,
-    write_durably,
 )
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from synapse_replication.pipeline.audit.findings import Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
+from synapse_replication.text import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -66,7 +67,7 @@ def print_findings(findings: DataFrame, out: TextIO) -> Counts:
         width = max(len(kind) for kind, _ in notes)
         for (kind, stream), (number, concerned) in sorted(notes.items()):
             out.write(
-                f"  {kind:<{width}}  {_printable(stream)}: {concerned} in {number} "
+                f"  {kind:<{width}}  {printable(stream)}: {concerned} in {number} "
                 "findings\n"
             )
     out.write(
@@ -88,14 +89,7 @@ def _print_finding(row: Row, out: TextIO) -> None:
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + " ..."
     out.write(
-        f"{row.severity.upper()} {row.kind} {_printable(place)}\n"
-        f"  {_printable(row.message)}\n"
-        f"  evidence: {_printable(evidence)}\n"
+        f"{row.severity.upper()} {row.kind} {printable(place)}\n"
+        f"  {printable(row.message)}\n"
+        f"  evidence: {printable(evidence)}\n"
     )
-
-
-def _printable(text: str) -> str:
-    """Escape what could command a terminal: names and rows are somebody else's."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

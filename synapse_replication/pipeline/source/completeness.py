@@ -32,7 +32,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import Span, StreamOffset
 from synapse_replication.pipeline.source.ranges import Present, ids_sql
-from synapse_replication.storage.row_queries import quote
+from synapse_replication.storage.queries import identifier
 
 if TYPE_CHECKING:
     from psycopg2.extensions import cursor
@@ -98,7 +98,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     """Look up, in the catalogue, what the database has of each stream."""
     streams = list(streams)
     tables = {q.range.table: q.range for s in streams for q in s.queries}
-    names = {quote(table): table for table in tables}
+    names = {identifier(table): table for table in tables}
     txn.execute(_TABLES, (list(names),))
     written, by_id, by_writer = set(), set(), set()
     found = set()
@@ -138,7 +138,7 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
 
 def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
     """Give the last id that the sequence gave out; ``None`` if there is none."""
-    name = quote(stream.sequence)
+    name = identifier(stream.sequence)
     txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
     if txn.fetchall() != [(True,)]:
         return None
@@ -234,13 +234,13 @@ class Surveyor:
 
     @staticmethod
     def _holders(txn: cursor, stream: CatalogStream) -> set[str]:
-        txn.execute(_HOLDERS, (quote(stream.sequence),))
+        txn.execute(_HOLDERS, (identifier(stream.sequence),))
         return {transaction for (transaction,) in txn.fetchall()}
 
 
 def _greatest_sql(table: str, id_column: str) -> str:
-    id_ = quote(id_column)
-    return f"SELECT greatest(max({id_}), -min({id_})) FROM {quote(table)}"
+    id_ = identifier(id_column)
+    return f"SELECT greatest(max({id_}), -min({id_})) FROM {identifier(table)}"
 
 
 def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
@@ -250,8 +250,8 @@ def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[st
         range_ = query.range
         if range_.table in present.by_writer and range_.writer_column is not None:
             names = {
-                "table": quote(range_.table),
-                "writer": quote(range_.writer_column),
+                "table": identifier(range_.table),
+                "writer": identifier(range_.writer_column),
             }
             txn.execute(_WRITERS.format(**names))
             writers.update(writer for (writer,) in txn.fetchall())

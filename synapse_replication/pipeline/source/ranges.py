@@ -12,9 +12,9 @@ import attrs
 
 from synapse_replication.pipeline.source.catalog import CatalogQuery, CatalogStream
 from synapse_replication.pipeline.source.offsets import Span
-from synapse_replication.storage.row_queries import quote
+from synapse_replication.storage.queries import identifier, literal
 
-__all__ = ["Present", "ids_sql", "literal", "range_sql"]
+__all__ = ["Present", "ids_sql", "range_sql"]
 
 
 @attrs.frozen
@@ -32,11 +32,6 @@ class Present:
     written: frozenset[str]
     by_id: frozenset[str]
     by_writer: frozenset[str]
-
-
-def literal(text: str) -> str:
-    """Quote a text for SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def range_sql(
@@ -102,13 +97,13 @@ def _select(
         f"SELECT {writer} AS instance_name, "
         f"{sign}{_column(query, range_.id_column)}::bigint AS stream_id, "
         f"{place} AS place, {range_.row} AS row, {written} AS written_us "
-        f"FROM {quote(range_.table)} AS {range_.alias} {range_.joined} "
+        f"FROM {identifier(range_.table)} AS {range_.alias} {range_.joined} "
         f"WHERE {condition}{order}"
     )
 
 
 def _column(query: CatalogQuery, column: str) -> str:
-    return f"{query.range.alias}.{quote(column)}"
+    return f"{query.range.alias}.{identifier(column)}"
 
 
 def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
@@ -168,7 +163,7 @@ def ids_sql(
     sign = "-" if range_.negative else ""
     order = "DESC" if last is not range_.negative else "ASC"
     sql = (
-        f"SELECT {sign}{id_}::bigint AS stream_id FROM {quote(range_.table)} "
+        f"SELECT {sign}{id_}::bigint AS stream_id FROM {identifier(range_.table)} "
         f"AS {range_.alias} WHERE {condition} ORDER BY {id_} {order}"
     )
     return sql if limit is None else f"{sql} LIMIT {limit}"

@@ -13,9 +13,9 @@ from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
     Present,
     ids_sql,
-    literal,
     range_sql,
 )
+from synapse_replication.storage.queries import literal
 from tests.pipeline.histories import ORDERS, history_dsn
 from tests.support.big_database import SHARES
 
