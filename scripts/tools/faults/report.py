@@ -95,6 +95,10 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
         table.add_section()
     _print_whole(console, table)
     for result in results:
+        if result.error:
+            console.print(
+                f"{result.name} failed: {result.error}", markup=False, highlight=False
+            )
         for text in result.lost:
             console.print(f"{result.name} lost: {text}", markup=False, highlight=False)
 

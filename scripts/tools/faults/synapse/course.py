@@ -19,12 +19,13 @@ from scripts.tools.faults.synapse.nemeses import NEMESES, Scene, cause
 from scripts.tools.faults.synapse.schedule import Round
 from scripts.tools.faults.synapse.traffic import Traffic
 from scripts.tools.faults.synapse.verdict import StreamTally, compare
+from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 __all__ = ["DeploymentResult", "RoundResult", "StreamResult", "run_deployment"]
 
 #: s between two looks at the evidence.
-POLL = 0.2
+POLL = 0.1
 
 #: How long there is traffic before a fault, and after it, in s.
 TRAFFIC_BEFORE = 1.5
@@ -85,6 +86,7 @@ class DeploymentResult:
     :ivar requests: of clients, in the background.
     :ivar failures: of those, how many failed, as some must during faults.
     :ivar lost: what was lost, as ``process stream token``.
+    :ivar error: why the run did not come to its end.
     """
 
     name: str
@@ -93,11 +95,12 @@ class DeploymentResult:
     requests: int = 0
     failures: int = 0
     lost: tuple[str, ...] = ()
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
-        """Return whether ours neither lost, doubled nor hid a row."""
-        return all(stream.is_good for stream in self.streams)
+        """Return whether the run ended and ours neither lost, doubled nor hid a row."""
+        return not self.error and all(stream.is_good for stream in self.streams)
 
 
 def run_deployment(
@@ -113,6 +116,8 @@ def run_deployment(
     try:
         cluster.start()
         return _Course(name, cluster, say).run(schedule)
+    except ReplicationError as error:
+        return DeploymentResult(name, (), (), error=str(error))
     finally:
         cluster.close()
 
@@ -137,25 +142,25 @@ class _Course:
                 rounds.append(result)
                 self._say(_line(self._name, number, len(schedule), one, result))
             # The last look: what was late may have come.
-            self._wait_until_level(time.time())
+            self._wait_until_shown()
         finally:
             traffic.stop()
         return self._judge(tuple(rounds))
 
     def _run_round(self, one: Round) -> RoundResult:
         scene = Scene(self._cluster, self._traffic, self._evidence, one.chance)
-        if any(NEMESES[fault].is_quiet for fault in one.faults):
-            with self._traffic.eager_users():
-                cause(one.faults, scene)
-                lifted = time.time()
-                time.sleep(TRAFFIC_AFTER)
-        else:
-            with self._traffic.writing(one.seed):
+        is_quiet = any(NEMESES[fault].is_quiet for fault in one.faults)
+        load = (
+            self._traffic.eager_users() if is_quiet else self._traffic.writing(one.seed)
+        )
+        with load:
+            if not is_quiet:
                 time.sleep(TRAFFIC_BEFORE)
-                cause(one.faults, scene)
-                lifted = time.time()
-                time.sleep(TRAFFIC_AFTER)
-        level = self._wait_until_level(lifted)
+            cause(one.faults, scene)
+            lifted = time.time()
+            level = self._wait_until_level(lifted)
+            time.sleep(TRAFFIC_AFTER)
+        self._wait_until_shown()
         missing = self._evidence.end_round(lifted)
         unseen = self._traffic.expectations.give_up()
         for stream in JUDGED:
@@ -175,25 +180,33 @@ class _Course:
         self._seconds[kind] = None if before is None else max(before, seconds)
 
     def _wait_until_level(self, lifted: float) -> dict[Kind, float]:
-        """Wait until all is delivered and shown, or patience ends.
+        """Wait until all is delivered that was written before the end of a fault.
 
         :param lifted: when the fault ended, in s since the epoch.
         :return: from ``lifted`` to the last look at which a row was missing, in s.
         """
-        evidence = self._evidence
         level: dict[Kind, float] = {}
         while True:
-            answered = evidence.collect()
+            answered = self._evidence.collect()
             now = time.time()
-            missing = evidence.new_missing(lifted) if answered else []
+            missing = self._evidence.new_missing(lifted) if answered else []
             for life, row in missing:
                 level[row.stream, life.is_ours] = now - lifted
-            done = answered and not missing and self._traffic.expectations.is_kept()
-            # Rows that were written after the fault count in the end.
-            if done and not evidence.new_missing(now):
+            if (answered and not missing) or now - lifted > PATIENCE:
                 return level
-            if now - lifted > PATIENCE:
-                return level
+            time.sleep(POLL)
+
+    def _wait_until_shown(self) -> None:
+        """Wait until all is delivered and shown, or patience ends."""
+        deadline = time.time() + PATIENCE
+        while time.time() < deadline:
+            answered = self._evidence.collect()
+            if (
+                answered
+                and self._traffic.expectations.is_kept()
+                and not self._evidence.new_missing(time.time())
+            ):
+                return
             time.sleep(POLL)
 
     def _judge(self, rounds: tuple[RoundResult, ...]) -> DeploymentResult:

@@ -24,6 +24,10 @@ class IsGoodTests(SynchronousTestCase):
         self.assertFalse(is_good(attrs.evolve(GOOD, doubled=1)))
         self.assertFalse(is_good(GOOD, never_shown=1))
 
+    def test_a_run_that_did_not_end(self) -> None:
+        """A deployment that failed to start, or to start again, is not good."""
+        self.assertFalse(DeploymentResult("ours", (), (), error="it ended").is_good)
+
     def test_stock(self) -> None:
         """What stock processes lose is shown and not held against ours."""
         stock = attrs.evolve(GOOD, is_ours=False, lost=3, doubled=2)
