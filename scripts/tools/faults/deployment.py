@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from scripts.tools.faults.writer import REFUSED
+from scripts.tools.faults.writer import REFUSED, writers_of
 from synapse_replication.demo.deployment import (
     READERS,
     WRITERS,
@@ -21,6 +22,7 @@ from synapse_replication.demo.deployment import (
     Plan,
 )
 from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.support.link_proxy import LinkProxy
@@ -124,6 +126,9 @@ class FaultDeployment(Deployment):
         self._skip = skip
         self.proxy: LinkProxy | None = None
         self._catch_ups_of_killed = 0
+        #: Who writes the tables that each writer began with, if others do.
+        self._moved: dict[str, tuple[str, ...]] = {}
+        self._ever: dict[str, set[str]] = {name: {name} for name in WRITERS}
         if needs.small_disk:
             self.postgres = SmallDiskPostgres()
 
@@ -146,6 +151,44 @@ class FaultDeployment(Deployment):
         """Start a process that was killed, and wait until it is up."""
         self.processes[name].start()
         wait_until_ready([self.processes[name]])
+
+    def move(self, writer: str, *to: str) -> None:
+        """Change who writes the tables of a writer; processes read it when they start.
+
+        :param to: the new writers, among which the rows are divided.
+        """
+        self._moved[writer] = to
+        self._ever[writer].update(to)
+        for name in (*WRITERS, *READERS):
+            own = self.directory / f"{name}.yaml"
+            own.write_text(json.dumps(self._own_config(name), indent=2))
+
+    def stop(self, name: str) -> None:
+        """Stop a process in good order."""
+        self.processes[name].ask_to_stop()
+        self.processes[name].wait()
+
+    def writers_of(self, stream: DemoStream) -> list[str]:
+        """Return the writers of a stream, as they are now configured."""
+        return sorted(
+            {
+                name
+                for writer in stream.writers.values()
+                for name in writers_of(stream, writer, self._moved)
+            }
+        )
+
+    def all_writers_of(self, stream: DemoStream) -> list[str]:
+        """Return everybody who was a writer of a stream at some time."""
+        if stream.in_memory:
+            return sorted(stream.writers.values())
+        return sorted(
+            {name for writer in stream.writers.values() for name in self._ever[writer]}
+        )
+
+    def is_writing(self, name: str) -> bool:
+        """Return whether a process writes anything, as it is now configured."""
+        return any(name in self.writers_of(stream) for stream in STREAMS.values())
 
     def catch_ups(self) -> int:
         """Count the catch-ups of all readers since their start."""
@@ -182,10 +225,15 @@ class FaultDeployment(Deployment):
         for listener in config.get("worker_listeners") or config["listeners"]:
             if "resources" in listener:
                 listener["resources"][0]["names"].append("metrics")
+        for declaration in config["synapse_replication"]["streams"]:
+            if isinstance(declaration, dict):
+                stream = STREAMS[declaration["name"]]
+                declaration["writers"] = self.writers_of(stream)
         if not self._needs.extension:
             config["synapse_replication"]["extension"] = {"enabled": False}
         if name == self._needs.proxied and self.redis is not None:
-            self.proxy = LinkProxy((self.redis.host, self.redis.port))
+            if self.proxy is None:
+                self.proxy = LinkProxy((self.redis.host, self.redis.port))
             config["redis"] = {
                 "enabled": True,
                 "host": "127.0.0.1",
@@ -197,7 +245,8 @@ class FaultDeployment(Deployment):
         section = dict(super()._direct_tcp(name))
         if name == self._needs.proxied:
             port = self.tcp_ports[PROXIED_WRITER]
-            self.proxy = LinkProxy(("127.0.0.1", port))
+            if self.proxy is None:
+                self.proxy = LinkProxy(("127.0.0.1", port))
             section["connect"] = [
                 address.replace(f":{port}", f":{self.proxy.port}")
                 for address in section["connect"]
@@ -214,6 +263,7 @@ class FaultDeployment(Deployment):
                 "end_file": str(self.end_file),
                 "log_file": str(self.log_of(name)),
                 "skip": self._skip,
+                "moved": {writer: list(to) for writer, to in self._moved.items()},
             },
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -16,7 +16,7 @@ from synapse_replication.demo.deployment import READERS, WRITERS, Plan
 from synapse_replication.demo.display import positions_agree
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.run import Tail
-from synapse_replication.demo.script import STREAMS
+from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ReplicationError
 
 __all__ = ["Result", "Settings", "are_level", "make_result", "run_scenario"]
@@ -105,7 +105,9 @@ def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
     )
 
 
-def _all_equal(readers: Iterable[Positions]) -> bool:
+def _all_equal(
+    readers: Iterable[Positions], writers_of: Callable[[DemoStream], Sequence[str]]
+) -> bool:
     """Tell whether all writers of a stream are at one position, at all readers."""
     by_stream: dict[str, set[int]] = {}
     known = list(readers)
@@ -113,15 +115,27 @@ def _all_equal(readers: Iterable[Positions]) -> bool:
         by_stream[stream.name] = {
             reader.get((stream.name, writer), -1)
             for reader in known
-            for writer in stream.writers.values()
+            for writer in writers_of(stream)
         }
     return all(len(positions) == 1 for positions in by_stream.values())
 
 
 def make_result(
-    scenario: str, tallies: list[Tally], *, catch_ups: int, seconds: float | None
+    scenario: str,
+    tallies: list[Tally],
+    *,
+    catch_ups: int,
+    seconds: float | None,
+    removed: Collection[tuple[str, str]] = (),
 ) -> Result:
-    """Add up what the set checker found."""
+    """Add up what the set checker found.
+
+    :param removed: the ``(stream, writer)`` that are none any more: their readers need
+        not be where the others are.
+    """
+    agreed = positions_agree(
+        [t for t in tallies if (t.stream_name, t.instance_name) not in removed]
+    ) and all(tally.is_level for tally in tallies)
     return Result(
         scenario,
         written=sum(tally.written for tally in tallies) // len(READERS),
@@ -131,7 +145,7 @@ def make_result(
         reordered=sum(tally.out_of_order for tally in tallies),
         catch_ups=catch_ups,
         seconds=seconds,
-        agreed=positions_agree(tallies),
+        agreed=agreed,
     )
 
 
@@ -190,13 +204,16 @@ class _Course:
         self._look()
         targets = self._written()
         counts = [tail.rows for tail in self._writers]
+        for tail in self._writers:
+            # One that was stopped in good order has noted that.
+            tail.finished = False
         found = self._wait(LEVEL_TIMEOUT, lambda: self._is_past(targets))
         seconds = time.monotonic() - lifted if found else None
         self._wait(LOAD_AFTER, lambda: False)
         write_on = self._wait(LEVEL_TIMEOUT, lambda: self._write_on(counts))
 
         deployment.end_writers()
-        self._wait(LEVEL_TIMEOUT, lambda: all(tail.finished for tail in self._writers))
+        self._wait(LEVEL_TIMEOUT, self._have_finished)
         self._wait(LEVEL_TIMEOUT, self._agree)
         catch_ups = deployment.catch_ups() - before
         refused = deployment.refused_writes()
@@ -206,6 +223,12 @@ class _Course:
             self._compare(),
             catch_ups=catch_ups,
             seconds=seconds,
+            removed={
+                (stream.name, writer)
+                for stream in STREAMS.values()
+                for writer in deployment.all_writers_of(stream)
+                if writer not in deployment.writers_of(stream)
+            },
         )
         errors = [
             f"{name} ended with {code}" for name, code in statuses.items() if code
@@ -232,7 +255,16 @@ class _Course:
 
     def _write_on(self, counts: list[int]) -> bool:
         return all(
-            tail.rows > count for tail, count in zip(self._writers, counts, strict=True)
+            tail.rows > count
+            for name, tail, count in zip(WRITERS, self._writers, counts, strict=True)
+            if self._deployment.is_writing(name)
+        )
+
+    def _have_finished(self) -> bool:
+        return all(
+            tail.finished
+            for name, tail in zip(WRITERS, self._writers, strict=True)
+            if self._deployment.is_writing(name)
         )
 
     def _written(self) -> Positions:
@@ -247,13 +279,15 @@ class _Course:
 
     def _agree(self) -> bool:
         readers = [tail.positions for tail in self._readers]
-        return are_level(self._written(), readers) and _all_equal(readers)
+        return are_level(self._written(), readers) and _all_equal(
+            readers, self._deployment.writers_of
+        )
 
     def _compare(self) -> list[Tally]:
         tallies = []
         journals = {name: self._deployment.journal(name) for name in READERS}
         for stream in STREAMS.values():
-            for writer in sorted(set(stream.writers.values())):
+            for writer in self._deployment.all_writers_of(stream):
                 written = self._deployment.written_rows(stream, writer)
                 tallies += [
                     compare(stream.name, writer, reader, written, journal)

@@ -22,6 +22,7 @@ from scripts.tools.faults.deployment import (
     Needs,
     SmallDiskPostgres,
 )
+from synapse_replication.demo.script import STREAMS
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.link_proxy import Cut
 
@@ -45,6 +46,10 @@ CLASSIC = Needs(extension=False)
 CLASSIC_WRITER_PROXIED = Needs(proxied="event_writer1", extension=False)
 TCP = Needs(direct_tcp=True)
 TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
+
+#: The writer whose tables are moved, and one that did not write them before.
+MOVED_WRITER = "event_writer1"
+SPARE_WRITER = "typing_writer"
 
 Fault = Callable[[FaultDeployment, random.Random], None]
 
@@ -92,6 +97,47 @@ def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
             process.thaw()
 
     return cause
+
+
+def _move(
+    *to: str, kill: bool = False, unsent: bool = False, back: bool = False
+) -> Fault:
+    """Give the tables of ``event_writer1`` to other writers.
+
+    ``reader1`` is away meanwhile, ``reader2`` runs with the configuration that it has.
+
+    :param unsent: what it committed last is never sent.
+    :param back: give them back after a while.
+    """
+
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        deployment.kill("reader1")
+        _stay_away(chance)
+        if unsent:
+            assert deployment.proxy is not None
+            deployment.proxy.cut(Cut.PUBLISHES)
+            _stay_away(chance)
+        _change(deployment, *to, kill=kill)
+        deployment.start_again("reader1")
+        if back:
+            _stay_away(chance)
+            _change(deployment, MOVED_WRITER, kill=kill)
+
+    return cause
+
+
+def _change(deployment: FaultDeployment, *to: str, kill: bool) -> None:
+    events = STREAMS["events"]
+    concerned = set(deployment.writers_of(events))
+    end = deployment.kill if kill else deployment.stop
+    ended = concerned | set(to)
+    for name in sorted(ended):
+        end(name)
+    if deployment.proxy is not None:
+        deployment.proxy.heal()
+    deployment.move(MOVED_WRITER, *to)
+    for name in sorted(ended):
+        deployment.start_again(name)
 
 
 def _kill_redis(deployment: FaultDeployment, chance: random.Random) -> None:
@@ -154,6 +200,15 @@ SCENARIOS = {
         Scenario("main-killed", _kill(MAIN_INSTANCE)),
         Scenario("writer-killed", _kill("event_writer1")),
         Scenario("reader-killed", _kill("reader1")),
+        Scenario("writer-moved", _move(SPARE_WRITER)),
+        Scenario(
+            "writer-killed-then-moved",
+            _move(SPARE_WRITER, kill=True, unsent=True),
+            WRITER_PROXIED,
+        ),
+        Scenario("writer-moved-back", _move(SPARE_WRITER, kill=True, back=True)),
+        Scenario("writer-added", _move(MOVED_WRITER, SPARE_WRITER)),
+        Scenario("writer-removed", _move("event_writer2", kill=True)),
         Scenario("writer-frozen", _freeze("event_writer1")),
         Scenario("reader-frozen", _freeze("reader1")),
         Scenario("redis-killed", _kill_redis),
@@ -170,6 +225,12 @@ SCENARIOS = {
         Scenario(
             "classic-publishes-cut", _cut(Cut.PUBLISHES, CUT), CLASSIC_WRITER_PROXIED
         ),
+        Scenario(
+            "classic-writer-killed-then-moved",
+            _move(SPARE_WRITER, kill=True, unsent=True),
+            CLASSIC_WRITER_PROXIED,
+        ),
+        Scenario("tcp-writer-moved", _move(SPARE_WRITER), TCP),
         Scenario("tcp-main-killed", _kill(MAIN_INSTANCE), TCP),
         Scenario("tcp-writer-killed", _kill("event_writer1"), TCP),
         Scenario("tcp-reader-killed", _kill("reader1"), TCP),

@@ -6,7 +6,7 @@ a process that is started again goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +15,7 @@ import attrs
 import psycopg2
 from twisted.logger import Logger
 
-from synapse_replication.demo.script import Write, read_script
+from synapse_replication.demo.script import STREAMS, DemoStream, Write, read_script
 from synapse_replication.demo.writer import ScriptWriter
 from synapse_replication.errors import ReplicationError
 
@@ -53,27 +53,54 @@ class SteadyWriter(ScriptWriter):
             await self._host.clock.sleep(REFUSED_PAUSE)
 
 
-def own_writes(script: Iterable[Write], name: str) -> Iterator[Write]:
-    """Give a process's part of a script, which begins with row number 0."""
+def writers_of(
+    stream: DemoStream, writer: str, moved: Mapping[str, Sequence[str]]
+) -> Sequence[str]:
+    """Return who writes now what a writer of the script wrote to a stream."""
+    return (writer,) if stream.in_memory else moved.get(writer, (writer,))
+
+
+def own_writes(
+    script: Iterable[Write],
+    name: str,
+    moved: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Write]:
+    """Give a process's part of a script, which begins with row number 0.
+
+    :param moved: who writes the tables of some writers of the script now, in turn.
+    """
+    moved = moved or {}
+    if not any(
+        name in writers_of(stream, writer, moved)
+        for stream in STREAMS.values()
+        for writer in stream.writers.values()
+    ):
+        # The script has no end.
+        return
     skipped = None
-    for write in script:
+    for number, write in enumerate(script):
         if skipped is None:
             skipped = write.row_number
-        if write.instance_name == name:
-            yield attrs.evolve(write, row_number=write.row_number - skipped)
+        stream = STREAMS[write.stream_name]
+        writers = writers_of(stream, write.instance_name, moved)
+        if writers[number % len(writers)] == name:
+            yield attrs.evolve(
+                write, instance_name=name, row_number=write.row_number - skipped
+            )
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> SteadyWriter:
     """Make the writer that ``modules`` asks for.
 
     :param config: ``recording``, ``rate``, ``begin_file``, ``end_file``,
-        ``log_file`` and ``skip``: how many writes of the script to leave out.
+        ``log_file`` and ``skip``: how many writes of the script to leave out;
+        ``moved``: see :func:`own_writes`.
     """
     name = host.identity.instance_name
     script = read_script(Path(config["recording"]), ENDLESS)
     writer = SteadyWriter(
         host,
-        own_writes(islice(script, config["skip"], None), name),
+        own_writes(islice(script, config["skip"], None), name, config.get("moved")),
         config["rate"],
         Path(config["begin_file"]),
         Path(config["log_file"]),

@@ -18,6 +18,7 @@ from scripts.tools.faults.deployment import (
     count_catch_ups,
 )
 from synapse_replication.demo.deployment import Plan
+from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ServerStartError
 
 PLAN = Plan(Path("recording"), 0, 5.0, use_redis=True)
@@ -44,6 +45,33 @@ class CountCatchUpsTests(SynchronousTestCase):
 
 
 class FaultDeploymentTests(SynchronousTestCase):
+    def test_move(self) -> None:
+        """Everybody's file names the new writers, and only files change."""
+        deployment = FaultDeployment(PLAN, Needs(proxied="event_writer1"), 7)
+        self.addCleanup(deployment.close)
+        deployment.start_servers()
+        proxy = deployment.proxy
+        shared = (deployment.directory / "homeserver.yaml").read_text()
+        deployment.move("event_writer1", "typing_writer")
+        self.assertIs(deployment.proxy, proxy)
+        self.assertEqual((deployment.directory / "homeserver.yaml").read_text(), shared)
+        for name in ("reader1", "event_writer2"):
+            own = json.loads((deployment.directory / f"{name}.yaml").read_text())
+            (writers,) = (
+                stream["writers"]
+                for stream in own["synapse_replication"]["streams"]
+                if isinstance(stream, dict) and stream["name"] == "events"
+            )
+            self.assertEqual(writers, ["event_writer2", "typing_writer"])
+        events, typing = STREAMS["events"], STREAMS["typing"]
+        self.assertEqual(
+            deployment.all_writers_of(events),
+            ["event_writer1", "event_writer2", "typing_writer"],
+        )
+        self.assertEqual(deployment.all_writers_of(typing), ["typing_writer"])
+        self.assertFalse(deployment.is_writing("event_writer1"))
+        self.assertTrue(deployment.is_writing("typing_writer"))
+
     def test_one_process_goes_through_the_proxy(self) -> None:
         """Only the process whose link is cut is told of another port for Redis."""
         deployment = FaultDeployment(PLAN, Needs(proxied="reader1"), 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,28 @@ class OwnWritesTests(SynchronousTestCase):
         own = list(own_writes(script, first.instance_name))
         self.assertEqual(own[0], attrs.evolve(first, row_number=0))
         self.assertEqual({write.instance_name for write in own}, {first.instance_name})
+
+    def test_moved(self) -> None:
+        """Tables that were moved are written by others, in turn; memory is not."""
+        script = [
+            Write("events", "event_writer1", [["a"]], 0),
+            Write("events", "event_writer1", [["b"]], 1),
+            Write("typing", "typing_writer", [["c"]], 2),
+            Write("events", "event_writer2", [["d"]], 3),
+        ]
+
+        def rows(name: str, *to: str) -> list[Any]:
+            moved = {"event_writer1": to}
+            writes = list(own_writes(script, name, moved))
+            self.assertEqual({write.instance_name for write in writes} - {name}, set())
+            return [row for write in writes for (row,) in write.rows]
+
+        self.assertEqual(rows("typing_writer", "typing_writer"), ["a", "b", "c"])
+        self.assertEqual(rows("event_writer1", "event_writer1", "event_writer2"), ["a"])
+        self.assertEqual(
+            rows("event_writer2", "event_writer1", "event_writer2"), ["b", "d"]
+        )
+        # It does not search a script without end for what is not in it.
+        endless = (Write("events", "event_writer1", [], n) for n in count())
+        moved = {"event_writer1": ["event_writer2"]}
+        self.assertEqual(list(own_writes(endless, "event_writer1", moved)), [])
