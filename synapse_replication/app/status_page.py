@@ -20,7 +20,9 @@ from synapse_replication.instrumentation.status.model import (
     WORST_FIRST,
     Condition,
     ProcessStatus,
+    Standing,
     WriterStatus,
+    assess,
     describe_lag,
     describe_progress,
     encode_status,
@@ -48,6 +50,16 @@ _TONES = {
 }
 
 
+#: The tone and the text of a verdict.
+_VERDICTS = {
+    Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
+    Standing.STALLED: ("bad", "{count} of {streams} stalled"),
+    Standing.CUT_OFF: ("bad", "No link is up"),
+    Standing.CATCHING_UP: ("busy", "{count} of {streams} catching up"),
+    Standing.DRAINING: ("busy", "Draining {count} of {streams}"),
+    Standing.LIVE: ("good", "All rows arrive"),
+}
+
 #: So that a verdict is not told by its colour alone.
 _SIGNS = {"good": "\u2714", "busy": "\u25cf", "bad": "\u2716"}
 #: How long the page waits for what is new before it says that nobody answers, in ms.
@@ -71,30 +83,21 @@ class Verdict:
 
 
 def judge(status: ProcessStatus) -> Verdict:
-    """Say in one line how a process's replication stands."""
-    if status.duplicates:
-        return Verdict("bad", "Two processes have one name")
-    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
-    if stalled := len(status.stalled):
-        return Verdict("bad", f"{stalled} of {_streams(followed)} stalled")
-    if status.is_cut_off:
-        return Verdict("bad", "No link is up")
-    if waiting := sum(w.condition is Condition.WAITING for w in followed):
-        text = f"Waiting for {waiting} of {_streams(followed)}"
+    """Return in one line how a process's replication stands, the worst first."""
+    found = assess(status)
+    count, streams = len(found.concerned), _streams(found.followed)
+    if found.standing is Standing.WAITING:
+        text = f"Waiting for {count} of {streams}"
         # Others may be of processes that went for good.
         downs = [link for link in status.links if not link.up]
         if downs:
             newest = min(downs, key=lambda link: link.since)
             text += f": {newest.name} is down for {duration(newest.since)}"
         return Verdict("busy", text)
-    if removed := sum(w.condition is Condition.DRAINING for w in followed):
-        return Verdict("busy", f"Draining {removed} of {_streams(followed)}")
-    behind = sum(w.condition is Condition.CATCHING_UP for w in followed)
-    if behind:
-        return Verdict("busy", f"{behind} of {_streams(followed)} catching up")
-    if status.not_ready:
+    if found.standing is Standing.NOT_READY:
         return Verdict("busy", f"Not ready: {status.not_ready[0]}")
-    return Verdict("good", "All rows arrive")
+    tone, text = _VERDICTS[found.standing]
+    return Verdict(tone, text.format(count=count, streams=streams))
 
 
 def _streams(followed: Sequence[WriterStatus]) -> str:

@@ -130,7 +130,7 @@ class FollowTests(SynchronousTestCase):
 
     def test_terminal_is_not_commanded(self) -> None:
         """Control characters in what others sent are shown, not obeyed."""
-        text = self.as_text("REMOTE_SERVER_UP \x1b[31mred\x9b2J".encode())
+        text = self.as_text("ERROR \x1b[31mred\x9b2J".encode())
         self.assertIn("\\x1b[31mred\\x9b2J", text)
 
     def test_markup_is_not_obeyed(self) -> None:

@@ -20,6 +20,7 @@ from synapse_replication.text import printable
 __all__ = [
     "REMEDIES",
     "WORST_FIRST",
+    "Assessment",
     "Condition",
     "DuplicateStatus",
     "LinkStatus",
@@ -27,7 +28,9 @@ __all__ = [
     "ProcessStatus",
     "StallGroup",
     "StallReason",
+    "Standing",
     "WriterStatus",
+    "assess",
     "decode_status",
     "describe_lag",
     "describe_process",
@@ -261,37 +264,88 @@ def describe_writer(writer: WriterStatus) -> str:
     return f"{name} {writer.condition.value}"
 
 
+class Standing(enum.Enum):
+    """How a process's replication stands, the worst first."""
+
+    DUPLICATE_NAME = enum.auto()
+    STALLED = enum.auto()
+    CUT_OFF = enum.auto()
+    WAITING = enum.auto()
+    CATCHING_UP = enum.auto()
+    DRAINING = enum.auto()
+    NOT_READY = enum.auto()
+    LIVE = enum.auto()
+
+
+@attrs.frozen
+class Assessment:
+    """The worst that there is to report of a process.
+
+    :ivar concerned: the writers of which that is so.
+    :ivar followed: all writers whose rows the process receives.
+    """
+
+    standing: Standing
+    concerned: Sequence[WriterStatus]
+    followed: Sequence[WriterStatus]
+
+
+def assess(status: ProcessStatus) -> Assessment:
+    """Return the worst that there is to report; page and log lines put it in words."""
+    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
+    of_condition = {
+        Standing.STALLED: status.stalled,
+        **{
+            standing: [w for w in followed if w.condition is condition]
+            for standing, condition in (
+                (Standing.WAITING, Condition.WAITING),
+                (Standing.CATCHING_UP, Condition.CATCHING_UP),
+                (Standing.DRAINING, Condition.DRAINING),
+            )
+        },
+    }
+    applies = {
+        Standing.DUPLICATE_NAME: bool(status.duplicates),
+        Standing.CUT_OFF: status.is_cut_off,
+        Standing.NOT_READY: bool(status.not_ready),
+        Standing.LIVE: True,
+        **{standing: bool(writers) for standing, writers in of_condition.items()},
+    }
+    worst = next(standing for standing in Standing if applies[standing])
+    return Assessment(worst, of_condition.get(worst, ()), followed)
+
+
 def describe_process(status: ProcessStatus) -> str:
-    """Say in one line how a process's replication stands, the worst first.
+    """Return in one line how a process's replication stands, the worst first.
 
     It has no times, so that it changes only if something does.
     """
-    if status.duplicates:
+    found = assess(status)
+    standing, concerned = found.standing, found.concerned
+    if standing is Standing.DUPLICATE_NAME:
         return f"two processes are called {status.duplicates[0].instance_name}"
-    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
-    stalled = status.stalled
-    if stalled:
-        worst = max(stalled, key=lambda writer: writer.stalled_for)
-        return f"stalled: {_name(worst)}: {worst.detail}" + _and_more(stalled)
-    if status.is_cut_off:
+    if standing is Standing.CUT_OFF:
         return "no link is up"
-    draining = [w for w in followed if w.condition is Condition.DRAINING]
-    if draining:
-        return (
-            f"draining removed writer {_name(draining[0])}, {draining[0].lag:,} behind"
-            + _and_more(draining)
-        )
-    fetching = [w for w in followed if w.started_from is not None]
-    if fetching:
-        last = max(fetching, key=lambda writer: writer.lag)
-        return f"catching up {_name(last)} {describe_progress(last)}" + _and_more(
-            fetching
-        )
-    waiting = [w for w in followed if w.condition is Condition.WAITING]
-    if waiting:
-        return f"waiting for {_name(waiting[0])}" + _and_more(waiting)
-    if status.not_ready:
+    if standing is Standing.NOT_READY:
         return f"not ready: {status.not_ready[0]}"
+    if standing is Standing.LIVE:
+        return _describe_live(found.followed)
+    more = _and_more(concerned)
+    if standing is Standing.STALLED:
+        worst = max(concerned, key=lambda writer: writer.stalled_for)
+        return f"stalled: {_name(worst)}: {worst.detail}{more}"
+    if standing is Standing.WAITING:
+        return f"waiting for {_name(concerned[0])}{more}"
+    if standing is Standing.DRAINING:
+        first = concerned[0]
+        return f"draining removed writer {_name(first)}, {first.lag:,} behind{more}"
+    last = max(concerned, key=lambda writer: writer.lag)
+    if last.started_from is None:
+        return f"catching up {_name(last)}, {last.lag:,} behind{more}"
+    return f"catching up {_name(last)} {describe_progress(last)}{more}"
+
+
+def _describe_live(followed: Sequence[WriterStatus]) -> str:
     if not followed:
         return "live: follows no other process"
     writers = {writer.instance_name for writer in followed}

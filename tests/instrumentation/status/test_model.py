@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.app.status_page import judge
 from synapse_replication.errors import StatusError
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -15,7 +16,9 @@ from synapse_replication.instrumentation.status.model import (
     MemberStatus,
     ProcessStatus,
     StallReason,
+    Standing,
     WriterStatus,
+    assess,
     decode_status,
     describe_lag,
     describe_process,
@@ -123,11 +126,11 @@ class DescribeProcessTests(SynchronousTestCase):
                 self.describe(STALLED, attrs.evolve(STALLED, stalled_for=1.0)),
             ),
             ("no link is up", self.describe(fetching, links=down)),
+            ("waiting for caches/w1", self.describe(LIVE, fetching, waiting)),
             (
                 "catching up events/w1 12,034 of 98,211",
-                self.describe(LIVE, waiting, fetching),
+                self.describe(LIVE, fetching),
             ),
-            ("waiting for caches/w1", self.describe(LIVE, waiting)),
             ("not ready: no link is up", self.describe(not_ready=("no link is up",))),
             ("live: 1 stream of 1 writer", self.describe(LIVE)),
             (
@@ -140,3 +143,23 @@ class DescribeProcessTests(SynchronousTestCase):
             ),
         ):
             self.assertEqual(told, expected)
+
+
+class AssessTests(SynchronousTestCase):
+    """One order for the page and for the line that the service manager shows."""
+
+    def test_same_order(self) -> None:
+        """Page and line name the same, whatever comes together."""
+        fetching = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 9, 8, 3.0, 0)
+        draining = attrs.evolve(fetching, condition=Condition.DRAINING)
+        waiting = attrs.evolve(fetching, condition=Condition.WAITING)
+        for writers, standing, page, line in (
+            ((draining, fetching), Standing.CATCHING_UP, "1 of 2", "catching up"),
+            ((fetching, waiting), Standing.WAITING, "Waiting", "waiting"),
+            ((draining, LIVE), Standing.DRAINING, "Draining", "draining"),
+            ((waiting, STALLED), Standing.STALLED, "1 of 2", "stalled"),
+        ):
+            status = ProcessStatus("x.test", "w9", "1", 1.0, (), writers, (), (), ())
+            self.assertEqual(assess(status).standing, standing)
+            self.assertIn(page, judge(status).text)
+            self.assertTrue(describe_process(status).startswith(line))
