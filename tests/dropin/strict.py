@@ -28,11 +28,15 @@ from tests.dropin.test_handler import HostWithHandler
 __all__ = ["MemoryTransport", "StrictCluster", "StrictReactor", "StrictRedis", "join"]
 
 
+#: How long a write takes to the other end, in s.
+LATENCY = 0.01
+
+
 class MemoryTransport:
     """One end of a connection without sockets.
 
-    What is written reaches the other end in a later turn of the reactor. It says that
-    it is TCP, and has no handle.
+    What is written reaches the other end in a later turn of the reactor, also if the
+    clock jumps. It says that it is TCP, and has no handle.
 
     :ivar written: what was written and has not reached the other end.
     """
@@ -49,7 +53,7 @@ class MemoryTransport:
 
     def write(self, data: bytes) -> None:
         self.written += data
-        self._reactor.callLater(0, self._deliver)
+        self._reactor.callLater(LATENCY, self._deliver)
 
     def _deliver(self) -> None:
         data, self.written = self.written, b""
