@@ -3,14 +3,19 @@
 ::
 
     python -m scripts.tools.archive_kills --kills 24 --seed 1
+    python -m scripts.tools.archive_kills --two-drivers 8 --seed 1
 
 A private PostgreSQL gets new rows before each run. A run is a process of its own, with
-Spark; it is killed with SIGKILL at each named point of the writing protocol first, then
-at random moments: its Python alone, its Java alone, or both. The next run starts at
-once, while Java of the last one may still be alive. After each kill a reader of Parquet
-that knows nothing of the protocol looks for rows that are doubled, or that no table
-has. At the end a run is left alone; then Spark's reader, pyarrow's and the tables must
-agree in every row.
+Spark; it is killed with SIGKILL at each named point of the writing first, then at
+random moments: its Python alone, its Java alone, or both. The next run starts at once,
+while Java of the last one may still be alive. After each kill the Delta tables are read
+and searched for rows that are doubled, or that no table of the database has. At the end
+a run is left alone; then Spark's reader, DuckDB's, pyarrow's and the tables must agree
+in every row.
+
+With ``--two-drivers`` two runs archive to one place at the same time, round after
+round, and one of them is killed now and then. A run that another one was ahead of must
+end with a message that says so.
 """
 
 from __future__ import annotations
@@ -26,13 +31,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import click
 
-from synapse_replication.pipeline.archive.writer import Point
+from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.support.archive_database import (
     Key,
@@ -43,18 +49,26 @@ from tests.support.archive_database import (
 
 __all__ = ["main"]
 
+#: Stream, writer, token, place, row.
+Row: TypeAlias = tuple[Any, ...]
+
+_KEYS = ("instance_name", "stream_id", "row_index")
+
 #: Who is killed.
 WHOM = ("python", "both", "java")
 
-#: Points that a run only comes to where folders cannot be exchanged.
-_WITHOUT_EXCHANGE = (Point.SWAP_WRITTEN, Point.SWAP_OLD_AWAY)
-
-#: Points that a run comes to once, or twice at most.
-_ONCE = (Point.COMPACTION_STAGED, Point.COMPACTED)
+#: Points that a run comes to once.
+_ONCE = (Point.PLANNED, Point.COMPACTING, Point.COMPACTED, Point.VACUUMED)
 
 _DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
+_RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
+
+#: How a run ends that another one was ahead of.
+_STATUS_REFUSED = 3
+_REFUSED = "refused: "
+_FIRST = "first: one driver at a time"
 _ROWS_BEFORE_A_RUN = 200
-_MAX_ROWS = 150
+_BATCH_IDS = 150
 _COMPACT_FILES = 3
 _PATIENCE_SECONDS = 300.0
 
@@ -97,7 +111,7 @@ def plan_kills(count: int, rng: random.Random) -> list[Kill]:
     while len(kills) < count:
         kills.append(
             Kill(
-                rng.choice(WHOM), after=rng.randint(1, 16), delay=rng.uniform(0.0, 0.6)
+                rng.choice(WHOM), after=rng.randint(1, 12), delay=rng.uniform(0.0, 0.6)
             )
         )
     return kills[:count]
@@ -106,39 +120,38 @@ def plan_kills(count: int, rng: random.Random) -> list[Kill]:
 # -- in the process that is killed -------------------------------------------------
 
 
-def _work(folder: str, kill: Kill | None, *, exchange: bool) -> None:
+def _work(folder: str, kill: Kill | None) -> None:
     """Archive once; at each point, say so, and maybe die."""
-    from synapse_replication.pipeline.archive import compaction as archive_compaction
+    from synapse_replication.errors import PipelineError
     from synapse_replication.pipeline.archive.progress import PlainReporter
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
     from synapse_replication.pipeline.settings import settings_of_dsn
 
-    if not exchange:
-        archive_compaction.exchange_folders = _cannot
     reached: Counter[Point] = Counter()
 
     def watch(point: Point) -> None:
         reached[point] += 1
-        print(point.value, flush=True)  # noqa: T201 -- for who started this
+        print(point.value, flush=True)  # noqa: T201 -- for the process that started this
         if kill is not None and point is kill.point and reached[point] == kill.nth:
             _kill(os.getpid(), kill.whom)
 
-    run_archive(
-        ArchiveSettings(
-            folder,
-            settings_of_dsn(os.environ[_DSN_VARIABLE]),
-            once=True,
-            max_rows=_MAX_ROWS,
-            compact_files=_COMPACT_FILES,
-            master="local[2]",
-        ),
-        PlainReporter(sys.stderr),
-        watch=watch,
-    )
-
-
-def _cannot(one: Path, other: Path) -> None:
-    raise OSError(95, "Operation not supported")
+    try:
+        run_archive(
+            ArchiveSettings(
+                folder,
+                settings_of_dsn(os.environ[_DSN_VARIABLE]),
+                once=True,
+                batch_ids=_BATCH_IDS,
+                compact_files=_COMPACT_FILES,
+                retention_hours=int(os.environ.get(_RETENTION_VARIABLE, "168")),
+                master="local[2]",
+            ),
+            PlainReporter(sys.stderr),
+            watch=watch,
+        )
+    except PipelineError as error:
+        print(f"{_REFUSED}{error}", flush=True)  # noqa: T201
+        sys.exit(_STATUS_REFUSED if _FIRST in str(error) else 1)
 
 
 def _kill(python: int, whom: str) -> None:
@@ -225,8 +238,8 @@ class KillTest:
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
             started = time.monotonic()
             status, points = self._start(kill)
-            # Without its Java, Python ends by itself.
-            if status < 0 or (status != 0 and kill.whom == "java"):
+            # Without its Java, Python ends by itself, or commits what is written.
+            if status < 0 or (points and kill.whom == "java"):
                 self.result.kills += 1
             elif status != 0:
                 self.result.problems.append(f"{kill}: the run failed by itself")
@@ -249,8 +262,6 @@ class KillTest:
         if kill is not None and kill.point is not None:
             arguments += ["--point", kill.point.value, "--nth", str(kill.nth)]
             arguments += ["--whom", kill.whom]
-        if kill is not None and kill.point in _WITHOUT_EXCHANGE:
-            arguments.append("--no-exchange")
         log = self._folder.with_suffix(".log")
         with log.open("ab") as errors:
             process = subprocess.Popen(
@@ -288,23 +299,49 @@ class KillTest:
             self.result.problems.append(f"{when}: {len(strangers)} rows of nobody")
         return len(seen)
 
-    def _by_pyarrow(self) -> list[tuple[str, str, int, int, str]]:
-        from pyarrow import dataset
+    def _by_pyarrow(self) -> list[Row]:
+        """Read the tables by their logs and files."""
+        from deltalake import DeltaTable
 
-        columns = ["stream", "instance_name", "stream_id", "row_index", "row"]
-        rows = self._folder / "rows"
-        if not any(rows.rglob("*.parquet")):
-            return []
-        table = dataset.dataset(rows, partitioning="hive").to_table(columns=columns)
-        return sorted(zip(*(table[name].to_pylist() for name in columns), strict=True))
+        from synapse_replication.pipeline.archive.store import open_store
+        from synapse_replication.pipeline.json_rows import json_rows
+        from synapse_replication.pipeline.tables import standard_tables
+
+        store = open_store(self._folder)
+        rows: list[Row] = []
+        for stream in store.streams():
+            if not DeltaTable.is_deltatable(store.stream_uri(stream)):
+                continue
+            found = DeltaTable(store.stream_uri(stream)).to_pyarrow_dataset()
+            for batch in found.to_batches():
+                texts = json_rows(standard_tables()[stream], batch).to_pylist()
+                columns = [batch.column(name).to_pylist() for name in _KEYS]
+                rows += [(stream, *row) for row in zip(*columns, texts, strict=True)]
+        return sorted(rows)
+
+    def _by_duckdb(self) -> list[Key]:
+        """Read the tables as an analyst does."""
+        import duckdb
+        from deltalake import DeltaTable
+
+        keys: list[Key] = []
+        for folder in sorted((self._folder / "streams").iterdir()):
+            table = DeltaTable(folder).to_pyarrow_dataset()
+            with duckdb.connect() as connection:
+                connection.register("archived", table)
+                found = connection.execute(
+                    "SELECT instance_name, stream_id FROM archived"
+                ).fetchall()
+            keys += [(folder.name, *row) for row in found]
+        return sorted(keys)
 
     def _compare(self) -> None:
-        from synapse_replication.pipeline.archive.layout import read_archive
+        from synapse_replication.pipeline.archive.frames import read_archive
         from synapse_replication.pipeline.spark.session import job_session
 
-        columns = ("stream", "instance_name", "stream_id", "row_index", "row")
+        columns = ("stream", *_KEYS, "row")
         with job_session("archive_kills", master="local[2]") as session:
-            archived = read_archive(session, self._folder).select(*columns)
+            archived = read_archive(session, self._folder).rows().select(*columns)
             by_spark = sorted(map(tuple, archived.collect()))
             source = session.read.format("synapse_replication")
             source = source.option("dsn", self._dsn)
@@ -312,8 +349,10 @@ class KillTest:
         by_pyarrow = self._by_pyarrow()
         keys: list[Key] = [row[:3] for row in by_pyarrow]
         self.result.rows = len(keys)
-        if keys != read_keys(self._dsn):
-            self.result.problems.append("pyarrow's rows are not the tables'")
+        expected = read_keys(self._dsn)
+        for reader, found in (("pyarrow", keys), ("DuckDB", self._by_duckdb())):
+            if found != expected:
+                self.result.problems.append(f"{reader}'s rows are not the tables'")
         for name, rows in (
             ("the tables, by the data source", by_source),
             ("the archive, by Spark", by_spark),
@@ -322,6 +361,45 @@ class KillTest:
             self._say(f"{name}: {len(rows)} rows, checksum {_checksum(rows)}")
             if rows != by_pyarrow:
                 self.result.problems.append(f"{name} has other rows than pyarrow reads")
+
+
+class TwoDriversTest(KillTest):
+    """Runs two drivers at once, and checks."""
+
+    def run_rounds(self, rounds: int, rng: random.Random) -> Result:
+        """Do it all."""
+        make_tables(self._dsn)
+        for number in range(1, rounds + 1):
+            add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
+            # Every third round one of them is killed.
+            kill = (
+                Kill("both", after=rng.randint(2, 10), delay=rng.uniform(0, 0.3))
+                if number % 3 == 0
+                else None
+            )
+            delay = rng.uniform(0.0, 1.0)
+            with ThreadPoolExecutor(2) as pool:
+                first = pool.submit(self._start, kill)
+                time.sleep(delay)
+                second = pool.submit(self._start, None)
+                statuses = [first.result()[0], second.result()[0]]
+            self.result.kills += statuses[0] < 0
+            refused = statuses.count(_STATUS_REFUSED)
+            self.refused += refused
+            if any(status not in (0, _STATUS_REFUSED, -9) for status in statuses):
+                self.result.problems.append(f"round {number}: statuses {statuses}")
+            seen = self._look(f"round {number}")
+            self._say(
+                f"round {number}, {delay:.1f} s apart, killed: {kill}: statuses "
+                f"{statuses}, {refused} refused; {seen} rows are there"
+            )
+        status, _ = self._start(None)
+        if status != 0:
+            self.result.problems.append(f"the last run ended with status {status}")
+        self._compare()
+        return self.result
+
+    refused = 0
 
 
 def _checksum(rows: Iterable[object]) -> str:
@@ -333,34 +411,43 @@ def _checksum(rows: Iterable[object]) -> str:
 
 @click.command()
 @click.option("--kills", default=24, show_default=True, help="How many.")
+@click.option("--two-drivers", default=0, help="Rounds of two drivers at once instead.")
 @click.option("--skip", default=0, help="So many of them; the first are the named.")
 @click.option("--seed", default=1, show_default=True, help="Of what is random.")
 @click.option("--child", hidden=True)
 @click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
 @click.option("--nth", default=1, hidden=True)
 @click.option("--whom", type=click.Choice(WHOM), default="python", hidden=True)
-@click.option("--no-exchange", is_flag=True, hidden=True)
 def main(
     kills: int,
+    two_drivers: int,
     skip: int,
     seed: int,
     child: str | None,
     point: str | None,
     nth: int,
     whom: str,
-    no_exchange: bool,
 ) -> None:
     """Kill an archive's driver again and again; exit with 1 if a row is amiss."""
     if child is not None:
-        kill = None if point is None else Kill(whom, Point(point), nth)
-        _work(child, kill, exchange=not no_exchange)
+        _work(child, None if point is None else Kill(whom, Point(point), nth))
         return
+    rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="archive-kills-") as folder:
         server = PrivatePostgres()
         server.start()
         try:
-            test = KillTest(server.new_database(), Path(folder, "archive"), click.echo)
-            result = test.run(plan_kills(kills, random.Random(seed))[skip:])
+            place = Path(folder, "archive")
+            dsn = server.new_database()
+            if two_drivers:
+                test = TwoDriversTest(dsn, place, click.echo)
+                result = test.run_rounds(two_drivers, rng)
+                click.echo(f"{test.refused} drivers were refused")
+            else:
+                # Alone, a run may remove what no commit names at once.
+                os.environ[_RETENTION_VARIABLE] = "0"
+                planned = plan_kills(kills, rng)[skip:]
+                result = KillTest(dsn, place, click.echo).run(planned)
         finally:
             server.stop()
     click.echo(f"{result.kills} kills, {result.rows} rows")

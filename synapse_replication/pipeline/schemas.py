@@ -22,7 +22,6 @@ from pyspark.sql.types import (
 __all__ = [
     "ARCHIVED_ROWS_SCHEMA",
     "ARCHIVED_WIRE_SCHEMA",
-    "ARCHIVE_SCHEMA",
     "FINDINGS_SCHEMA",
     "ROWS_SCHEMA",
     "WIRE_SCHEMA",
@@ -43,17 +42,6 @@ ROWS_SCHEMA: Final = StructType(
         StructField("row", StringType(), nullable=False),
         # When it was written, UTC; null where the table does not tell.
         StructField("written_ts", TimestampType(), nullable=True),
-    ]
-)
-
-#: A row of the archive. ``stream`` and ``day`` are its partitions.
-ARCHIVE_SCHEMA: Final = StructType(
-    [
-        *ROWS_SCHEMA.fields,
-        # When it was read for the archive, UTC; the same for all rows of a batch.
-        StructField("archived_ts", TimestampType(), nullable=False),
-        # Of written_ts, or else of archived_ts; UTC.
-        StructField("day", DateType(), nullable=False),
     ]
 )
 

@@ -7,6 +7,7 @@ columns of the same names; ``events``, which has three kinds of rows, gets a col
 
 from __future__ import annotations
 
+import enum
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,10 @@ __all__ = [
     "KEY_COLUMNS",
     "KIND",
     "TYPE_METADATA",
+    "WIRE_ARROW_SCHEMA",
+    "WIRE_TABLE_SCHEMA",
     "Column",
+    "RowForm",
     "StreamTable",
     "standard_tables",
     "table_of_codec",
@@ -51,6 +55,27 @@ DAY: Final = "day"
 #: Of ``events``: which kind of row it is.
 KIND: Final = "kind"
 
+#: The columns of the commands of recordings; see WIRE_SCHEMA in pipeline/schemas.py.
+WIRE_ARROW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("recording", pa.string(), nullable=False),
+        pa.field("line_number", pa.int64(), nullable=False),
+        pa.field("t", pa.float64(), nullable=False),
+        pa.field("received_ts", pa.timestamp("us", tz="UTC")),
+        pa.field("channel", pa.string(), nullable=False),
+        pa.field("command", pa.string()),
+        pa.field("stream", pa.string()),
+        pa.field("instance_name", pa.string()),
+        pa.field("token", pa.int64()),
+        pa.field("prev_token", pa.int64()),
+        pa.field("row", pa.string()),
+        pa.field("line", pa.string(), nullable=False),
+    ]
+)
+
+#: The columns of the archive's table of them.
+WIRE_TABLE_SCHEMA: Final = WIRE_ARROW_SCHEMA.append(pa.field(DAY, pa.date32()))
+
 #: A column's property in Arrow and Delta that says that its texts hold JSON.
 TYPE_METADATA: Final = "synapse_replication.type"
 
@@ -72,6 +97,17 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "json": pa.string(),
 }
 _SPARK: Final = {"strings": "array<string>", "json": "string"}
+
+
+class RowForm(enum.Enum):
+    """What is read of a row besides its stream, token, writer and time."""
+
+    #: Its text on the wire.
+    JSON = "json"
+    #: A column for each field. Of one stream only.
+    TYPED = "typed"
+    #: Nothing.
+    NONE = "none"
 
 
 @attrs.frozen

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.pipeline.tables import WIRE_ARROW_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,
     Record,
@@ -55,23 +56,6 @@ RANGE_BYTES: Final = 32 * 2**20
 #: Lines in a batch for Arrow.
 _BATCH_LINES: Final = 8192
 _COUNTED_AT_ONCE: Final = 2**20
-
-_ARROW_SCHEMA: Final = pa.schema(
-    [
-        ("recording", pa.string()),
-        ("line_number", pa.int64()),
-        ("t", pa.float64()),
-        ("received_ts", pa.timestamp("us", tz="UTC")),
-        ("channel", pa.string()),
-        ("command", pa.string()),
-        ("stream", pa.string()),
-        ("instance_name", pa.string()),
-        ("token", pa.int64()),
-        ("prev_token", pa.int64()),
-        ("row", pa.string()),
-        ("line", pa.string()),
-    ]
-)
 
 
 @attrs.frozen
@@ -250,9 +234,9 @@ def _to_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array(values, field.type)
-            for values, field in zip(columns, _ARROW_SCHEMA, strict=True)
+            for values, field in zip(columns, WIRE_ARROW_SCHEMA, strict=True)
         ],
-        schema=_ARROW_SCHEMA,
+        schema=WIRE_ARROW_SCHEMA,
     )
 
 

@@ -17,10 +17,10 @@ no tables: their writers are asked. Spec, sections 8 and 9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from synapse_replication.storage.row_queries import RangeQuery, RowQuery
+from synapse_replication.storage.row_queries import Detail, RangeQuery, RowQuery
 
 __all__ = ["STANDARD_QUERIES"]
 
@@ -39,13 +39,19 @@ def _query(
     writer: str = _OF_WRITER,
     *,
     distinct: bool = False,
-    as_json: bool = False,
+    kind: str | None = None,
+    lists: Collection[str] = (),
     written_ms: str | None = None,
 ) -> RowQuery:
-    row = f"json_build_array({columns})::text"
+    """Write the query for the rows of one table.
+
+    :param kind: of a stream with several kinds of rows: ``[kind, [columns]]``.
+    :param lists: columns that hold a list as JSON.
+    """
+    row = f"json_build_array('{kind}', json_build_array({columns}))::text"
     return RowQuery(
         f"""
-        SELECT {id_column}, {row if as_json else columns}
+        SELECT {id_column}, {row if kind else columns}
         FROM {table}
         WHERE {writer}
           AND {id_column} > %(after)s AND {id_column} <= %(up_to)s
@@ -57,42 +63,46 @@ def _query(
             alias="kept",
             id_column=id_column,
             writer_column="instance_name" if writer is _OF_WRITER else None,
-            row=row,
+            columns=tuple(
+                _LIST.format(column) if column in lists else column
+                for column in columns.split(", ")
+            ),
+            kind=kind,
             written_ms=written_ms,
         ),
         distinct,
-        as_json,
+        kind is not None,
     )
 
 
-_BACKFILLED = "e.event_id, e.room_id, e.type, s.state_key, r.redacts, l.relates_to_id"
-_EVENT = (
-    f"'ev', json_build_array({_BACKFILLED}, m.membership, "
-    "x.event_id IS NOT NULL, e.outlier)"
+# A list of texts, whether the column is an array or JSON.
+_LIST = (
+    "CASE jsonb_typeof(to_jsonb({0})) WHEN 'array' "
+    "THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb({0}))) END"
 )
+
+_BACKFILLED = "e.event_id, e.room_id, e.type, s.state_key, r.redacts, l.relates_to_id"
+_EVENT = f"{_BACKFILLED}, m.membership, x.event_id IS NOT NULL, e.outlier"
 
 
 _OF_EVENT = "event_id, room_id, type, outlier"
 
-# Each event is looked up. As a plain join, a database with some 100,000 rows would
-# rather read all of a table for each page.
-_ABOUT_EVENT = "".join(
-    f"""
-        LEFT JOIN LATERAL (
-            SELECT {column} FROM {table} WHERE event_id = e.event_id LIMIT 1
-        ) AS {alias} ON TRUE"""
-    for alias, table, column in (
-        ("s", "state_events", "state_key"),
-        ("r", "redactions", "redacts"),
-        ("l", "event_relations", "relates_to_id"),
-        ("m", "room_memberships", "membership"),
-        ("x", "rejections", "event_id"),
-    )
+_ABOUT_EVENT = (
+    Detail("s", "state_events", "state_key"),
+    Detail("r", "redactions", "redacts"),
+    Detail("l", "event_relations", "relates_to_id"),
+    Detail("m", "room_memberships", "membership"),
+    Detail("x", "rejections", "event_id"),
 )
 
 
 def _event_query(
-    columns: str, table: str, id_column: str, *, negative: bool = False
+    columns: str,
+    table: str,
+    id_column: str,
+    *,
+    kind: str | None = None,
+    negative: bool = False,
 ) -> RowQuery:
     """Ask about the events of a page, once the page is found.
 
@@ -114,11 +124,14 @@ def _event_query(
         event = f"""JOIN LATERAL (
             SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
         ) AS e ON TRUE"""
+    row = f"json_build_array({columns})"
+    if kind is not None:
+        row = f"json_build_array('{kind}', {row})"
     return RowQuery(
         f"""
         SELECT {alias}.token,
             CASE WHEN e.event_id IS NOT NULL
-            THEN json_build_array({columns})::text END
+            THEN {row}::text END
         FROM (
             SELECT {token} AS token, {event_columns}
             FROM {table}
@@ -126,16 +139,19 @@ def _event_query(
             ORDER BY {order}
             FETCH FIRST %(limit)s ROWS WITH TIES
         ) AS {alias}
-        {event and "LEFT " + event}{_ABOUT_EVENT}
+        {event and "LEFT " + event}
+        {" ".join(detail.lookup for detail in _ABOUT_EVENT)}
         ORDER BY {alias}.token
         """,
         RangeQuery(
             table=table,
             alias=alias,
-            joined=f"{event}{_ABOUT_EVENT}",
+            joined=event,
+            details=_ABOUT_EVENT,
             id_column=id_column,
             writer_column="instance_name",
-            row=f"json_build_array({columns})::text",
+            columns=tuple(columns.split(", ")),
+            kind=kind,
             # When an outlier became none is not kept.
             written_ms="received_ts" if table == "events" else None,
             negative=negative,
@@ -149,12 +165,14 @@ def _event_query(
 STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
     {
         "events": (
-            _event_query(_EVENT, "events", "stream_ordering"),
-            _event_query(_EVENT, "ex_outlier_stream", "event_stream_ordering"),
+            _event_query(_EVENT, "events", "stream_ordering", kind="ev"),
+            _event_query(
+                _EVENT, "ex_outlier_stream", "event_stream_ordering", kind="ev"
+            ),
             _query(
-                "'state', json_build_array(room_id, type, state_key, event_id)",
+                "room_id, type, state_key, event_id",
                 "current_state_delta_stream",
-                as_json=True,
+                kind="state",
             ),
         ),
         "backfill": (
@@ -238,6 +256,7 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
             _query(
                 "user_id, action, affected_fields",
                 "profile_updates",
+                lists=["affected_fields"],
                 written_ms="inserted_ts",
             ),
         ),

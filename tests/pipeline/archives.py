@@ -1,29 +1,39 @@
-"""Archives for tests: rows to put in, and what is in, by Spark and by pyarrow."""
+"""Archives for tests, written without Spark, and what readers see of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from pyarrow import dataset
-from pyspark.sql import DataFrame, functions
+import pyarrow as pa
+from deltalake import DeltaTable
 
-from synapse_replication.pipeline.archive.layout import read_archive
-from synapse_replication.pipeline.archive.writer import Batch, Point
-from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
-from tests.pipeline.shared_session import shared_session
+from synapse_replication.pipeline.archive.files import DayWriter
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.tables import StreamTable, standard_tables
+from tests.support.archive_database import Key
 
 __all__ = [
     "Killed",
+    "add_rows_to",
+    "archive_database",
+    "keys_of",
     "kill_at",
-    "make_batch",
-    "make_rows",
-    "rows_by_pyarrow",
-    "rows_by_spark",
+    "make_archive",
+    "open_table",
+    "receipts",
 ]
 
-#: What a row of these tests is known by.
-Key = tuple[str, int]
+#: When rows without a time are archived in these tests.
+TODAY = datetime.date(2026, 1, 9)
 
 
 class Killed(BaseException):
@@ -44,43 +54,119 @@ def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
     return watch
 
 
-def make_rows(first: int, last: int, *, streams: int = 2, days: int = 2) -> DataFrame:
-    """Make rows with ids from first to last; both inclusive, over streams and days."""
-    session = shared_session()
-    number = functions.col("id")
-    return (
-        session.range(first, last + 1, numPartitions=2)
-        .select(
-            functions.concat(functions.lit("s"), number % streams).alias("stream"),
-            functions.lit("w1").alias("instance_name"),
-            number.alias("stream_id"),
-            functions.lit(0).alias("row_index"),
-            functions.lit('["x"]').alias("row"),
-            functions.lit(None).cast("timestamp").alias("written_ts"),
-            functions.lit("2026-01-09 12:00:00").cast("timestamp").alias("archived_ts"),
-            functions.date_add(
-                functions.lit("2026-01-01").cast("date"),
-                functions.floor(number / streams % days).cast("int"),
-            ).alias("day"),
+def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str, Any]]:
+    """Make rows of ``receipts`` with such tokens, both inclusive.
+
+    :param day: of January 2026, when they were written; ``None`` if nobody knows.
+    """
+    written = (
+        None
+        if day is None
+        else datetime.datetime(2026, 1, day, 12, tzinfo=datetime.timezone.utc)
+    )
+    return [
+        {
+            "stream_id": token,
+            "row_index": 0,
+            "instance_name": "w1",
+            "written_ts": written,
+            "room_id": "!room",
+            "receipt_type": "m.read",
+            "user_id": f"@user{token}",
+            "event_id": "$event",
+            "data": '{"ts":5}',
+        }
+        for token in range(first, last + 1)
+    ]
+
+
+def open_table(
+    place: Path | str | ArchiveStore,
+    stream: str = "receipts",
+    table: StreamTable | None = None,
+) -> ArchiveTable:
+    """Open the table of a stream, as a driver does."""
+    store = place if isinstance(place, ArchiveStore) else open_store(place)
+    columns = table or standard_tables()[stream]
+    return ArchiveTable(store, store.stream_uri(stream), stream, columns.archive_schema)
+
+
+def add_rows_to(
+    place: Path | str | ArchiveStore,
+    stream: str,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    table: ArchiveTable | None = None,
+    columns: StreamTable | None = None,
+) -> ArchiveTable:
+    """Commit rows to the table of a stream, with the offset that they reach."""
+    store = place if isinstance(place, ArchiveStore) else open_store(place)
+    columns = columns or standard_tables()[stream]
+    table = table or open_table(store, stream, columns)
+    writer = DayWriter(store, store.stream_uri(stream), "written_ts", TODAY)
+    found = pa.Table.from_pylist(list(rows), schema=columns.arrow_schema)
+    for batch in found.to_batches():
+        writer.write(batch)
+    last = max(found.column("stream_id").to_pylist())
+    table.commit(writer.close(), StreamOffset(last))
+    return table
+
+
+def make_archive(folder: Path) -> Path:
+    """Make one of two streams and two days, eight rows in all."""
+    for day in (1, 2):
+        add_rows_to(folder, "receipts", receipts(2 * day - 1, 2 * day, day=day))
+        rows = [
+            {**row, "entity": "@user"}
+            for row in receipts(2 * day - 1, 2 * day, day=day)
+        ]
+        add_rows_to(
+            folder,
+            "to_device",
+            [
+                {
+                    name: row[name]
+                    for name in standard_tables()["to_device"].arrow_schema.names
+                }
+                for row in rows
+            ],
         )
-        .select(*ARCHIVE_SCHEMA.names)
-    )
+    return folder
 
 
-def make_batch(number: int, *, origin: str = "q", inputs: object = None) -> Batch:
-    """Make the name of a batch."""
-    return Batch(number, origin, f"offsets {number}" if inputs is None else inputs)
+def archive_database(
+    folder: Path, dsn: str, change: Callable[[str, pa.RecordBatch], pa.Table]
+) -> None:
+    """Archive all rows of a database, without Spark.
+
+    :param change: is given a stream and its rows, and returns those to archive.
+    """
+    options = SourceOptions.parse({"dsn": dsn})
+    store = open_store(folder)
+    with connected(options.conninfo) as connection:
+        for part in chain.from_iterable(Planner(options, continuous=False).batch()):
+            stream = part.stream.name
+            writer = DayWriter(store, store.stream_uri(stream), "written_ts", TODAY)
+            for batch in read_part(connection, options.conninfo, part):
+                for changed in change(stream, batch).to_batches():
+                    writer.write(changed)
+            open_table(store, stream).commit(
+                writer.close(), StreamOffset(part.span.high)
+            )
 
 
-def rows_by_spark(folder: Path) -> list[Key]:
-    """Give what Spark reads, in order."""
-    frame = read_archive(shared_session(), folder).select("stream", "stream_id")
-    return sorted((row["stream"], row["stream_id"]) for row in frame.collect())
-
-
-def rows_by_pyarrow(folder: Path) -> list[Key]:
-    """Give what any other reader sees who is pointed at the folder, in order."""
-    table = dataset.dataset(folder / "rows", partitioning="hive").to_table(
-        columns=["stream", "stream_id"]
-    )
-    return sorted((row["stream"], row["stream_id"]) for row in table.to_pylist())
+def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:
+    """Return what any reader of Delta tables sees, in order."""
+    store = folder if isinstance(folder, ArchiveStore) else open_store(folder)
+    keys: list[Key] = []
+    for stream in store.streams():
+        uri = store.stream_uri(stream)
+        if not DeltaTable.is_deltatable(uri, storage_options=store.delta_options):
+            continue
+        table = DeltaTable(uri, storage_options=store.delta_options)
+        found = table.to_pyarrow_table(columns=["instance_name", "stream_id"])
+        keys += [
+            (stream, row["instance_name"], row["stream_id"])
+            for row in found.to_pylist()
+        ]
+    return sorted(keys)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.schemas import (
-    ARCHIVE_SCHEMA,
+    ARCHIVED_ROWS_SCHEMA,
+    ARCHIVED_WIRE_SCHEMA,
     FINDINGS_SCHEMA,
     ROWS_SCHEMA,
     WIRE_SCHEMA,
 )
+from synapse_replication.pipeline.tables import WIRE_ARROW_SCHEMA
 from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[2] / "docs" / "pipeline.rst"
@@ -26,12 +29,25 @@ class SchemaTests(SynchronousTestCase):
         """Readers of the archive find each column in the documents."""
         text = _DOCS.read_text()
         named = set(re.findall(r"``(\w+)``", text))
-        for schema in (ARCHIVE_SCHEMA, WIRE_SCHEMA, FINDINGS_SCHEMA):
+        for schema in (ARCHIVED_ROWS_SCHEMA, WIRE_SCHEMA, FINDINGS_SCHEMA):
             self.assertEqual(set(schema.names) - named, set())
 
     def test_archive_has_rows(self) -> None:
         """What the source reads is in the archive, in the same places."""
-        self.assertEqual(ARCHIVE_SCHEMA.fields[: len(ROWS_SCHEMA)], ROWS_SCHEMA.fields)
+        for archived, read in (
+            (ARCHIVED_ROWS_SCHEMA, ROWS_SCHEMA),
+            (ARCHIVED_WIRE_SCHEMA, WIRE_SCHEMA),
+        ):
+            self.assertEqual(archived.fields[: len(read)], read.fields)
+
+    def test_wire_for_arrow(self) -> None:
+        """The wire has the same columns for Arrow as for Spark."""
+        self.assertEqual(
+            to_arrow_schema(WIRE_SCHEMA, timezone="UTC").names, WIRE_ARROW_SCHEMA.names
+        )
+        for field in WIRE_ARROW_SCHEMA:
+            found = to_arrow_schema(WIRE_SCHEMA, timezone="UTC").field(field.name)
+            self.assertEqual((found.type, found.nullable), (field.type, field.nullable))
 
     def test_what_is_always_there(self) -> None:
         """A row always has its key; a line of a recording its place."""
@@ -40,7 +56,6 @@ class SchemaTests(SynchronousTestCase):
             return {field.name for field in schema.fields if field.nullable}
 
         self.assertEqual(nullable(ROWS_SCHEMA), {"written_ts"})
-        self.assertEqual(nullable(ARCHIVE_SCHEMA), {"written_ts"})
         for key in ("recording", "line_number", "t", "channel", "line"):
             self.assertNotIn(key, nullable(WIRE_SCHEMA))
         for name in ("kind", "severity", "count", "message", "evidence"):

@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 import click
 
-from scripts.tools.pipeline_bench.reading import measure_reading
+from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, measure_reading
 from synapse_replication.cli.pipeline.options import DSN_VARIABLE
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.spark.session import make_session
@@ -38,6 +38,14 @@ _JOBS: tuple[tuple[str, ...], ...] = (
     ("bootstrap",),
     ("report", "--archive", "{}/archive", "--out", "{}/report"),
 )
+
+_GROWTH: dict[str, tuple[str, ...]] = {
+    "archive of nothing new": ("archive", "--once", "--archive", "{}/archive"),
+    "archive on one core": (
+        *("archive", "--once", "--archive", "{}/archive1"),
+        *("--master", "local[1]"),
+    ),
+}
 
 
 @click.command()
@@ -73,7 +81,8 @@ def main(rows: int, rounds: int, dsn: str | None, jobs: bool, as_json: bool) -> 
 
 def _measure(dsn: str, rounds: int, report: object, *, jobs: bool) -> dict[str, object]:
     assert callable(report)
-    session = make_session("bench", master=_MASTER)
+    jars = {"spark.jars": str(DEBIAN_JAR)} if DEBIAN_JAR.is_file() else {}
+    session = make_session("bench", master=_MASTER, settings=jars)
     try:
         readings = measure_reading(session, settings_of_dsn(dsn), rounds, report)
     finally:
@@ -89,14 +98,22 @@ def _measure(dsn: str, rounds: int, report: object, *, jobs: bool) -> dict[str, 
                 seconds, status = _run(arguments, dsn, Path(folder))
                 figures[f"pipeline {job[0]}"] = {"seconds": seconds, "status": status}
                 report(f"pipeline {job[0]}: {seconds:.1f} s, exit status {status}")
+            # Spark's start is in each; what a second core brings shows in the rest.
+            for name, growth in _GROWTH.items():
+                given = [part.replace("{}", folder) for part in growth]
+                seconds, status = _run(given, dsn, Path(folder))
+                figures[name] = {"seconds": seconds, "status": status}
+                report(f"{name}: {seconds:.1f} s, exit status {status}")
     return figures
 
 
 def _run(arguments: Sequence[str], dsn: str, folder: Path) -> tuple[float, int]:
     command = [sys.executable, "-m", "synapse_replication", "pipeline", *arguments]
+    if "--master" not in arguments:
+        command += ["--master", _MASTER]
     begun = time.perf_counter()
     done = subprocess.run(
-        [*command, "--master", _MASTER],
+        command,
         env={**os.environ, DSN_VARIABLE: dsn},
         cwd=folder,
         stdout=subprocess.DEVNULL,

@@ -1,30 +1,40 @@
-"""How fast rows are read: by the data source, by JDBC, by COPY in one process.
+"""How fast rows are read: by the data source, by JDBC, by COPY and ADBC alone.
 
-All three run the same queries over the same rows, and all columns are used: Spark's
-readers leave out what nobody asks for.
+The ways of Spark use all columns of all rows: its readers leave out what nobody asks
+for. The floors are what the database and the libraries can do without any of that: the
+rows as JSON by ``COPY`` in one process, and the raw tables by ADBC into one Parquet
+file in one process.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import attrs
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from scripts.tools.pipeline_bench.memory import WorkerMemory
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import READ_TIMEOUT, reading
-from synapse_replication.pipeline.source.jdbc import has_driver, read_by_jdbc
+from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
+from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import range_sql
+from synapse_replication.pipeline.source.reading import connected
+from synapse_replication.pipeline.tables import RowForm
 
-__all__ = ["Reading", "measure_reading"]
+__all__ = ["DEBIAN_JAR", "Reading", "measure_reading"]
+
+#: Where Debian's libpostgresql-jdbc-java puts PostgreSQL's driver for Java.
+DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")
 
 
 @attrs.frozen
@@ -58,11 +68,16 @@ def measure_reading(
     :param report: told what is being done.
     """
     ways: dict[str, Callable[[], int]] = {
-        "data source": lambda: _use_all(_by_source(session, settings)),
-        "COPY in one process": lambda: _copy_alone(settings),
+        f"data source, {form.value}": functools.partial(
+            _by_source, session, settings, form
+        )
+        for form in (RowForm.JSON, RowForm.NONE)
     }
-    if has_driver(session):
-        ways["JDBC"] = lambda: _use_all(read_by_jdbc(session, settings))
+    ways["data source, typed"] = lambda: _by_source_typed(session, settings)
+    if DEBIAN_JAR.is_file():
+        ways["Spark's JDBC reader"] = lambda: _by_jdbc(session, settings)
+    ways["COPY of JSON, one process"] = lambda: _copy_alone(settings)
+    ways["ADBC to Parquet, one process"] = lambda: adbc_to_parquet(settings)
     rows: dict[str, int] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     memory: dict[str, float] = {}
@@ -72,7 +87,7 @@ def measure_reading(
                 begun = time.perf_counter()
                 rows[name] = read()
                 seconds[name].append(time.perf_counter() - begun)
-            if name == "data source":
+            if name.startswith("data source"):
                 most = max(workers.most.values(), default=0) / 1024
                 memory[name] = max(memory.get(name, 0), most)
             report(f"round {turn + 1}: {name}: {seconds[name][-1]:.1f} s")
@@ -82,9 +97,85 @@ def measure_reading(
     ]
 
 
-def _by_source(session: SparkSession, settings: PipelineSettings) -> DataFrame:
-    source = session.read.format("synapse_replication")
-    return source.options(**reader_options(settings)).load()
+def _by_source(session: SparkSession, settings: PipelineSettings, form: RowForm) -> int:
+    return _use_all(read_rows(session, settings, form))
+
+
+def _parts(settings: PipelineSettings) -> list[Part]:
+    options = SourceOptions.parse(reader_options(settings))
+    return [
+        part for task in Planner(options, continuous=False).batch() for part in task
+    ]
+
+
+def _by_source_typed(session: SparkSession, settings: PipelineSettings) -> int:
+    streams = sorted({part.stream.name for part in _parts(settings)})
+    return sum(
+        _use_all(read_rows(session, settings, RowForm.TYPED, streams=stream))
+        for stream in streams
+    )
+
+
+def _by_jdbc(session: SparkSession, settings: PipelineSettings) -> int:
+    """Read the same columns by the same queries, by Java's driver."""
+    by_stream: dict[str, list[DataFrame]] = {}
+    for part in _parts(settings):
+        sql = range_sql(
+            part.stream,
+            part.span,
+            part.present,
+            part.sole_writer,
+            many=part.joins_details,
+        )
+        frame = session.read.format("jdbc").options(
+            **_jdbc_options(settings), dbtable=f"({sql}) AS found"
+        )
+        by_stream.setdefault(part.stream.name, []).append(frame.load())
+    return sum(
+        _use_all(functools.reduce(DataFrame.unionAll, frames))
+        for frames in by_stream.values()
+    )
+
+
+def _jdbc_options(settings: PipelineSettings) -> dict[str, str]:
+    with reading(settings.conninfo, 10) as txn:
+        info = txn.connection.info
+        return {
+            "url": f"jdbc:postgresql://{info.host}:{info.port}/{info.dbname}",
+            "driver": "org.postgresql.Driver",
+            "user": info.user,
+            "password": info.password or "",
+            "fetchsize": "10000",
+        }
+
+
+def adbc_to_parquet(settings: PipelineSettings) -> int:
+    """Write the raw tables into Parquet files, one after the other; count rows."""
+    from pyarrow import parquet
+
+    tables = {
+        table
+        for part in _parts(settings)
+        for query in part.stream.queries
+        for table in (query.range.table, *(d.table for d in query.range.details))
+        if query.range.table in part.present.tables
+    }
+    rows = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        connected(settings.conninfo) as opened,
+    ):
+        for table in sorted(tables):
+            with opened.cursor() as cursor:
+                cursor.execute(f"SELECT * FROM {table}")
+                found = cursor.fetch_record_batch()
+                with parquet.ParquetWriter(
+                    f"{folder}/{table}.parquet", found.schema, compression="zstd"
+                ) as writer:
+                    for batch in found:
+                        writer.write_batch(batch)
+                        rows += batch.num_rows
+    return rows
 
 
 def _use_all(frame: DataFrame) -> int:
@@ -123,20 +214,26 @@ class _Counter(io.RawIOBase):
 def _copy_alone(settings: PipelineSettings) -> int:
     """Read all streams by COPY, one after the other, and split rows into tuples."""
     counter = _Counter()
-    for sql, walk_indexes in _queries(settings):
+    for sql, walk_indexes in _json_queries(settings):
         with reading(settings.conninfo, READ_TIMEOUT, walk_indexes=walk_indexes) as txn:
             txn.copy_expert(f"COPY ({sql}) TO STDOUT WITH (FORMAT csv)", counter)
     counter.flush()
     return counter.rows
 
 
-def _queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
-    options = SourceOptions.parse({**reader_options(settings), "numPartitions": "1"})
-    for task in Planner(options, continuous=False).batch():
-        for part in task:
-            sql = range_sql(part.stream, part.span, part.present, part.sole_writer)
-            yield sql, part.walks_indexes
-
-
-#: Which Arrow did the work.
-ARROW_VERSION: str = pa.__version__
+def _json_queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
+    """Write queries for rows as JSON that the server builds."""
+    for part in _parts(settings):
+        sql = range_sql(
+            part.stream,
+            part.span,
+            part.present,
+            part.sole_writer,
+            many=part.joins_details,
+        )
+        names = ", ".join(f'"{column.name}"' for column in part.stream.table.columns)
+        yield (
+            f"SELECT stream_id, instance_name, json_build_array({names})::text, "
+            f"written_us FROM ({sql}) AS rows",
+            part.walks_indexes,
+        )

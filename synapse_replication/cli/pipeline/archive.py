@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline archive``: rows and recordings, kept as Parquet."""
+"""``synapse-replication pipeline archive``: rows and recordings in Delta tables."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import attrs
 import click
 
 from synapse_replication.cli.pipeline.options import (
+    archive_option,
     json_option,
     master_option,
     optional_source_options,
@@ -20,7 +21,7 @@ __all__ = ["archive_command"]
 
 @click.command("archive")
 @optional_source_options
-@click.option("--archive", "folder", required=True, metavar="DIR", help="The archive.")
+@archive_option
 @click.option(
     "--recording",
     "recordings",
@@ -42,17 +43,22 @@ __all__ = ["archive_command"]
     help="How often to look for new rows and recordings.",
 )
 @click.option(
-    "--max-rows",
+    "--batch-ids",
     type=click.IntRange(min=1),
-    default=1_000_000,
-    show_default=True,
-    help="Rows in a batch at most.",
+    show_default="500,000 per core",
+    help="Ids that one commit covers at most.",
 )
 @click.option(
     "--compact-files",
     type=click.IntRange(min=2),
     show_default="8",
     help="Make one file of the small ones of a stream and day, when there are as many.",
+)
+@click.option(
+    "--retention-hours",
+    type=click.IntRange(min=1),
+    show_default="168",
+    help="How long files that were replaced are left to readers and to time travel.",
 )
 @click.option(
     "--metrics-port",
@@ -69,21 +75,22 @@ __all__ = ["archive_command"]
 @json_option
 def archive_command(
     settings: PipelineSettings | None,
-    folder: str,
+    archive: str,
     recordings: tuple[str, ...],
     streams: tuple[str, ...],
     once: bool,
     every: float,
-    max_rows: int,
+    batch_ids: int | None,
     compact_files: int | None,
+    retention_hours: int | None,
     metrics_port: int | None,
     metrics_host: str,
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Keep all rows of all streams, and recordings, as Parquet; each once.
+    """Archive all rows of all streams, and recordings, in Delta tables; each once.
 
-    Goes on where it was, whatever ended it, until SIGTERM or SIGINT, or with --once
+    Resumes where it was, whatever ended it, until SIGTERM or SIGINT, or with --once
     until everything that is there is archived.
     """
     if settings is None and not recordings:
@@ -97,15 +104,17 @@ def archive_command(
     more: dict[str, Any] = {}
     if compact_files is not None:
         more["compact_files"] = compact_files
+    if retention_hours is not None:
+        more["retention_hours"] = retention_hours
     numbers = run_job(
         ArchiveSettings(
-            folder,
+            archive,
             settings,
             recordings,
             streams,
             once,
             every,
-            max_rows,
+            batch_ids,
             master=master,
             **more,
         ),

@@ -6,7 +6,11 @@ import json
 
 import click
 
-from synapse_replication.cli.pipeline.options import json_option, master_option
+from synapse_replication.cli.pipeline.options import (
+    archive_option,
+    json_option,
+    master_option,
+)
 
 __all__ = ["FORMATS", "export_command"]
 
@@ -15,7 +19,7 @@ FORMATS = ("parquet", "csv", "jsonl")
 
 
 @click.command("export")
-@click.option("--archive", required=True, metavar="DIR", help="The archive.")
+@archive_option
 @click.option(
     "--out",
     required=True,
@@ -30,10 +34,10 @@ FORMATS = ("parquet", "csv", "jsonl")
     show_default=True,
 )
 @click.option(
-    "--view",
+    "--stream",
     metavar="NAME",
-    help="Rows of one kind, with a column for each of their fields, such as receipts "
-    "or events_ev.",
+    help="Rows of one stream, with a column for each of their fields; all streams, "
+    "with rows as JSON, if not given.",
 )
 @click.option(
     "--where",
@@ -47,19 +51,19 @@ def export_command(
     archive: str,
     out: str,
     format_: str,
-    view: str | None,
+    stream: str | None,
     where: str | None,
     master: str | None,
     as_json: bool,
 ) -> None:
     """Write rows of an archive to files that other programs read.
 
-    Columns are those of the archive, or of a view. In jsonl, row is an array; in csv
-    and parquet it is its text.
+    Columns are those of the stream's table, or of rows as JSON. In jsonl, row is an
+    array; in csv and parquet it is its text.
     """
     from synapse_replication.pipeline.archive.export_job import run_export
 
-    rows = run_export(archive, out, format_, where, view=view, master=master)
+    rows = run_export(archive, out, format_, where, stream=stream, master=master)
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:

@@ -15,6 +15,7 @@ import click
 from synapse_replication.cli.pipeline.archive import archive_command
 from synapse_replication.cli.pipeline.audit import audit_command
 from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
+from synapse_replication.cli.pipeline.convert import convert_command
 from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.cli.pipeline.options import needs_spark
 from synapse_replication.cli.pipeline.purge import purge_command
@@ -36,7 +37,7 @@ class _JobGroup(click.Group):
 
 @click.group("pipeline", cls=_JobGroup)
 def pipeline_group() -> None:
-    """Archive, audit, bootstrap, report, export, purge: jobs on Spark."""
+    """Archive, audit, bootstrap, report, export, purge, convert: jobs on Spark."""
 
 
 for _command in (
@@ -46,5 +47,6 @@ for _command in (
     report_command,
     export_command,
     purge_command,
+    convert_command,
 ):
     pipeline_group.add_command(_command)

@@ -23,6 +23,7 @@ from synapse_replication.pipeline.settings import (
 
 __all__ = [
     "DSN_VARIABLE",
+    "archive_option",
     "json_option",
     "master_option",
     "needs_spark",
@@ -49,6 +50,14 @@ master_option = click.option(
     "--master",
     metavar="URL",
     help="Where Spark runs, for instance spark://host:7077; this machine if not given.",
+)
+
+archive_option = click.option(
+    "--archive",
+    required=True,
+    metavar="DIR|URI",
+    help="The archive: a folder, or s3://BUCKET/PATH with the usual AWS_... variables "
+    "in the environment.",
 )
 
 json_option = click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from synapse_replication.cli.pipeline.options import json_option
+from synapse_replication.cli.pipeline.options import archive_option, json_option
 
 if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.purges import OldDay
@@ -17,13 +17,7 @@ __all__ = ["purge_command"]
 
 
 @click.command("purge")
-@click.option(
-    "--archive",
-    "folder",
-    required=True,
-    metavar="DIR",
-    help="The archive.",
-)
+@archive_option
 @click.option(
     "--before",
     required=True,
@@ -34,16 +28,16 @@ __all__ = ["purge_command"]
 @click.option("--dry-run", is_flag=True, help="Say what would go, change nothing.")
 @json_option
 def purge_command(
-    folder: str, before: datetime.datetime, dry_run: bool, as_json: bool
+    archive: str, before: datetime.datetime, dry_run: bool, as_json: bool
 ) -> None:
     """Remove whole days from an archive, rows and recordings, for good.
 
-    The archive goes on where it was; what was purged does not come back. Needs no
-    Java.
+    A driver may be at work; what was purged does not come back. The archive's next
+    vacuum removes the files, once no reader needs them. Needs no Java.
     """
     from synapse_replication.pipeline.archive.purge_job import purge_archive
 
-    days = purge_archive(folder, before.date(), dry_run=dry_run)
+    days = purge_archive(archive, before.date(), dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"purged": not dry_run, "days": _describe(days)}))
         return
@@ -53,7 +47,7 @@ def purge_command(
             f"{day.size / 1e6:.1f} MB"
         )
     rows, size = sum(day.rows for day in days), sum(day.size for day in days)
-    what = f"{len(days)} folders with {rows} rows, {size / 1e6:.1f} MB"
+    what = f"{len(days)} days of tables with {rows} rows, {size / 1e6:.1f} MB"
     if not days:
         click.echo(f"nothing is older than {before.date()}")
     elif dry_run:
@@ -65,7 +59,6 @@ def purge_command(
 def _describe(days: list[OldDay]) -> list[dict[str, Any]]:
     return [
         {
-            "kind": day.kind,
             "stream": day.stream,
             "day": day.day.isoformat(),
             "rows": day.rows,

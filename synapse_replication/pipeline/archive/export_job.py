@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.export_rows import as_json_lines
-from synapse_replication.pipeline.archive.layout import open_archive, read_archive
+from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
+from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.folders import new_folder
-from synapse_replication.pipeline.source.views import View, typed_view, views_of
 from synapse_replication.pipeline.spark.failures import short_failures, shorten
 from synapse_replication.pipeline.spark.session import job_session
 
@@ -31,7 +31,7 @@ def run_export(
     format_: str,
     where: str | None,
     *,
-    view: str | None = None,
+    stream: str | None = None,
     master: str | None = None,
 ) -> int:
     """Write rows of an archive in a session of Spark's own, and return how many.
@@ -43,10 +43,8 @@ def run_export(
     # Mistakes are reported at once: Spark takes its time.
     new_folder(out)
     open_archive(archive)
-    if view is not None:
-        _view(view)
     with job_session("synapse-replication export", master=master) as session:
-        return export_rows(session, archive, out, format_, where, view=view)
+        return export_rows(session, archive, out, format_, where, stream=stream)
 
 
 def export_rows(
@@ -56,21 +54,19 @@ def export_rows(
     format_: str,
     where: str | None,
     *,
-    view: str | None = None,
+    stream: str | None = None,
 ) -> int:
-    """Write rows of an archive, and tell how many.
+    """Write rows of an archive, and return how many.
 
     The folder appears when it is complete.
 
     :param where: an expression over the columns, in Spark's SQL.
-    :param view: a kind of rows, whose fields are columns then.
-    :raises PipelineError: the folder exists; the expression makes no sense; there is no
-        such view; it is no archive.
+    :param stream: whose rows, with their fields as columns; ``None`` for all streams.
+    :raises PipelineError: if the folder exists, the expression makes no sense, or the
+        archive has no such stream.
     """
     folder = new_folder(out)
-    rows = read_archive(session, archive)
-    if view is not None:
-        rows = typed_view(rows, _view(view))
+    rows = _rows(read_archive(session, archive), stream)
     if where is not None:
         rows = _filter(rows, where)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
@@ -86,13 +82,15 @@ def export_rows(
     return count
 
 
-def _view(name: str) -> View:
-    views = views_of()
-    if name not in views:
+def _rows(archive: ArchivedTables, stream: str | None) -> DataFrame:
+    if stream is None:
+        return archive.rows()
+    if stream not in archive.streams:
         raise PipelineError(
-            f"--view {excerpt(name)}: there is none; there are {', '.join(views)}"
+            f"--stream {excerpt(stream)}: the archive has no rows of it; it has those "
+            f"of {', '.join(archive.streams)}"
         )
-    return views[name]
+    return archive.streams[stream]
 
 
 def _filter(rows: DataFrame, where: str) -> DataFrame:

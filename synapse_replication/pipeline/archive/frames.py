@@ -114,14 +114,17 @@ class ArchivedTables:
         ddl = ", ".join([_KEYS_SCHEMA, *(f"`{name}` string" for name in more)])
         return _union(self._session, frames, ddl)
 
-    def rows(self) -> DataFrame:
-        """Return the rows of all streams, of ARCHIVED_ROWS_SCHEMA: each as JSON in ``row``.
+    def rows(self, *streams: str) -> DataFrame:
+        """Return rows, of ARCHIVED_ROWS_SCHEMA: each as JSON in ``row``.
 
         Costs more than :meth:`keys` and than the typed columns of :attr:`streams`.
+
+        :param streams: whose; of all if not given.
         """
         frames = [
             with_json(frame, self._tables[stream])
             for stream, frame in self.streams.items()
+            if not streams or stream in streams
         ]
         return _union(self._session, frames, ARCHIVED_ROWS_SCHEMA)
 

@@ -64,6 +64,11 @@ class ArchiveMetrics:
             "Small files that were made into larger ones.",
             registry=registry,
         )
+        self.vacuumed = Counter(
+            f"{_PREFIX}_vacuumed_files",
+            "Files removed that no reader needs any more.",
+            registry=registry,
+        )
 
     def set_offsets(self, archived: Mapping[str, StreamOffset]) -> None:
         """Show up to where each writer is archived."""

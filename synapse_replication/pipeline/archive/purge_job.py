@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import datetime
 
-from synapse_replication.pipeline.archive.driver import drive_archive
-from synapse_replication.pipeline.archive.layout import open_archive
 from synapse_replication.pipeline.archive.purges import (
     OldDay,
     find_old_days,
     purge_days,
-    wait_for_java,
 )
+from synapse_replication.pipeline.archive.store import open_archive
 
 __all__ = ["purge_archive"]
 
 
 def purge_archive(
-    folder: str, before: datetime.date, *, dry_run: bool = False
+    archive: str, before: datetime.date, *, dry_run: bool = False
 ) -> list[OldDay]:
-    """Remove all days before a date, and tell which.
+    """Remove all days before a date, and return which.
 
-    :raises PipelineError: it is no archive, or somebody else changes it.
+    :raises PipelineError: if there is no archive, or it cannot be written.
     """
-    if dry_run:
-        return find_old_days(open_archive(folder), before)
-    with drive_archive(folder) as driver:
-        wait_for_java(driver.layout)
-        # What is not published yet belongs to the archive, and may be old.
-        driver.recover()
-        days = find_old_days(driver.layout, before)
-        purge_days(driver.layout, days)
-    return days
+    store = open_archive(archive)
+    return find_old_days(store, before) if dry_run else purge_days(store, before)

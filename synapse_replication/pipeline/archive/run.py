@@ -1,10 +1,10 @@
 """The run of ``synapse-replication pipeline archive``.
 
-Theory of operation: Spark's streaming reads the database from its checkpoint on, and
-gives batch after batch to :class:`~synapse_replication.pipeline.archive.writer.
-ArchiveWriter` in a thread of its own. The main thread looks on: it archives recordings
-that were closed meanwhile, measures how far the database is ahead, and ends the query
-when it is told to. Rows and recordings share nothing but the folder.
+Theory of operation: the driver plans what is complete, hands tasks of ids to Spark's
+executors, which write Parquet files, and commits the files of a batch to the table of
+each stream together with the offset that they reach. Nothing else is stored: a restart
+reads from the tables where it is, and a driver that was killed leaves whole batches,
+and at most files that no reader sees. Rows and recordings share nothing but the place.
 """
 
 from __future__ import annotations
@@ -20,89 +20,77 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from prometheus_client import CollectorRegistry
 
-from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.compaction import ENOUGH_FILES
-from synapse_replication.pipeline.archive.driver import ArchiveDriver, drive_archive
-from synapse_replication.pipeline.archive.lock import lock_archive_in_java
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
-from synapse_replication.pipeline.archive.offsets import (
-    archived_offsets,
-    check_checkpoint,
-    database_offsets,
-    lag_of,
-    noted_offsets,
-    query_id,
-)
 from synapse_replication.pipeline.archive.progress import Numbers, Reporter
-from synapse_replication.pipeline.archive.transforms import archive_rows, archive_wire
+from synapse_replication.pipeline.archive.rows import ArchivedBatch, RowsArchiver
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
+from synapse_replication.pipeline.archive.tasks import write_recordings
 from synapse_replication.pipeline.archive.wire import (
-    WireLedger,
     find_closed_recordings,
+    plan_recordings,
 )
-from synapse_replication.pipeline.archive.writer import Batch, Manifest, Point, Watch
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.failures import shorten
+from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import job_session
-from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.pipeline.tables import WIRE_TABLE_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
-__all__ = ["ArchiveSettings", "run_archive"]
+__all__ = ["ENOUGH_FILES", "RETENTION_HOURS", "ArchiveSettings", "run_archive"]
 
-#: Folders are looked through for small files after so many batches with rows.
+#: Small files of a day that are made into one.
+ENOUGH_FILES: Final = 8
+
+#: How long readers may use files that were replaced, in hours.
+RETENTION_HOURS: Final = 168
+
+#: Tables are looked through for small files after so many batches with rows.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 
-#: How often a finished query is noticed, in s.
-_POLL_SECONDS: Final = 0.2
-
-#: What Spark says when a worker took more than 10 s to start. That cannot be set.
-_SLOW_START: Final = "Python worker failed to connect back"
-
-#: How often reading is begun, when workers are slow to start.
-_STARTS: Final = 12
-
-
-class _SlowStartError(PipelineError):
-    """Nothing is wrong but the time that it took."""
+#: How often files are removed that nobody needs any more, in s.
+_VACUUM_SECONDS: Final = 86_400
 
 
 @attrs.frozen
 class ArchiveSettings:
     """What to archive, and how.
 
-    :ivar folder: of the archive.
+    :ivar archive: a folder, or ``s3://bucket/path``.
     :ivar source: the database; ``None`` to archive recordings alone.
     :ivar recordings: files, and folders of them.
     :ivar streams: names; empty for all.
     :ivar once: stop when everything that is there now is archived.
     :ivar every: s between two looks at the database and at folders of recordings.
-    :ivar max_rows: of a batch.
+    :ivar batch_ids: ids that one batch covers at most; ``None`` to choose.
     :ivar compact_files: how many small files of a day are made into one.
+    :ivar retention_hours: how long files that were replaced are left to readers.
     """
 
-    folder: str
+    archive: str
     source: PipelineSettings | None
     recordings: Sequence[str] = ()
     streams: Sequence[str] = ()
     once: bool = False
     every: float = 10.0
-    max_rows: int = 1_000_000
+    batch_ids: int | None = None
     compact_files: int = ENOUGH_FILES
+    retention_hours: int = RETENTION_HOURS
     master: str | None = None
 
-    def options(self) -> dict[str, str]:
-        """Give the options of the data source."""
-        assert self.source is not None
-        options = {
-            **reader_options(self.source),
-            "maxRowsPerTrigger": str(self.max_rows),
-        }
+    def source_options(self) -> SourceOptions | None:
+        """Return the options of the data source; ``None`` without a database.
+
+        :raises PipelineError: if one is wrong.
+        """
+        if self.source is None:
+            return None
+        options = reader_options(self.source)
         if self.streams:
             options["streams"] = ",".join(self.streams)
-        return options
+        return SourceOptions.parse(options)
 
 
 def _pass(point: Point) -> None:
@@ -120,41 +108,33 @@ def run_archive(
 ) -> Numbers:
     """Archive; return when everything is there, or when told to stop.
 
-    :param stopping: set from elsewhere, it ends a continuous run.
+    :param stopping: set from elsewhere, it ends a continuous run after its batch.
     :param with_signals: SIGTERM and SIGINT end it, too; the main thread only.
     :param watch: called at each point of the writing.
-    :raises PipelineError: it cannot go on; nothing is lost by that.
+    :raises PipelineError: if it cannot go on; nothing is lost by that.
     """
     stopping = stopping or threading.Event()
+    # Before Spark is started: what is wrong is reported at once.
+    options = settings.source_options()
+    store = open_store(settings.archive)
+    store.streams()
+    find_closed_recordings(settings.recordings)
     with ExitStack() as stack:
-        driver = stack.enter_context(
-            drive_archive(
-                settings.folder,
-                create=True,
-                enough_files=settings.compact_files,
-                watch=watch,
-            )
-        )
-        if settings.source is not None:
-            # Before Spark is started: a wrong option is told at once.
-            SourceOptions.parse(settings.options())
-            check_checkpoint(driver.layout, driver.writers["rows"])
-        find_closed_recordings(settings.recordings)
         session = stack.enter_context(
             job_session("synapse-replication archive", master=settings.master)
         )
         if with_signals:
             # Not before: Spark sets a handler of its own.
             stack.enter_context(_set_by_signals(stopping))
-        stack.enter_context(lock_archive_in_java(driver.layout, session))
-        driver.recover()
         job = _Archive(
             settings,
-            driver,
+            options,
+            store,
             session,
             reporter,
             metrics or ArchiveMetrics(CollectorRegistry()),
             stopping,
+            watch,
         )
         return job.run()
 
@@ -163,161 +143,63 @@ class _Archive:
     def __init__(
         self,
         settings: ArchiveSettings,
-        driver: ArchiveDriver,
+        options: SourceOptions | None,
+        store: ArchiveStore,
         session: SparkSession,
         reporter: Reporter,
         metrics: ArchiveMetrics,
         stopping: threading.Event,
+        watch: Watch,
     ) -> None:
         self._settings = settings
-        self._driver = driver
+        self._store = store
         self._session = session
         self._reporter = reporter
         self._metrics = metrics
         self._stopping = stopping
+        self._watch = watch
         self._numbers = Numbers()
-        self._ledger = WireLedger(driver.writers["wire"].batches())
-        self._batches_since_compaction = {"rows": 0, "wire": 0}
-        self._newest = driver.writers["rows"].newest()
-        # Told from two threads.
-        self._telling = threading.Lock()
-        # A query that is stopped may be within a batch; nothing else is done with the
-        # rows before that has returned, and no other is begun.
-        self._writing = threading.Lock()
-        self._closed = False
-        # What went wrong in the query's thread, as it was.
-        self._failure: Exception | None = None
+        self._rows = (
+            None
+            if options is None
+            else RowsArchiver(session, store, options, settings.batch_ids, watch)
+        )
+        self._wire: ArchiveTable | None = None
+        self._batches_since_compaction = 0
+        self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
 
     def run(self) -> Numbers:
-        if self._settings.source is None:
-            self._run_without_rows()
-        else:
-            self._run_beside_query(self._start())
-        for kind in ("rows", "wire"):
-            self._compact(kind)
-        return self._numbers
-
-    def _run_without_rows(self) -> None:
         while True:
             self._archive_recordings()
+            if self._rows is not None:
+                self._rows.archive(self._batch_done, self._stopping.is_set)
+                self._show_lag(self._rows)
+            self._maintain(finished=True)
             if self._settings.once or self._stopping.wait(self._settings.every):
-                return
+                break
+        return self._numbers
 
-    def _run_beside_query(self, query: StreamingQuery) -> None:
-        next_look = time.monotonic()
-        starts = 1
-        try:
-            while True:
-                try:
-                    if self._ended(query):
-                        break
-                except _SlowStartError:
-                    if starts == _STARTS:
-                        raise
-                    starts += 1
-                    query = self._start()
-                if self._stopping.is_set():
-                    return
-                if time.monotonic() >= next_look:
-                    self._look_around()
-                    next_look = time.monotonic() + self._settings.every
-        finally:
-            query.stop()
-            with self._writing:
-                self._closed = True
-        self._look_around()
-
-    def _ended(self, query: StreamingQuery) -> bool:
-        from pyspark.errors import StreamingQueryException
-
-        try:
-            # It takes fractions, whatever its types say.
-            return bool(query.awaitTermination(_POLL_SECONDS))  # type: ignore[arg-type]
-        except StreamingQueryException as error:
-            if self._failure is not None:
-                raise self._failure from error
-            text = str(error)
-            if _SLOW_START in text:
-                raise _SlowStartError(
-                    "the machine is so busy that a process of Python takes more than "
-                    "10 s to start, which is as long as Spark waits"
-                ) from error
-            raise PipelineError(shorten(error)) from error
-
-    # -- rows, in the query's thread ---------------------------------------------------
-
-    def _start(self) -> StreamingQuery:
-        frame = (
-            self._session.readStream.format("synapse_replication")
-            .options(**self._settings.options())
-            .load()
-        )
-        writer = (
-            frame.writeStream.queryName("archive")
-            .foreachBatch(self._write_or_note)
-            .option("checkpointLocation", f"file://{self._driver.layout.checkpoint}")
-        )
-        if self._settings.once:
-            return writer.trigger(availableNow=True).start()
-        every = f"{int(self._settings.every * 1000)} milliseconds"
-        return writer.trigger(processingTime=every).start()
-
-    def _write_or_note(self, frame: DataFrame, number: int) -> None:
-        try:
-            with self._writing:
-                if self._closed:
-                    raise PipelineError("the archive was closed meanwhile")
-                self._write(frame, number)
-        except Exception as error:
-            self._failure = error
-            raise
-
-    def _write(self, frame: DataFrame, number: int) -> None:
-        layout = self._driver.layout
-        origin = query_id(layout)
-        assert origin is not None
-        batch = Batch(number, origin, noted_offsets(layout, number))
-        began = time.monotonic()
-        manifest = self._driver.writers["rows"].write(
-            archive_rows(frame, _utc_now()), batch
-        )
-        seconds = time.monotonic() - began
-        self._newest = manifest
-        if not manifest.again:
-            self._tell_rows(manifest, seconds)
-            self._maybe_compact("rows", manifest)
-
-    def _tell_rows(self, manifest: Manifest, seconds: float) -> None:
+    def _batch_done(self, batch: ArchivedBatch) -> None:
+        assert self._rows is not None
         numbers, metrics = self._numbers, self._metrics
+        rows = sum(batch.rows.values())
         numbers.batches += 1
-        numbers.rows += manifest.rows
-        metrics.batch_seconds.observe(seconds)
-        for stream, rows in _rows_by_stream(manifest).items():
-            metrics.rows.labels(stream).inc(rows)
-        metrics.set_offsets(archived_offsets(manifest))
-        if manifest.rows:
-            numbers.rows_per_second = manifest.rows / seconds
+        numbers.rows += rows
+        numbers.behind = batch.left
+        metrics.batch_seconds.observe(batch.seconds)
+        for stream, count in batch.rows.items():
+            metrics.rows.labels(stream).inc(count)
+        metrics.set_offsets(self._rows.offsets)
+        self._batches_since_compaction += 1
+        if rows:
+            numbers.rows_per_second = rows / batch.seconds
             metrics.rows_per_second.set(numbers.rows_per_second)
-            self._tell(
-                f"batch {manifest.batch.number}: {manifest.rows:,} rows in "
-                f"{len(manifest.files)} files, {seconds:.1f} s"
-            )
+            self._tell(f"{rows:,} rows in {batch.files} files, {batch.seconds:.1f} s")
+        self._maintain()
 
-    # -- the rest, in the main thread --------------------------------------------------
-
-    def _look_around(self) -> None:
-        self._archive_recordings()
-        settings = self._settings
-        # Read before the database is: what comes meanwhile counts as not archived.
-        newest = self._newest
-        latest = database_offsets(SourceOptions.parse(settings.options()))
-        if not latest:
-            raise PipelineError(
-                "the database has no table of any stream: is it the homeserver's? "
-                "Tables of your own must be declared in the configuration (-c)"
-            )
-        archived = {} if newest is None else archived_offsets(newest)
-        lag = lag_of(archived, latest)
+    def _show_lag(self, rows: RowsArchiver) -> None:
+        lag = rows.lag()
+        self._metrics.set_offsets(rows.offsets)
         self._metrics.set_lag(lag, time.time())
         # Writers of a stream share its ids.
         by_stream: dict[str, int] = {}
@@ -329,47 +211,76 @@ class _Archive:
             self._tell("looked at the database")
 
     def _archive_recordings(self) -> None:
+        if not self._settings.recordings:
+            return
+        if self._wire is None:
+            self._wire = ArchiveTable(
+                self._store, self._store.wire_uri, "the wire", WIRE_TABLE_SCHEMA
+            )
+        wire = self._wire
+        wire.check_alone()
         found = find_closed_recordings(self._settings.recordings)
-        for batch, paths in self._ledger.plan(found):
-            frame = archive_wire(read_recordings(self._session, paths), _utc_now())
-            manifest = self._driver.writers["wire"].write(frame, batch)
-            self._ledger.add(manifest)
-            self._numbers.commands += manifest.rows
+        for recordings in plan_recordings(found, wire.archived_size):
+            paths = [recording.path for recording in recordings]
+            today = datetime.datetime.now(datetime.timezone.utc).date()
+            with short_failures():
+                files = write_recordings(self._session, self._store, paths, today)
+            self._watch(Point.WRITTEN)
+            sizes = {recording.name: recording.size for recording in recordings}
+            wire.commit(files, recordings=sizes)
+            self._watch(Point.COMMITTED)
+            commands = sum(file.rows for file in files)
+            self._numbers.commands += commands
             self._numbers.recordings += len(paths)
-            self._metrics.commands.inc(manifest.rows)
-            self._tell(f"{manifest.rows:,} commands of {len(paths)} recordings")
-            self._maybe_compact("wire", manifest)
+            self._metrics.commands.inc(commands)
+            self._batches_since_compaction += 1
+            self._tell(f"{commands:,} commands of {len(paths)} recordings")
 
-    def _maybe_compact(self, kind: str, manifest: Manifest) -> None:
-        self._batches_since_compaction[kind] += bool(manifest.files)
-        if self._batches_since_compaction[kind] >= _BATCHES_BETWEEN_COMPACTIONS:
-            self._compact(kind)
+    # -- maintenance -------------------------------------------------------------------
 
-    def _compact(self, kind: str) -> None:
-        self._batches_since_compaction[kind] = 0
-        done = self._driver.compactors[kind].compact(self._session)
-        if done.folders:
-            self._numbers.compacted_files += done.before
-            self._metrics.compacted.inc(done.before)
-            self._tell(f"{done.before} small files made into {done.after}")
+    def _maintain(self, *, finished: bool = False) -> None:
+        batches = self._batches_since_compaction
+        if batches >= _BATCHES_BETWEEN_COMPACTIONS or (
+            finished and self._settings.once
+        ):
+            self._batches_since_compaction = 0
+            self._compact()
+        if finished:
+            self._vacuum()
+
+    def _tables(self) -> Iterator[ArchiveTable]:
+        if self._rows is not None:
+            yield from self._rows.tables.values()
+        if self._wire is not None:
+            yield self._wire
+
+    def _compact(self) -> None:
+        self._watch(Point.COMPACTING)
+        before = after = 0
+        for table in self._tables():
+            done = table.compact(self._settings.compact_files)
+            before += done.before
+            after += done.after
+        self._watch(Point.COMPACTED)
+        if before:
+            self._numbers.compacted_files += before
+            self._metrics.compacted.inc(before)
+            self._tell(f"{before} small files made into {after}")
+
+    def _vacuum(self) -> None:
+        if not self._settings.once and time.monotonic() < self._next_vacuum:
+            return
+        self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
+        removed = sum(
+            table.vacuum(self._settings.retention_hours) for table in self._tables()
+        )
+        self._watch(Point.VACUUMED)
+        if removed:
+            self._metrics.vacuumed.inc(removed)
+            self._tell(f"{removed} files removed that no reader needs any more")
 
     def _tell(self, what: str) -> None:
-        with self._telling:
-            self._reporter.show(self._numbers, what)
-
-
-def _utc_now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)
-
-
-def _rows_by_stream(manifest: Manifest) -> dict[str, int]:
-    from urllib.parse import unquote
-
-    counts: dict[str, int] = {}
-    for file in manifest.files:
-        stream = unquote(file.partition.split("/")[0].removeprefix("stream="))
-        counts[stream] = counts.get(stream, 0) + file.rows
-    return counts
+        self._reporter.show(self._numbers, what)
 
 
 @contextmanager

@@ -1,30 +1,25 @@
 """Recordings come into an archive once each, when they are closed.
 
-Spark's checkpoint knows nothing of them: the manifests of their batches list them, by
-name and size, and are kept for ever. A recording is known by its name without its
-folder, so that it may be moved, and the rest of a folder be deleted.
+A recording is known by its name without its folder, so that it may be moved, and the
+rest of a folder be deleted; and by its size, so that one that went on is noticed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.writer import Batch, Manifest
 from synapse_replication.pipeline.wire_lines import SUFFIXES
 
-__all__ = ["BATCH_BYTES", "Recording", "WireLedger", "find_closed_recordings"]
+__all__ = ["BATCH_BYTES", "Recording", "find_closed_recordings", "plan_recordings"]
 
 #: Bytes of recordings that one batch holds, unless a single one is larger.
 BATCH_BYTES: Final = 1024**3
-
-#: Whose numbers the batches have; see :class:`~.archive_writer.Batch`.
-ORIGIN: Final = "recordings"
 
 
 @attrs.frozen
@@ -51,7 +46,7 @@ def find_closed_recordings(
     A folder may hold none yet. What its recorder still writes has another name. A
     file that is named itself is taken as it is.
 
-    :raises PipelineError: a path does not exist, or two recordings have one name.
+    :raises PipelineError: if a path does not exist, or two recordings have one name.
     """
     found: dict[str, Recording] = {}
     for given in paths:
@@ -76,49 +71,33 @@ def find_closed_recordings(
     return list(found.values())
 
 
-class WireLedger:
-    """Which recordings are in the archive.
+def plan_recordings(
+    recordings: Sequence[Recording],
+    archived_size: Callable[[str], int | None],
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[list[Recording]]:
+    """Return the recordings that are new, in batches.
 
-    :param manifests: of all batches of the wire.
+    :param archived_size: the size of a recording when it was archived, by its name;
+        ``None`` if it was not.
+    :raises PipelineError: if a recording changed after it was archived.
     """
-
-    def __init__(self, manifests: Iterable[Manifest]) -> None:
-        self._sizes: dict[str, int] = {}
-        self._next = 0
-        for manifest in manifests:
-            self.add(manifest)
-
-    def add(self, manifest: Manifest) -> None:
-        """Take note of a batch."""
-        self._sizes.update((name, size) for name, size in manifest.batch.inputs)
-        self._next = manifest.batch.number + 1
-
-    def plan(
-        self, recordings: Sequence[Recording], batch_bytes: int = BATCH_BYTES
-    ) -> Iterator[tuple[Batch, list[Path]]]:
-        """Give the batches to write, one after the other.
-
-        Each is to be added before the next is asked for.
-
-        :raises PipelineError: a recording changed after it was archived.
-        """
-        new: list[Recording] = []
-        for recording in recordings:
-            size = self._sizes.get(recording.name)
-            if size is None:
-                new.append(recording)
-            elif size != recording.size:
-                raise PipelineError(
-                    f"{recording.path} had {size} bytes when it was archived, and has "
-                    f"{recording.size} now: its rest would be lost. Archive recordings "
-                    "that are closed, as those of 'synapse-replication record' are, or "
-                    "give it another name"
-                )
-        while new:
-            taken = [new.pop(0)]
-            total = taken[0].size
-            while new and total + new[0].size <= batch_bytes:
-                total += new[0].size
-                taken.append(new.pop(0))
-            inputs = [[each.name, each.size] for each in taken]
-            yield Batch(self._next, ORIGIN, inputs), [each.path for each in taken]
+    new: list[Recording] = []
+    for recording in recordings:
+        size = archived_size(recording.name)
+        if size is None:
+            new.append(recording)
+        elif size != recording.size:
+            raise PipelineError(
+                f"{recording.path} had {size} bytes when it was archived, and has "
+                f"{recording.size} now: its rest would be lost. Archive recordings "
+                "that are closed, as those of 'synapse-replication record' are, or "
+                "give it another name"
+            )
+    while new:
+        taken = [new.pop(0)]
+        total = taken[0].size
+        while new and total + new[0].size <= batch_bytes:
+            total += new[0].size
+            taken.append(new.pop(0))
+        yield taken

@@ -16,12 +16,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.layout import (
-    open_archive,
-    read_archive,
-    read_archived_wire,
-)
-from synapse_replication.pipeline.archive.purges import read_purged_ranges
+from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
+from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.audit.checks.ahead import ahead_findings
 from synapse_replication.pipeline.audit.checks.announced import (
     announced_absent,
@@ -50,16 +46,17 @@ from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
 from synapse_replication.pipeline.audit.report import print_findings, print_json
 from synapse_replication.pipeline.schemas import (
-    ARCHIVE_SCHEMA,
+    ARCHIVED_ROWS_SCHEMA,
     FINDINGS_SCHEMA,
     ROWS_SCHEMA,
     WIRE_SCHEMA,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
-from synapse_replication.pipeline.source.jdbc import read_backfill
+from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.pipeline.wire_lines import read_recordings
 
 if TYPE_CHECKING:
@@ -126,11 +123,12 @@ def audited(
             return kept
 
         wire = read_recordings(session, recordings)
-        archived_wire = _archived_wire(session, archive)
+        archived = None if archive is None else read_archive(session, archive)
+        archived_wire = _archived_wire(session, archived)
         rows_archived = (
-            session.createDataFrame([], ARCHIVE_SCHEMA)
-            if archive is None
-            else read_archive(session, archive)
+            session.createDataFrame([], ARCHIVED_ROWS_SCHEMA).drop("row")
+            if archived is None
+            else archived.keys()
         )
         # What is twice in there is told as such.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
@@ -140,7 +138,9 @@ def audited(
         # Now: what was heard before, the sequences have given out.
         facts = read_facts(settings)
         # Whatever positions say: what is committed beyond them is a row, too.
-        rows = read_backfill(session, settings, endingToken=json.dumps(facts.reach))
+        rows = read_rows(
+            session, settings, RowForm.NONE, endingToken=json.dumps(facts.reach)
+        )
         ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
         sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
         lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
@@ -148,7 +148,7 @@ def audited(
             session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
             announced_findings(
                 lost,
-                _texts(session, settings, lost, rows_archived, facts.reach),
+                _texts(session, settings, lost, archived, facts.reach),
                 facts.tables,
             ),
             order_findings(tokens, facts.kept, facts.idempotent),
@@ -160,11 +160,11 @@ def audited(
             gap_findings(ids),
             gone_findings(ids),
         ]
-        if archive is not None:
+        if archived is not None:
             found += [
                 rows_twice_findings(rows_archived),
                 commands_twice_findings(archived_wire),
-                not_archived_findings(ids, _purged(session, archive)),
+                not_archived_findings(ids, _purged(session, archived)),
             ]
         findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
         findings.count()
@@ -186,22 +186,19 @@ def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
     findings.write.mode("overwrite").json(f"file://{path}/findings.json")
 
 
-def _archived_wire(
-    session: SparkSession, archive: str | os.PathLike[str] | None
-) -> DataFrame:
+def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
     """Read the recordings of an archive, by names that no file has."""
     if archive is None:
         return session.createDataFrame([], WIRE_SCHEMA)
-    wire = read_archived_wire(session, archive)
     name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
-    return wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
+    return archive.wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
 
 
 def _texts(
     session: SparkSession,
     settings: PipelineSettings,
     lost: DataFrame,
-    archive: DataFrame,
+    archive: ArchivedTables | None,
     reach: Mapping[str, int],
 ) -> DataFrame:
     """Read rows of lost ids, the first few of each line.
@@ -228,7 +225,8 @@ def _texts(
         of_tables = _read_range(session, settings, stream, first, last, reach[stream])
         parts.append((of_tables, "tables"))
         within = sf.col("stream_id").between(first, last)
-        parts.append((archive.where((sf.col("stream") == stream) & within), "archive"))
+        if archive is not None:
+            parts.append((archive.rows(stream).where(within), "archive"))
     return reduce(
         DataFrame.unionByName,
         (
@@ -249,7 +247,7 @@ def _read_range(
     reach: int,
 ) -> DataFrame:
     # What the archive or a recording has may be ahead of the database.
-    return read_backfill(
+    return read_rows(
         session,
         settings,
         streams=stream,
@@ -258,10 +256,9 @@ def _read_range(
     )
 
 
-def _purged(session: SparkSession, archive: str | os.PathLike[str]) -> DataFrame:
+def _purged(session: SparkSession, archive: ArchivedTables) -> DataFrame:
     ranges: list[Any] = [
-        (each.stream, each.first_token, each.last_token)
-        for each in read_purged_ranges(open_archive(archive))
+        (each.stream, each.first_token, each.last_token) for each in archive.purged
     ]
     return session.createDataFrame(ranges, _PURGED_SCHEMA)
 

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.layout import (
-    open_archive,
-    read_archive,
-    read_archived_wire,
-)
+from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.audit.job import audited
 from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report.data import ReportData
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.jdbc import read_backfill
+from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.spark.session import job_session
 from synapse_replication.pipeline.wire_lines import read_recordings
 
@@ -111,13 +108,14 @@ def _read(
     rows = wire = None
     if archive:
         sources.append(f"rows and recordings of the archive {archive}")
-        rows = read_archive(session, archive)
-        wire = read_archived_wire(session, archive).select(*WIRE_SCHEMA.names)
+        archived = read_archive(session, archive)
+        rows = archived.rows()
+        wire = archived.wire.select(*WIRE_SCHEMA.names)
         if not recordings and wire.isEmpty():
             wire = None
     elif settings is not None:
         sources.append(f"rows that the {_name_of(settings)} has now")
-        rows = read_backfill(session, settings)
+        rows = read_rows(session, settings)
     if recordings:
         sources.append(f"recordings: {', '.join(recordings)}")
         recorded = read_recordings(session, recordings)

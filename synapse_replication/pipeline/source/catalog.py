@@ -14,6 +14,12 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.tables import (
+    Column,
+    StreamTable,
+    standard_tables,
+    table_of_declaration,
+)
 from synapse_replication.storage.row_queries import RangeQuery, declared_query
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -44,7 +50,7 @@ class CatalogQuery:
 class CatalogStream:
     """A stream, as far as reading its tables goes.
 
-    :ivar name: the name on the wire.
+    :ivar table: its name on the wire, and the columns of its rows.
     :ivar queries: within a token, rows of an earlier query come first.
     :ivar sequence: where its ids come from.
     :ivar positions_name: its name in ``stream_positions``; ``None`` if it is not in
@@ -52,11 +58,16 @@ class CatalogStream:
     :ivar negative: ids are below zero in the tables; tokens are not.
     """
 
-    name: str
+    table: StreamTable
     queries: tuple[CatalogQuery, ...]
     sequence: str
     positions_name: str | None
     negative: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name on the wire."""
+        return self.table.name
 
 
 def catalog_of(
@@ -66,9 +77,10 @@ def catalog_of(
 
     :param declared: those of the user's own tables.
     """
+    tables = standard_tables()
     streams = {
         name: CatalogStream(
-            name=name,
+            table=tables[name],
             queries=tuple(CatalogQuery(q.range, q.distinct) for q in queries),
             sequence=STANDARD_STREAMS[name].sequence or "",
             positions_name=STANDARD_STREAMS[name].positions_name,
@@ -85,7 +97,7 @@ def catalog_of(
 
 def _of_declaration(declaration: TableStream) -> CatalogStream:
     return CatalogStream(
-        name=declaration.name,
+        table=table_of_declaration(declaration),
         queries=(CatalogQuery(declared_query(declaration).range, False),),
         sequence=declaration.sequence,
         positions_name=declaration.positions_name,
@@ -128,7 +140,26 @@ def declared_from_json(text: str) -> list[CatalogStream]:
 
 def _from_dict(fields: dict[str, Any]) -> CatalogStream:
     queries = tuple(
-        CatalogQuery(RangeQuery(**query["range"]), query["distinct"])
+        CatalogQuery(
+            RangeQuery(
+                **{
+                    **query["range"],
+                    "columns": tuple(query["range"]["columns"]),
+                    # A declared stream has none.
+                    "details": (),
+                }
+            ),
+            query["distinct"],
+        )
         for query in fields.pop("queries")
     )
-    return CatalogStream(queries=queries, **fields)
+    table = fields.pop("table")
+    return CatalogStream(
+        table=StreamTable(
+            table["name"],
+            tuple(Column(**column) for column in table["columns"]),
+            tuple((kind, tuple(names)) for kind, names in table["kinds"]),
+        ),
+        queries=queries,
+        **fields,
+    )

@@ -71,6 +71,17 @@ _TABLES = """
     WHERE to_regclass(wanted.name) IS NOT NULL
 """
 
+# Tables where a key leads to one row at most.
+_JOINABLE = """
+    SELECT wanted.name FROM unnest(%s::text[], %s::text[]) AS wanted (name, key)
+    WHERE EXISTS (
+        SELECT FROM pg_index JOIN pg_attribute
+            ON attrelid = indrelid AND attnum = indkey[0]
+        WHERE indrelid = to_regclass(wanted.name) AND attname = wanted.key
+          AND indnkeyatts = 1 AND indisunique AND indisvalid AND indpred IS NULL
+    )
+"""
+
 _POSITIONS = """
     SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = %s
 """
@@ -112,15 +123,25 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
             by_id.add(table)
         elif [range_.writer_column, range_.id_column] in indexes:
             by_writer.add(table)
-    return {
-        stream.name: Present(
-            *(
-                frozenset(q.range.table for q in stream.queries) & chosen
-                for chosen in (found, written, by_id, by_writer)
-            )
-        )
+    details = {
+        detail.table: detail.key
         for stream in streams
+        for query in stream.queries
+        for detail in query.range.details
     }
+    txn.execute(_JOINABLE, (list(details), list(details.values())))
+    joinable = frozenset(name for (name,) in txn.fetchall())
+    presence = {}
+    for stream in streams:
+        of_stream = frozenset(query.range.table for query in stream.queries)
+        presence[stream.name] = Present(
+            of_stream & found,
+            of_stream & written,
+            of_stream & by_id,
+            of_stream & by_writer,
+            joinable,
+        )
+    return presence
 
 
 def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:

@@ -24,6 +24,7 @@ from synapse_replication.pipeline.source.catalog import (
     select_streams,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
+from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 __all__ = ["EARLIEST", "LATEST", "SourceOptions", "parse_token", "reader_options"]
@@ -43,6 +44,7 @@ _NAMES = (
     "maxRowsPerTrigger",
     "numPartitions",
     "filterPushdown",
+    "rows",
     "deployment",
 )
 
@@ -77,6 +79,7 @@ class SourceOptions:
     :ivar max_rows: most rows of a batch of a continuous read; ``None`` for no limit.
     :ivar num_partitions: how many tasks read; ``None`` for as many as are worth it.
     :ivar filter_pushdown: answer conditions by reading less.
+    :ivar form: what is read of each row.
     """
 
     conninfo: Mapping[str, str] = attrs.field(repr=False)
@@ -89,6 +92,7 @@ class SourceOptions:
     max_rows: int | None = None
     num_partitions: int | None = None
     filter_pushdown: bool = False
+    form: RowForm = RowForm.JSON
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -119,6 +123,7 @@ class SourceOptions:
             max_rows=_count(given, "maxRowsPerTrigger"),
             num_partitions=_count(given, "numPartitions"),
             filter_pushdown=_flag(given, "filterPushdown"),
+            form=_form(given, streams),
         )
 
 
@@ -186,6 +191,22 @@ def _flag(given: Mapping[str, str], name: str) -> bool:
     if text not in ("true", "false"):
         raise PipelineError(f"option {name} is '{excerpt(text)}'; write true or false")
     return text == "true"
+
+
+def _form(given: Mapping[str, str], streams: Sequence[str] | None) -> RowForm:
+    text = given.get("rows", RowForm.JSON.value).lower()
+    try:
+        form = RowForm(text)
+    except ValueError:
+        raise PipelineError(
+            f"option rows is '{excerpt(text)}'; write json, typed or none"
+        ) from None
+    if form is RowForm.TYPED and (streams is None or len(streams) != 1):
+        raise PipelineError(
+            "option rows is 'typed', which wants one stream, as each has columns of "
+            "its own; name it by the option streams"
+        )
+    return form
 
 
 def parse_token(

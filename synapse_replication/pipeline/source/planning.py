@@ -184,6 +184,18 @@ class Planner:
         wanted: Wanted = EVERYTHING,
     ) -> list[tuple[Part, ...]]:
         """Cut what is between two offsets into tasks."""
+        count = self._options.num_partitions
+        return pack(self.parts(txn, selections, start, end, wanted), count)
+
+    def parts(
+        self,
+        txn: cursor,
+        selections: list[Selection],
+        start: Mapping[str, StreamOffset],
+        end: Mapping[str, StreamOffset],
+        wanted: Wanted = EVERYTHING,
+    ) -> list[Part]:
+        """Cut what is between two offsets into parts, none too large for a task."""
         options = self._options
         if options.writers is not None:
             wanted = wanted.only_writers(options.writers)
@@ -208,8 +220,7 @@ class Planner:
                 narrowed = narrow(txn, part)
                 if narrowed is not None:
                     found.append(narrowed)
-        count = options.num_partitions
-        return pack(split(found, count), count)
+        return split(found, options.num_partitions)
 
 
 def _instance_names(txn: cursor) -> Callable[[int], str]:

@@ -1,4 +1,4 @@
-"""The SQL that reads a span of a stream, for COPY and for JDBC alike.
+"""The SQL that reads a span of a stream: raw columns, cast to their types.
 
 Pure text. Numbers are put in as they are; names of writers, which come from a
 database or a configuration, are quoted.
@@ -6,15 +6,29 @@ database or a configuration, are quoted.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import attrs
 
 from synapse_replication.pipeline.source.catalog import CatalogQuery, CatalogStream
 from synapse_replication.pipeline.source.offsets import Span
+from synapse_replication.pipeline.tables import KIND, Column
 from synapse_replication.storage.queries import identifier, literal
 
 __all__ = ["Present", "ids_sql", "range_sql"]
+
+_SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "string": "text",
+        "bigint": "bigint",
+        "double": "double precision",
+        "boolean": "boolean",
+        "strings": "text[]",
+        "json": "text",
+    }
+)
 
 
 @attrs.frozen
@@ -26,26 +40,39 @@ class Present:
     :ivar by_id: those of them with an index that begins with the id.
     :ivar by_writer: those of the others with one that begins with writer and id;
         their writers are looked up first, so that all are known.
+    :ivar joinable: those of the tables with details that have a unique index of
+        their key.
     """
 
     tables: frozenset[str]
     written: frozenset[str]
     by_id: frozenset[str]
     by_writer: frozenset[str]
+    joinable: frozenset[str] = frozenset()
 
 
 def range_sql(
-    stream: CatalogStream, span: Span, present: Present, sole_writer: str
+    stream: CatalogStream,
+    span: Span,
+    present: Present,
+    sole_writer: str,
+    *,
+    with_columns: bool = True,
+    many: bool = False,
 ) -> str:
     """Write the query for the rows of a span.
 
-    Its columns are ``instance_name``, ``stream_id``, ``row_index``, ``row`` and
-    ``written_us`` (µs since the epoch). Rows are in the order of their tokens; those
-    of one token are in the order of the queries, then of their text, so that each
-    reading gives them the same places.
+    Its columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since the
+    epoch) and those of the stream's table. Rows are in the order of their tokens;
+    those of one token are in the order of the queries, then of their columns, so
+    that each reading finds them in the same order.
 
     :param sole_writer: the writer of rows that do not tell theirs.
+    :param with_columns: false for the first three columns alone.
+    :param many: rows are so many that details are better joined than looked up.
     """
+    columns = stream.table.columns if with_columns else ()
+    names = "".join(f", {identifier(column.name)}" for column in columns)
     plain: list[str] = []
     distinct: list[str] = []
     for place, query in enumerate(stream.queries):
@@ -54,31 +81,45 @@ def range_sql(
         condition = _condition(query, span, present)
         if condition is None:
             continue
-        select = _select(query, place, condition, present, sole_writer)
+        of_query = stream.table.columns if with_columns or query.distinct else ()
+        select = _select(stream, query, of_query, present, sole_writer, place)
+        select += f" {_details(query, present, many=many) if of_query else ''}"
+        select += f" WHERE {condition}"
+        # Read in the order of the index, rows need no more than a little sorting.
+        if not query.range.negative and not many:
+            select += f" ORDER BY {_column(query, query.range.id_column)}"
         (distinct if query.distinct else plain).append(select)
     if distinct:
-        rows = "\nUNION ALL\n".join(f"({select})" for select in distinct)
+        found = "\nUNION ALL\n".join(f"({select})" for select in distinct)
+        grouped = "".join(
+            f", {identifier(column.name)}" for column in stream.table.columns
+        )
         plain.append(
-            "SELECT instance_name, stream_id, min(place) AS place, row, "
-            f"min(written_us) AS written_us FROM ({rows}) AS found "
-            "GROUP BY stream_id, instance_name, row ORDER BY stream_id"
+            "SELECT stream_id, instance_name, min(written_us) AS written_us, "
+            f"min(place) AS place{names} FROM ({found}) AS found "
+            f"GROUP BY stream_id, instance_name{grouped} ORDER BY stream_id"
         )
     if not plain:
+        nothing = "".join(f", {_typed('NULL', column)}" for column in columns)
         return (
-            "SELECT NULL::text AS instance_name, NULL::bigint AS stream_id, "
-            "NULL::int AS row_index, NULL::text AS row, NULL::bigint AS written_us "
-            "WHERE FALSE"
+            "SELECT NULL::bigint AS stream_id, NULL::text AS instance_name, "
+            f"NULL::bigint AS written_us{nothing} WHERE FALSE"
         )
     rows = "\nUNION ALL\n".join(f"({select})" for select in plain)
+    order = "".join(f", {_sort_key(column)}" for column in columns)
     return (
-        "SELECT instance_name, stream_id, (row_number() OVER ("
-        'PARTITION BY stream_id ORDER BY place, row COLLATE "C") - 1)::int '
-        f"AS row_index, row, written_us FROM ({rows}) AS rows"
+        f"SELECT stream_id, instance_name, written_us{names} FROM ({rows}) AS rows "
+        f"ORDER BY stream_id, place{order}"
     )
 
 
 def _select(
-    query: CatalogQuery, place: int, condition: str, present: Present, sole_writer: str
+    stream: CatalogStream,
+    query: CatalogQuery,
+    columns: Sequence[Column],
+    present: Present,
+    sole_writer: str,
+    place: int,
 ) -> str:
     range_ = query.range
     sign = "-" if range_.negative else ""
@@ -91,15 +132,38 @@ def _select(
     written = "NULL::bigint"
     if range_.written_ms is not None and range_.table in present.written:
         written = f"{_column(query, range_.written_ms)} * 1000"
-    # Read in the order of the index, rows need no more than a little sorting.
-    order = "" if range_.negative else f" ORDER BY {_column(query, range_.id_column)}"
-    return (
-        f"SELECT {writer} AS instance_name, "
-        f"{sign}{_column(query, range_.id_column)}::bigint AS stream_id, "
-        f"{place} AS place, {range_.row} AS row, {written} AS written_us "
-        f"FROM {identifier(range_.table)} AS {range_.alias} {range_.joined} "
-        f"WHERE {condition}{order}"
+    found = dict(
+        zip(dict(stream.table.kinds)[range_.kind], range_.columns, strict=True)
     )
+    if range_.kind is not None:
+        found[KIND] = literal(range_.kind)
+    values = "".join(
+        f", {_typed(found.get(column.name, 'NULL'), column)}" for column in columns
+    )
+    return (
+        f"SELECT {sign}{_column(query, range_.id_column)}::bigint AS stream_id, "
+        f"{writer} AS instance_name, {written} AS written_us, {place} AS place{values} "
+        f"FROM {identifier(range_.table)} AS {range_.alias} {range_.joined}"
+    )
+
+
+def _details(query: CatalogQuery, present: Present, *, many: bool) -> str:
+    details = query.range.details
+    joins = many and all(detail.table in present.joinable for detail in details)
+    return " ".join(detail.join if joins else detail.lookup for detail in details)
+
+
+def _typed(expression: str, column: Column) -> str:
+    return f"({expression})::{_SQL_TYPES[column.type]} AS {identifier(column.name)}"
+
+
+def _sort_key(column: Column) -> str:
+    name = identifier(column.name)
+    if column.type == "strings":
+        name += "::text"
+    elif column.type not in ("string", "json"):
+        return name
+    return f'{name} COLLATE "C"'
 
 
 def _column(query: CatalogQuery, column: str) -> str:

@@ -1,21 +1,39 @@
-"""What a task does: it reads its parts, in blocks, by a connection of its own."""
+"""What a task does: it reads its parts as Arrow, by a connection of its own.
+
+The server sends raw columns by binary ``COPY``, which the ADBC driver turns into
+record batches as they come. JSON rows are made of the columns here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from synapse_replication.pipeline.source.copy import copy_batches
-from synapse_replication.pipeline.source.database import READ_TIMEOUT, reading
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.json_rows import json_rows
+from synapse_replication.pipeline.source.database import (
+    CONNECT_TIMEOUT,
+    READ_TIMEOUT,
+    describe,
+    session_settings,
+)
 from synapse_replication.pipeline.source.partitions import Part
 from synapse_replication.pipeline.source.ranges import range_sql
+from synapse_replication.pipeline.tables import KEY_COLUMNS, RowForm
+from synapse_replication.storage.queries import literal
 
 if TYPE_CHECKING:
-    import pyarrow
+    from adbc_driver_postgresql.dbapi import Connection
 
-__all__ = ["RowsPartition", "partitions_of", "read_parts"]
+__all__ = ["RowsPartition", "partitions_of", "read_part", "read_parts"]
+
+#: Bytes that a batch has, about.
+_BATCH_BYTES: Final = 4 * 2**20
 
 
 class RowsPartition(InputPartition):
@@ -33,7 +51,7 @@ class RowsPartition(InputPartition):
 
 
 def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
-    """Give what Spark hands to tasks: of nothing to read, one that reads nothing.
+    """Return what Spark hands to tasks: of nothing to read, one that reads nothing.
 
     Spark makes a partition of its own of an empty list.
     """
@@ -41,14 +59,167 @@ def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
 
 
 def read_parts(
-    conninfo: Mapping[str, Any], parts: Sequence[Part]
-) -> Iterator[pyarrow.RecordBatch]:
-    """Read parts, in blocks.
+    conninfo: Mapping[str, Any], parts: Sequence[Part], form: RowForm = RowForm.JSON
+) -> Iterator[pa.RecordBatch]:
+    """Read parts, in batches of the columns that the data source has.
 
-    :raises PipelineError: the database cannot be reached or refuses.
+    :raises PipelineError: if the database cannot be reached or refuses.
     """
-    for part in parts:
-        sql = range_sql(part.stream, part.span, part.present, part.sole_writer)
-        walk = part.walks_indexes
-        with reading(conninfo, READ_TIMEOUT, walk_indexes=walk) as txn:
-            yield from copy_batches(txn, sql, part.stream.name)
+    if not parts:
+        return
+    with connected(conninfo) as connection:
+        for part in parts:
+            for batch in read_part(
+                connection, conninfo, part, with_columns=form is not RowForm.NONE
+            ):
+                yield (
+                    batch if form is RowForm.TYPED else _with_stream(part, batch, form)
+                )
+
+
+def _with_stream(part: Part, batch: pa.RecordBatch, form: RowForm) -> pa.RecordBatch:
+    columns = {
+        "stream": pa.repeat(pa.scalar(part.stream.name), batch.num_rows),
+        "instance_name": batch.column("instance_name"),
+        "stream_id": batch.column("stream_id"),
+        "row_index": batch.column("row_index"),
+    }
+    if form is RowForm.JSON:
+        columns["row"] = json_rows(part.stream.table, batch)
+    columns["written_ts"] = batch.column("written_ts")
+    fields = [
+        pa.field(name, values.type, nullable=name == "written_ts")
+        for name, values in columns.items()
+    ]
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+
+@contextmanager
+def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
+    """Open a connection that reads into Arrow, for one task.
+
+    :raises PipelineError: if the database cannot be reached.
+    """
+    import adbc_driver_manager
+    from adbc_driver_postgresql import dbapi
+    from psycopg2.extensions import make_dsn
+
+    given = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "application_name": "synapse-replication pipeline",
+        **conninfo,
+    }
+    try:
+        opened = dbapi.connect(make_dsn(**given))
+    except adbc_driver_manager.Error as error:
+        raise PipelineError(
+            f"the database ({describe(conninfo)}) cannot be reached: {_reason(error)}; "
+            "is it running, can this machine reach it, and are name and password right?"
+        ) from None
+    with closing(opened):
+        yield opened
+
+
+def read_part(
+    connection: Connection,
+    conninfo: Mapping[str, Any],
+    part: Part,
+    *,
+    with_columns: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """Read one part: batches of the key columns and, if asked for, the typed ones.
+
+    Leaving off early cancels the query.
+
+    :param conninfo: of the connection, for errors.
+    :raises PipelineError: if the database refuses.
+    """
+    import adbc_driver_manager
+
+    sql = range_sql(
+        part.stream,
+        part.span,
+        part.present,
+        part.sole_writer,
+        with_columns=with_columns,
+        many=part.joins_details,
+    )
+    index = _RowIndex()
+    with closing(connection.cursor()) as cursor:
+        try:
+            cursor.execute(_settings_sql(part))
+            cursor.fetchall()
+            cursor.adbc_statement.set_options(
+                **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+            )
+            cursor.execute(sql)
+            for batch in cursor.fetch_record_batch():
+                if batch.num_rows:
+                    yield _shaped(batch, index, part, with_columns=with_columns)
+        except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+            raise PipelineError(
+                f"the database ({describe(conninfo)}) did not answer as it should: "
+                f"{_reason(error)}"
+            ) from error
+        finally:
+            cursor.adbc_cancel()
+            connection.rollback()
+
+
+def _settings_sql(part: Part) -> str:
+    """Write the statement that limits a transaction, in one round trip."""
+    settings = {
+        "transaction_read_only": "on",
+        # A part is sorted in memory.
+        "work_mem": "64MB",
+        **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
+    }
+    calls = (
+        f"set_config({literal(name)}, {literal(value)}, true)"
+        for name, value in settings.items()
+    )
+    return f"SELECT {', '.join(calls)}"
+
+
+class _RowIndex:
+    """Numbers the rows of each token, from 0, across batches."""
+
+    def __init__(self) -> None:
+        self._token: int | None = None
+        self._next = 0
+
+    def of(self, tokens: pa.Array) -> pa.Array:
+        """Number the rows of a batch, whose tokens are in order."""
+        ids = tokens.to_numpy(zero_copy_only=False)
+        places = np.arange(len(ids), dtype=np.int64)
+        begins = np.concatenate(([True], ids[1:] != ids[:-1]))
+        first = np.maximum.accumulate(np.where(begins, places, 0))
+        index = places - first
+        if ids[0] == self._token:
+            index[: np.searchsorted(ids, ids[0], side="right")] += self._next
+        self._token, self._next = int(ids[-1]), int(index[-1]) + 1
+        return pa.array(index.astype(np.int32))
+
+
+def _shaped(
+    batch: pa.RecordBatch, index: _RowIndex, part: Part, *, with_columns: bool
+) -> pa.RecordBatch:
+    tokens, writers, written = batch.columns[:3]
+    schema = part.stream.table.arrow_schema
+    if not with_columns:
+        schema = pa.schema([schema.field(i) for i in range(len(KEY_COLUMNS))])
+    columns = [
+        tokens,
+        index.of(tokens),
+        writers,
+        written.cast(schema.field("written_ts").type),
+        *(
+            values.cast(schema.field(len(KEY_COLUMNS) + place).type)
+            for place, values in enumerate(batch.columns[3:])
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -33,6 +33,7 @@ from synapse_replication.pipeline.source.reading import (
     read_parts,
 )
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
+from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
     import pyarrow
@@ -49,7 +50,16 @@ class SynapseReplicationDataSource(DataSource):
         return "synapse_replication"
 
     def schema(self) -> StructType:
-        """Give the columns."""
+        """Return the columns."""
+        options = SourceOptions.parse(self.options)
+        if options.form is RowForm.TYPED:
+            assert options.streams is not None
+            (stream,) = options.streams
+            typed = StructType.fromDDL(options.catalog[stream].table.spark_ddl)
+            assert isinstance(typed, StructType)
+            return typed
+        if options.form is RowForm.NONE:
+            return StructType([field for field in ROWS_SCHEMA if field.name != "row"])
         return ROWS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -80,7 +90,8 @@ class RowsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
         assert isinstance(partition, RowsPartition)
-        return read_parts(self._options.conninfo, partition.parts)
+        options = self._options
+        return read_parts(options.conninfo, partition.parts, options.form)
 
 
 class PushdownReader(RowsReader):

@@ -136,7 +136,8 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
         assert isinstance(partition, RowsPartition)
-        return read_parts(self._options.conninfo, partition.parts)
+        options = self._options
+        return read_parts(options.conninfo, partition.parts, options.form)
 
     # -- the database ------------------------------------------------------------------
 

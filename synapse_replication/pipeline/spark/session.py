@@ -91,18 +91,13 @@ def job_session(
 
 
 def _settings() -> dict[str, str]:
-    from synapse_replication.pipeline.source.jdbc import find_driver_jar
-
     log_settings = files("synapse_replication.pipeline.spark") / "log4j2.properties"
     java_options = (
         # Times are UTC everywhere. The stack: a query that is stopped within
         # foreachBatch overflows the usual one.
         f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={log_settings}"
     )
-    jar = find_driver_jar()
     return {
-        # Backfill goes by JDBC where its driver is found.
-        **({} if jar is None else {"spark.jars": str(jar)}),
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": java_options,
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss8m",

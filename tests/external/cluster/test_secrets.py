@@ -19,8 +19,12 @@ skip = skip_reason("cluster")
 # Run by itself: what a Java process logs goes where it was started.
 _SCRIPT = """
 import sys, urllib.request
-from synapse_replication.pipeline.source.jdbc import has_driver, read_backfill
+from synapse_replication.pipeline.source.frames import read_rows
+from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.progress import PlainReporter
+from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session
+from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.pipeline.settings import settings_of_dsn
 
 dsn, folder = sys.argv[1:]
@@ -36,9 +40,15 @@ context.setLogLevel("DEBUG")
 read = session.read.format("synapse_replication").option("dsn", dsn).load()
 read.explain(True)
 print("rows", read.count())
-backfill = read_backfill(session, settings_of_dsn(dsn), streams="receipts")
-backfill.explain(True)
-print("jdbc", has_driver(session), backfill.count())
+typed = read_rows(session, settings_of_dsn(dsn), RowForm.TYPED, streams="receipts")
+typed.explain(True)
+print("typed", typed.count())
+archived = run_archive(
+    ArchiveSettings(folder + "/archive", settings_of_dsn(dsn), once=True),
+    PlainReporter(sys.stderr),
+)
+print("archived", archived)
+read_archive(session, folder + "/archive").rows().explain(True)
 query = (
     session.readStream.format("synapse_replication").option("dsn", dsn).load()
     .writeStream.option("checkpointLocation", folder + "/checkpoint")

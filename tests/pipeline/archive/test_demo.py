@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.demo.deployment import Deployment, Plan
 from synapse_replication.demo.run import run_demo
 from synapse_replication.demo.script import STREAMS, read_script
-from synapse_replication.pipeline.archive.layout import read_archive, read_archived_wire
+from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.progress import PlainReporter
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.settings import settings_of_config
@@ -101,12 +101,11 @@ class DemoTests(SynchronousTestCase):
                     typed[stream.name, writer] += len(rows)
                 else:
                     written.update((stream.name, writer, token) for token, _ in rows)
-        archived = read_archive(session, folder).select(
-            "stream", "instance_name", "stream_id"
-        )
+        tables = read_archive(session, folder)
+        archived = tables.keys().select("stream", "instance_name", "stream_id")
         self.assertEqual(Counter(map(tuple, archived.collect())), written)
         self.assertEqual(written.total() + typed.total(), total)
-        commands = read_archived_wire(session, folder).where("command = 'RDATA'")
+        commands = tables.wire.where("command = 'RDATA'")
         recorded = Counter(
             (row["stream"], row["instance_name"])
             for row in commands.select("stream", "instance_name").collect()

@@ -9,25 +9,20 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from pyarrow import parquet
-from pyspark.sql import functions as sf
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.driver import drive_archive
 from synapse_replication.pipeline.archive.export_job import export_rows
-from synapse_replication.pipeline.schemas import ARCHIVE_SCHEMA
-from tests.pipeline.archives import make_batch, make_rows
+from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
+from tests.pipeline.archives import make_archive
 from tests.pipeline.shared_session import shared_session
 
 
 @functools.cache
 def shared_archive() -> Path:
     """Make one that all these tests only read."""
-    folder = Path("archive-to-export").absolute()
-    with drive_archive(folder, create=True) as driver:
-        driver.writers["rows"].write(make_rows(1, 8), make_batch(0))
-    return folder
+    return make_archive(Path("archive-to-export").absolute())
 
 
 class ExportTests(SynchronousTestCase):
@@ -48,13 +43,14 @@ class ExportTests(SynchronousTestCase):
     def test_parquet(self) -> None:
         """Parquet has the columns of the archive, and only the rows asked for."""
         self.assertEqual(
-            self.export("parquet", "stream = 's1' AND day < '2026-01-02'"), 2
+            self.export("parquet", "stream = 'receipts' AND day < '2026-01-02'"), 2
         )
         tables = [parquet.read_table(path) for path in self.files()]
         rows = [row for table in tables for row in table.to_pylist()]
-        self.assertEqual(list(rows[0]), ARCHIVE_SCHEMA.names)
+        self.assertEqual(list(rows[0]), ARCHIVED_ROWS_SCHEMA.names)
         self.assertEqual(
-            {(r["stream"], r["stream_id"]) for r in rows}, {("s1", 1), ("s1", 5)}
+            {(r["stream"], r["stream_id"]) for r in rows},
+            {("receipts", 1), ("receipts", 2)},
         )
 
     def test_jsonl(self) -> None:
@@ -65,31 +61,36 @@ class ExportTests(SynchronousTestCase):
             for path in self.files()
             for line in path.read_text().splitlines()
         ]
-        (first,) = (line for line in lines if line["stream_id"] == 1)
+        (first,) = (
+            line
+            for line in lines
+            if line["stream_id"] == 1 and line["stream"] == "to_device"
+        )
         self.assertEqual(
             first,
             {
-                "stream": "s1",
+                "stream": "to_device",
                 "instance_name": "w1",
                 "stream_id": 1,
                 "row_index": 0,
-                "row": ["x"],
-                "written_ts": None,
-                "archived_ts": "2026-01-09T12:00:00.000Z",
+                "row": ["@user"],
+                "written_ts": "2026-01-01T12:00:00.000Z",
                 "day": "2026-01-01",
             },
         )
 
     def test_csv(self) -> None:
         """Other programs read the quotation marks in CSV."""
-        self.assertEqual(self.export("csv", "stream_id = 1"), 1)
+        self.assertEqual(
+            self.export("csv", "stream_id = 1 AND stream = 'to_device'"), 1
+        )
         rows: list[dict[str, str]] = []
         for path in self.files():
             with path.open(newline="") as file:
                 rows += csv.DictReader(file)
         (row,) = rows
-        self.assertEqual(row["row"], '["x"]')
-        self.assertEqual(row["archived_ts"], "2026-01-09T12:00:00.000Z")
+        self.assertEqual(row["row"], '["@user"]')
+        self.assertEqual(row["written_ts"], "2026-01-01T12:00:00.000Z")
 
     def test_nothing_found(self) -> None:
         """A condition that is never true gives a folder without rows."""
@@ -109,22 +110,12 @@ class ExportTests(SynchronousTestCase):
             self.assertLess(len(str(error)), 700)
         self.assertEqual(list(self.out.parent.glob(f"*{self.out.name}*")), [])
 
-    def test_view(self) -> None:
-        """Rows of one kind have their fields as columns, also for the condition."""
-        folder = Path(self.mktemp()).absolute()
-        receipt = ["!room", "m.read", "@user", "$event", None, {"ts": 5}]
-        rows = make_rows(1, 4).withColumns(
-            {
-                "stream": sf.lit("receipts"),
-                "row": sf.lit(json.dumps(receipt)),
-            }
-        )
-        with drive_archive(folder, create=True) as driver:
-            driver.writers["rows"].write(rows, make_batch(0))
-        where = "user_id = '@user' AND stream_id > 2"
+    def test_stream(self) -> None:
+        """Rows of one stream have their fields as columns, also for the condition."""
+        where = "user_id >= '@user2' AND stream_id > 2"
         count = export_rows(
-            *(shared_session(), str(folder), str(self.out), "jsonl", where),
-            view="receipts",
+            *(shared_session(), str(self.folder), str(self.out), "jsonl", where),
+            stream="receipts",
         )
         self.assertEqual(count, 2)
         lines = [
@@ -136,10 +127,10 @@ class ExportTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError,
             export_rows,
-            *(shared_session(), str(folder), "new", "csv", None),
-            view="receipt",
+            *(shared_session(), str(self.folder), "new", "csv", None),
+            stream="receipt",
         )
-        self.assertIn("there is none; there are ", str(error))
+        self.assertIn("it has those of receipts, to_device", str(error))
 
     def test_folder_exists(self) -> None:
         """A folder that exists is left alone."""

@@ -1,158 +1,136 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.purge_job` and for archive_purges."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.purge_job` and for purges."""
 
 from __future__ import annotations
 
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
+from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.purge import purge_command
-from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import purges as archive_purges
-from synapse_replication.pipeline.archive.driver import drive_archive
-from synapse_replication.pipeline.archive.layout import open_archive
-from synapse_replication.pipeline.archive.lock import lock_archive
+from synapse_replication.pipeline.archive import purges
+from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges
 from synapse_replication.pipeline.archive.purge_job import purge_archive
-from synapse_replication.pipeline.archive.purges import (
-    PurgedRange,
-    read_purged_ranges,
-)
-from synapse_replication.pipeline.archive.writer import Point
+from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import (
     Killed,
-    kill_at,
-    make_batch,
-    make_rows,
-    rows_by_pyarrow,
+    add_rows_to,
+    keys_of,
+    make_archive,
+    open_table,
+    receipts,
 )
 
 SECOND_OF_JANUARY = datetime.date(2026, 1, 2)
 
-#: Of rows 1 to 8: streams s0 and s1 in turn, and days in turn by pairs.
-LATER = [("s0", 2), ("s0", 6), ("s1", 3), ("s1", 7)]
+LATER = [
+    ("receipts", "w1", 3),
+    ("receipts", "w1", 4),
+    ("to_device", "w1", 3),
+    ("to_device", "w1", 4),
+]
 
 
 class PurgeTests(SynchronousTestCase):
     """An archive of eight rows, two streams and two days."""
 
     def setUp(self) -> None:
-        self.folder = Path(self.mktemp()).absolute()
-        with drive_archive(self.folder, create=True) as driver:
-            driver.writers["rows"].write(make_rows(1, 8), make_batch(0))
-        self.before = rows_by_pyarrow(self.folder)
+        self.folder = make_archive(Path(self.mktemp()).absolute())
+        self.before = keys_of(self.folder)
         self.assertEqual(len(self.before), 8)
 
-    def test_escaped_name(self) -> None:
-        """A stream is on record by its name, however its folder has to be written."""
-        rows = open_archive(self.folder).rows
-        (rows / "stream=s0").rename(rows / "stream=a%2Fb")
-        days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
-        self.assertEqual([day.stream for day in days], ["a/b", "s1"])
-        ranges = read_purged_ranges(open_archive(self.folder))
-        self.assertEqual([each.stream for each in ranges], ["a/b", "s1"])
+    def table(self, stream: str = "receipts") -> DeltaTable:
+        return DeltaTable(open_store(self.folder).stream_uri(stream))
 
     def test_purge(self) -> None:
-        """Whole days go, the others stay; what went is on record, by day and writer."""
+        """Whole days go, the others stay; what went is on record, also in the history;
+        the archive goes on where it was."""
         days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(
-            [(day.stream, day.rows) for day in days], [("s0", 2), ("s1", 2)]
+            [(day.stream, str(day.day), day.rows) for day in days],
+            [("receipts", "2026-01-01", 2), ("to_device", "2026-01-01", 2)],
         )
-        self.assertEqual(rows_by_pyarrow(self.folder), LATER)
-        first = datetime.date(2026, 1, 1)
-        self.assertEqual(
-            read_purged_ranges(open_archive(self.folder)),
-            [
-                PurgedRange("s0", "w1", first, 4, 8, 2),
-                PurgedRange("s1", "w1", first, 1, 5, 2),
-            ],
-        )
+        self.assertEqual(keys_of(self.folder), LATER)
+        for stream in ("receipts", "to_device"):
+            self.assertEqual(
+                read_purged_ranges(self.table(stream), stream),
+                [PurgedRange(stream, "w1", 1, 2)],
+            )
+        (commit,) = self.table().history(1)
+        self.assertEqual(commit["operation"], "DELETE")
+        self.assertIn("2026-01-02", json.dumps(commit["operationParameters"]))
         self.assertEqual(purge_archive(str(self.folder), SECOND_OF_JANUARY), [])
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
+        add_rows_to(self.folder, "receipts", receipts(5, 5))
+        self.assertEqual(keys_of(self.folder), sorted([*LATER, ("receipts", "w1", 5)]))
 
-    def test_archive_goes_on(self) -> None:
-        """After a purge a batch that is given again is known, and the next is written."""
+    def test_time_travel(self) -> None:
+        """A reader of the version before still finds what was purged."""
+        version = self.table().version()
         purge_archive(str(self.folder), SECOND_OF_JANUARY)
-        with drive_archive(self.folder) as driver:
-            driver.recover()
-            writer = driver.writers["rows"]
-            self.assertTrue(writer.write(make_rows(1, 8), make_batch(0)).again)
-            self.assertFalse(writer.write(make_rows(9, 9), make_batch(1)).again)
-        self.assertEqual(rows_by_pyarrow(self.folder), sorted([*LATER, ("s1", 9)]))
+        table = DeltaTable(open_store(self.folder).stream_uri("receipts"), version)
+        self.assertEqual(table.to_pyarrow_table().num_rows, 4)
 
     def test_cut_off(self) -> None:
-        """A crash between two days loses no other day; purging again ends the work.
+        """A crash before the commit loses nothing; purging again ends the work, and
+        the record has what both attempts found."""
 
-        No record is lost of what the first attempt removed.
-        """
-        removed: list[Path] = []
-
-        def crash(folder: Path) -> None:
-            removed.append(folder)
+        def crash(*args: Any, **kwargs: Any) -> None:
             raise Killed
 
-        self.patch(archive_purges, "remove_tree", crash)
+        patch = self.patch(DeltaTable, "delete", crash)
         self.assertRaises(Killed, purge_archive, str(self.folder), SECOND_OF_JANUARY)
-        self.assertEqual(len(rows_by_pyarrow(self.folder)), 6)
-        self.assertEqual(len(list(removed[0].glob("*.parquet"))), 1)
-        self.patch(archive_purges, "remove_tree", lambda folder: None)
+        self.assertEqual(keys_of(self.folder), self.before)
+        patch.restore()
+        purge_archive(str(self.folder), datetime.date(2026, 1, 3))
+        self.assertEqual(keys_of(self.folder), [])
+        self.assertEqual(
+            read_purged_ranges(self.table(), "receipts"),
+            [PurgedRange("receipts", "w1", 1, 4)],
+        )
+
+    def test_beside_a_driver(self) -> None:
+        """A purge that a driver's commit overtakes begins again, and both are done."""
+        driver = open_table(self.folder)
+        real, left = purges._ranges, [1]
+
+        def overtaken(*args: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                add_rows_to(
+                    self.folder, "receipts", receipts(5, 5, day=1), table=driver
+                )
+            return real(*args)
+
+        self.patch(purges, "_ranges", overtaken)
         purge_archive(str(self.folder), SECOND_OF_JANUARY)
-        self.assertEqual(rows_by_pyarrow(self.folder), LATER)
-        self.assertFalse(removed[0].exists())
-        ranges = read_purged_ranges(open_archive(self.folder))
-        self.assertEqual({each.stream for each in ranges}, {"s0", "s1"})
+        self.assertEqual(keys_of(self.folder), LATER)
+        self.assertEqual(
+            read_purged_ranges(self.table(), "receipts"),
+            [PurgedRange("receipts", "w1", 1, 5)],
+        )
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
 
-    def test_batch_not_published(self) -> None:
-        """Old rows of a batch that a crash left unpublished go, and do not come later."""
-        with drive_archive(self.folder, watch=kill_at(Point.COMMITTED)) as driver:
-            self.assertRaises(
-                Killed, driver.writers["rows"].write, make_rows(9, 16), make_batch(1)
-            )
-        purge_archive(str(self.folder), SECOND_OF_JANUARY)
-        with drive_archive(self.folder) as driver:
-            driver.recover()
-        tokens = [token for _, token in rows_by_pyarrow(self.folder)]
-        self.assertEqual(sorted(tokens), [2, 3, 6, 7, 10, 11, 14, 15])
-
-    def test_dry_run(self) -> None:
-        """A dry run tells what would go, also beside a driver, and changes nothing."""
-        with lock_archive(open_archive(self.folder)):
-            result = CliRunner().invoke(
-                purge_command,
-                ["--archive", str(self.folder), "--before", "2026-01-02", "--dry-run"],
-                catch_exceptions=False,
-            )
-        self.assertIn("2026-01-01  s0: 2 rows", result.output)
-        self.assertIn("would be removed: 2 folders with 4 rows", result.output)
-        self.assertEqual(rows_by_pyarrow(self.folder), self.before)
-        self.assertEqual(read_purged_ranges(open_archive(self.folder)), [])
-
-    def test_command(self) -> None:
-        """The command removes, and says as JSON what."""
+    def test_commands(self) -> None:
+        """A dry run says what would go and changes nothing; the command removes, and
+        says as JSON what."""
+        arguments = ["--archive", str(self.folder), "--before", "2026-01-02"]
         result = CliRunner().invoke(
-            purge_command,
-            ["--archive", str(self.folder), "--before", "2026-01-03", "--json"],
-            catch_exceptions=False,
+            purge_command, [*arguments, "--dry-run"], catch_exceptions=False
+        )
+        self.assertIn("2026-01-01  receipts: 2 rows", result.output)
+        self.assertIn("would be removed: 2 days of tables with 4 rows", result.output)
+        self.assertEqual(keys_of(self.folder), self.before)
+        self.assertEqual(read_purged_ranges(self.table(), "receipts"), [])
+        result = CliRunner().invoke(
+            purge_command, [*arguments, "--json"], catch_exceptions=False
         )
         told = json.loads(result.stdout)
         self.assertTrue(told["purged"])
-        self.assertEqual(sum(day["rows"] for day in told["days"]), 8)
-        self.assertEqual(list((self.folder / "rows").rglob("*.parquet")), [])
-
-    def test_other_driver(self) -> None:
-        """While another driver is at work nothing is purged."""
-        with lock_archive(open_archive(self.folder)):
-            error = self.assertRaises(
-                PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
-            )
-        self.assertIn("one driver at a time", str(error))
-
-    def test_strange_folder(self) -> None:
-        """What is no day's folder is named, before anything is removed."""
-        (self.folder / "rows" / "stream=s0" / "day=monday").mkdir()
-        error = self.assertRaises(
-            PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
-        )
-        self.assertIn("day=monday is no day's folder", str(error))
-        self.assertEqual(rows_by_pyarrow(self.folder), self.before)
+        self.assertEqual(sum(day["rows"] for day in told["days"]), 4)
+        self.assertEqual(keys_of(self.folder), LATER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import gzip
 import json
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg2
+import pyarrow as pa
+import pyarrow.compute as pc
 from click.testing import CliRunner, Result
 from pyarrow import dataset
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.audit import audit_command
-from synapse_replication.pipeline.archive.layout import open_archive
-from synapse_replication.pipeline.archive.transforms import archive_rows
 from synapse_replication.pipeline.audit import job as audit
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.storage.schema.deltas import DELTAS
@@ -25,6 +24,7 @@ from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
 from synapse_replication.wire.commands.standard import PositionCommand, encode_command
 from synapse_replication.wire.rdata import rdata_lines
+from tests.pipeline.archives import archive_database
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 
@@ -277,17 +277,16 @@ class AuditTests(SynchronousTestCase):
 
     def _archive(self, dsn: str) -> Path:
         """Make an archive that has one row twice and lacks one."""
-        layout = open_archive(self.folder / "archive", create=True)
-        now = datetime.datetime.now(datetime.timezone.utc)
-        source = shared_session().read.format("synapse_replication").option("dsn", dsn)
-        lacking, twice = (
-            archive_rows(source.load(), now).where(condition)
-            for condition in (
-                "NOT (stream = 'caches' AND stream_id = 4)",
-                "stream = 'profile_updates' AND stream_id = 2",
-            )
-        )
-        lacking.unionByName(twice).write.mode("append").partitionBy(
-            "stream", "day"
-        ).parquet(f"file://{layout.rows}")
-        return layout.folder
+
+        def change(stream: str, batch: pa.RecordBatch) -> pa.Table:
+            rows = pa.Table.from_batches([batch])
+            if stream == "caches":
+                return rows.filter(pc.not_equal(rows["stream_id"], 4))
+            if stream == "profile_updates":
+                twice = rows.filter(pc.equal(rows["stream_id"], 2))
+                return pa.concat_tables([rows, twice])
+            return rows
+
+        folder = self.folder / "archive"
+        archive_database(folder, dsn, change)
+        return folder

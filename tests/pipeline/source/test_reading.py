@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
+import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline.source import partitions
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.reading import (
@@ -13,6 +16,7 @@ from synapse_replication.pipeline.source.reading import (
     partitions_of,
     read_parts,
 )
+from synapse_replication.pipeline.tables import RowForm
 from tests.pipeline.histories import extract_dsn, history_dsn, plan
 
 
@@ -56,6 +60,45 @@ class ReadTests(SynchronousTestCase):
         ]
         order = list(dict.fromkeys(part.stream.name for part in task))
         self.assertEqual(list(dict.fromkeys(streams)), order)
+
+    def test_forms(self) -> None:
+        """A row is read as JSON, without its content, or as typed columns."""
+        conninfo = SourceOptions.parse({"dsn": extract_dsn()}).conninfo
+        (task,) = plan(extract_dsn(), streams="receipts")
+        found = {
+            form: next(
+                row
+                for batch in read_parts(conninfo, task, form)
+                for row in batch.to_pylist()
+            )
+            for form in RowForm
+        }
+        key = {
+            "instance_name": "w",
+            "stream_id": 2,
+            "row_index": 0,
+            "written_ts": None,
+        }
+        self.assertEqual(found[RowForm.NONE], {**key, "stream": "receipts"})
+        row = json.loads(found[RowForm.JSON]["row"])
+        self.assertEqual(row[2:5], ["@a:x", "$join", None])
+        typed = found[RowForm.TYPED]
+        self.assertEqual({name: typed[name] for name in key}, key)
+        self.assertEqual(typed["user_id"], "@a:x")
+        self.assertEqual(json.loads(typed["data"]), {"ts": 1795207381916})
+
+    def test_looked_up_or_joined(self) -> None:
+        """Details of events are the same whether looked up one by one or joined."""
+        conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
+        (task,) = plan(history_dsn(), streams="events")
+        rows = []
+        for least in (partitions.IDS_TO_JOIN, 1):
+            self.patch(partitions, "IDS_TO_JOIN", least)
+            self.assertEqual(task[0].joins_details, least == 1)
+            batches = list(read_parts(conninfo, task))
+            rows.append(pa.Table.from_batches(batches).to_pylist())
+        self.assertGreater(len(rows[0]), 7000)
+        self.assertEqual(rows[0], rows[1])
 
     def test_leaving_early(self) -> None:
         """A reader that is left before its end lets go of the database."""

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.completeness import Surveyor
-from synapse_replication.pipeline.source.jdbc import latest_token
+from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
 from synapse_replication.testing.servers import shared_postgres

@@ -1,0 +1,52 @@
+"""``synapse-replication pipeline convert``: an older archive becomes Delta tables."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import click
+
+from synapse_replication.cli.pipeline.options import (
+    archive_option,
+    json_option,
+    optional_source_options,
+)
+from synapse_replication.pipeline.settings import PipelineSettings
+
+__all__ = ["convert_command"]
+
+
+@click.command("convert")
+@optional_source_options
+@click.option(
+    "--from",
+    "old",
+    required=True,
+    metavar="DIR",
+    help="The archive of a version before Delta tables. It is left as it is.",
+)
+@archive_option
+@json_option
+def convert_command(
+    settings: PipelineSettings | None, old: str, archive: str, as_json: bool
+) -> None:
+    """Convert an archive of an older version to a new place.
+
+    The new archive resumes where the old one was. Streams of your own tables need -c.
+    Needs no Java.
+    """
+    from synapse_replication.pipeline.archive.convert import convert_archive
+    from synapse_replication.pipeline.tables import table_of_declaration
+
+    declared = () if settings is None else settings.declared
+    done = convert_archive(
+        old, archive, {each.name: table_of_declaration(each) for each in declared}
+    )
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(done)))
+    else:
+        click.echo(
+            f"converted {done.rows:,} rows of {done.streams} streams and "
+            f"{done.commands:,} commands of recordings to {archive}"
+        )

@@ -1,0 +1,218 @@
+"""Converts an archive of versions before Delta tables.
+
+Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
+commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``: the newest
+one of rows tells the offsets, those of the wire which recordings are in. Rows keep
+their days, so that what was purged stays purged.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import attrs
+import pyarrow as pa
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.files import DayWriter
+from synapse_replication.pipeline.archive.log import PurgedRange, purged_properties
+from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.table import ArchiveTable
+from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
+from synapse_replication.pipeline.tables import (
+    KIND,
+    WIRE_ARROW_SCHEMA,
+    WIRE_TABLE_SCHEMA,
+    Column,
+    StreamTable,
+    standard_tables,
+)
+
+__all__ = ["Converted", "convert_archive"]
+
+#: Rows of a stream that are converted at once.
+_AT_ONCE: Final = 50_000
+
+
+@attrs.frozen
+class Converted:
+    """What was converted."""
+
+    rows: int
+    commands: int
+    streams: int
+
+
+def convert_archive(
+    old: str, archive: str, tables: Mapping[str, StreamTable] | None = None
+) -> Converted:
+    """Convert an archive to a new place; the old one is left as it is.
+
+    :param tables: the columns of streams beyond the standard ones.
+    :raises PipelineError: if the old one cannot be read, or the new place holds an
+        archive.
+    """
+    source = Path(old).absolute()
+    _check(source)
+    store = open_store(archive)
+    if store.streams() or store.table(store.wire_uri) is not None:
+        raise PipelineError(
+            f"{store.uri} holds an archive; give a new place, or remove what a "
+            "conversion that was cut off left there"
+        )
+    known = {**standard_tables(), **(tables or {})}
+    offsets = _offsets(source)
+    purged = _purged(source)
+    rows = streams = 0
+    for folder in sorted((source / "rows").glob("stream=*")):
+        stream = unquote(folder.name.removeprefix("stream="))
+        if stream not in known:
+            raise PipelineError(
+                f"stream {stream} is not known; give the configuration that declares "
+                "it (-c)"
+            )
+        offset = offsets.get(stream, StreamOffset())
+        rows += _convert_stream(store, folder, known[stream], offset)
+        streams += 1
+        if ranges := [each for each in purged if each.stream == stream]:
+            _record_purged(store, stream, ranges)
+    return Converted(rows, _convert_wire(store, source), streams)
+
+
+def _check(source: Path) -> None:
+    if not (source / "_meta" / "archive.json").exists():
+        raise PipelineError(
+            f"{source} is no archive of an older version: it has no _meta/archive.json"
+        )
+    pending = sorted((source / "_meta").glob("*/*.pending.json"))
+    if pending:
+        raise PipelineError(
+            f"{pending[0]} belongs to a batch that was cut off; run 'pipeline archive "
+            "--once' of the version that made the archive, then convert"
+        )
+
+
+def _manifests(source: Path, kind: str) -> Iterator[dict[str, Any]]:
+    for path in sorted((source / "_meta" / kind).glob("*.json")):
+        try:
+            yield json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"{path} cannot be read: {error}") from error
+
+
+def _offsets(source: Path) -> dict[str, StreamOffset]:
+    newest: dict[str, Any] | None = None
+    for manifest in _manifests(source, "rows"):
+        newest = manifest
+    if newest is None:
+        return {}
+    (offsets,) = newest["batch"]["inputs"]
+    return offsets_from_json(offsets)
+
+
+def _purged(source: Path) -> list[PurgedRange]:
+    return [
+        PurgedRange(
+            value["stream"],
+            value["instance_name"],
+            value["first_token"],
+            value["last_token"],
+        )
+        for record in _manifests(source, "purges")
+        for value in record["rows"]
+    ]
+
+
+def _record_purged(store: ArchiveStore, stream: str, ranges: list[PurgedRange]) -> None:
+    table = store.table(store.stream_uri(stream))
+    assert table is not None
+    table.alter.set_table_properties(
+        purged_properties(ranges), raise_if_not_exists=False
+    )
+
+
+def _convert_stream(
+    store: ArchiveStore, folder: Path, columns: StreamTable, offset: StreamOffset
+) -> int:
+    uri = store.stream_uri(columns.name)
+    table = ArchiveTable(store, uri, columns.name, columns.archive_schema)
+    files = []
+    for path in sorted(folder.glob("day=*/*.parquet")):
+        writer = DayWriter(store, uri, "written_ts", _day_of(path))
+        for batch in _batches(path):
+            writer.write(_typed(batch, columns))
+        files += writer.close()
+    table.commit(files, offset)
+    return sum(file.rows for file in files)
+
+
+def _convert_wire(store: ArchiveStore, source: Path) -> int:
+    recordings = {
+        name: size
+        for manifest in _manifests(source, "wire")
+        for name, size in manifest["batch"]["inputs"]
+    }
+    if not recordings:
+        return 0
+    table = ArchiveTable(store, store.wire_uri, "the wire", WIRE_TABLE_SCHEMA)
+    files = []
+    for path in sorted((source / "wire").glob("day=*/*.parquet")):
+        writer = DayWriter(store, store.wire_uri, "received_ts", _day_of(path))
+        for batch in _batches(path):
+            columns = [
+                batch.column(field.name).cast(field.type) for field in WIRE_ARROW_SCHEMA
+            ]
+            writer.write(pa.RecordBatch.from_arrays(columns, schema=WIRE_ARROW_SCHEMA))
+        files += writer.close()
+    table.commit(files, recordings=recordings)
+    return sum(file.rows for file in files)
+
+
+def _day_of(path: Path) -> datetime.date:
+    return datetime.date.fromisoformat(path.parent.name.removeprefix("day="))
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        yield from file.iter_batches(batch_size=_AT_ONCE)
+
+
+def _typed(batch: pa.RecordBatch, table: StreamTable) -> pa.RecordBatch:
+    rows = [json.loads(text) for text in batch.column("row").to_pylist()]
+    kinds = dict(table.kinds)
+    fields: dict[str, list[Any]] = {column.name: [] for column in table.columns}
+    for row in rows:
+        kind, values = (None, row) if None in kinds else (row[0], row[1])
+        found = dict(zip(kinds[kind], values, strict=False))
+        if kind is not None:
+            found[KIND] = kind
+        for column in table.columns:
+            fields[column.name].append(_value(found.get(column.name), column))
+    schema = table.arrow_schema
+    columns = [
+        pa.array(fields[field.name], field.type)
+        if field.name in fields
+        else _timestamp(batch.column(field.name), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _timestamp(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(type_) and values.type.tz is None:
+        # Without a zone in the old files, and UTC.
+        return values.cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
+    return values.cast(type_)
+
+
+def _value(value: Any, column: Column) -> Any:
+    if value is None or column.type != "json":
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

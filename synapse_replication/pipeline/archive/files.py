@@ -1,0 +1,176 @@
+"""Parquet files of a table, as tasks write them, before any commit.
+
+A task writes one file per day that its rows have, under a name of its own, below the
+table. Until the driver commits it, no reader sees it; a file that is never committed,
+of an attempt that failed or a driver that was killed, is removed by a vacuum.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from synapse_replication.durable import sync_folder
+from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.tables import DAY
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
+    from pyarrow.parquet import ParquetWriter
+
+__all__ = ["DayWriter", "WrittenFile"]
+
+#: Days whose files a task has open at once; it closes the one it used last longest ago.
+_OPEN_DAYS: Final = 16
+
+#: Columns whose smallest and greatest value stand in the log.
+_WITH_STATISTICS: Final = ("stream_id", "line_number")
+
+
+@attrs.frozen
+class WrittenFile:
+    """A file that waits for its commit.
+
+    :ivar uri: of the table.
+    :ivar path: below the table.
+    :ivar size: in bytes.
+    :ivar statistics: from column to its smallest and greatest value.
+    """
+
+    uri: str
+    path: str
+    day: datetime.date
+    size: int
+    rows: int
+    statistics: dict[str, tuple[int, int]]
+
+    def to_action(self) -> AddAction:
+        """Return what a commit says of it."""
+        from deltalake.transaction import AddAction
+
+        return AddAction(
+            self.path,
+            self.size,
+            {DAY: self.day.isoformat()},
+            int(time.time() * 1000),
+            True,
+            json.dumps(
+                {
+                    "numRecords": self.rows,
+                    "minValues": {n: low for n, (low, _) in self.statistics.items()},
+                    "maxValues": {n: high for n, (_, high) in self.statistics.items()},
+                    "nullCount": dict.fromkeys(self.statistics, 0),
+                }
+            ),
+        )
+
+
+class DayWriter:
+    """Writes the rows of one table into a file per day.
+
+    :param uri: of the table.
+    :param time_column: whose day decides.
+    :param today: the day of rows without a time.
+    """
+
+    def __init__(
+        self, store: ArchiveStore, uri: str, time_column: str, today: datetime.date
+    ) -> None:
+        self._filesystem, _ = store.filesystem()
+        self._uri = uri
+        self._root = store.path(uri)
+        self._is_local = store.is_local
+        self._time_column = time_column
+        self._today = today
+        self._open: dict[datetime.date, _OpenFile] = {}
+        self._written: list[WrittenFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows, each into the file of its day."""
+        days = pc.fill_null(
+            batch.column(self._time_column).cast(pa.date32()), self._today
+        )
+        found = pc.min_max(days)
+        first, last = found["min"].as_py(), found["max"].as_py()
+        if first == last:
+            self._file(first, batch.schema).write(batch)
+            return
+        for day in sorted(pc.unique(days).to_pylist()):
+            rows = batch.filter(pc.equal(days, pa.scalar(day)))
+            self._file(day, batch.schema).write(rows)
+
+    def close(self) -> list[WrittenFile]:
+        """Finish all files, and return them."""
+        while self._open:
+            self._close(next(iter(self._open)))
+        return self._written
+
+    def _file(self, day: datetime.date, schema: pa.Schema) -> _OpenFile:
+        file = self._open.pop(day, None)
+        if file is None:
+            if len(self._open) >= _OPEN_DAYS:
+                self._close(next(iter(self._open)))
+            folder = f"{DAY}={day.isoformat()}"
+            if self._is_local:
+                self._filesystem.create_dir(f"{self._root}/{folder}", recursive=True)
+            path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
+            file = _OpenFile(path, f"{self._root}/{path}", self._filesystem, schema)
+        # Behind those that were used earlier.
+        self._open[day] = file
+        return file
+
+    def _close(self, day: datetime.date) -> None:
+        file = self._open.pop(day)
+        size = file.close()
+        if self._is_local:
+            _sync(Path(self._root, file.path))
+        self._written.append(
+            WrittenFile(self._uri, file.path, day, size, file.rows, file.statistics)
+        )
+
+
+class _OpenFile:
+    def __init__(
+        self, path: str, full_path: str, filesystem: Any, schema: pa.Schema
+    ) -> None:
+        from pyarrow import parquet
+
+        self.path = path
+        self.rows = 0
+        self.statistics: dict[str, tuple[int, int]] = {}
+        self._sink = filesystem.open_output_stream(full_path)
+        self._writer: ParquetWriter = parquet.ParquetWriter(
+            self._sink, schema, compression="zstd"
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+        for name in _WITH_STATISTICS:
+            if name in batch.schema.names:
+                found = pc.min_max(batch.column(name))
+                low, high = found["min"].as_py(), found["max"].as_py()
+                known = self.statistics.get(name, (low, high))
+                self.statistics[name] = min(known[0], low), max(known[1], high)
+
+    def close(self) -> int:
+        self._writer.close()
+        size = int(self._sink.tell())
+        self._sink.close()
+        return size
+
+
+def _sync(path: Path) -> None:
+    """Make a file survive a loss of power, before a commit names it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    sync_folder(path.parent)

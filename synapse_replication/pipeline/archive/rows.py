@@ -1,0 +1,200 @@
+"""Rows of the database, on their way into the archive's tables."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.batches import Batch, batches_of
+from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.archive.table import ArchiveTable, Point, Watch
+from synapse_replication.pipeline.archive.tasks import write_rows
+from synapse_replication.pipeline.source.completeness import (
+    last_given_out,
+    stored_positions,
+)
+from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, Part, pack
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.spark.failures import short_failures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
+
+#: What Spark says when a worker took more than 10 s to start. That cannot be set.
+_SLOW_START: Final = "Python worker failed to connect back"
+
+#: How often a batch is begun, when workers are slow to start.
+_STARTS: Final = 12
+
+
+@attrs.frozen
+class ArchivedBatch:
+    """A batch that is in the archive.
+
+    :ivar rows: of each stream.
+    :ivar left: ids that are complete and wait for the next batches.
+    """
+
+    rows: Mapping[str, int]
+    files: int
+    seconds: float
+    left: int
+
+
+class RowsArchiver:
+    """Archives what is complete. Not thread-safe.
+
+    :param batch_ids: ids that a batch covers at most; ``None`` for two tasks per core.
+    :raises PipelineError: if a table of the archive cannot be read.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        store: ArchiveStore,
+        options: SourceOptions,
+        batch_ids: int | None,
+        watch: Watch,
+    ) -> None:
+        self._session = session
+        self._store = store
+        self._options = options
+        self._watch = watch
+        cores = session.sparkContext.defaultParallelism
+        self._batch_ids = batch_ids or 2 * cores * IDS_PER_TASK
+        self._planner = Planner(options, continuous=True)
+        self._tables: dict[str, ArchiveTable] = {}
+        #: Up to where each stream is archived, ids without rows included.
+        self.offsets: dict[str, StreamOffset] = {}
+
+    @property
+    def tables(self) -> Mapping[str, ArchiveTable]:
+        """The tables of the streams that the database has."""
+        return self._tables
+
+    def archive(
+        self, done: Callable[[ArchivedBatch], object], stopped: Callable[[], bool]
+    ) -> None:
+        """Archive all that is complete now.
+
+        :param done: called after each batch.
+        :param stopped: asked between batches.
+        :raises PipelineError: if it cannot go on; nothing is lost by that.
+        """
+        parts, start, end = self._plan()
+        left = sum(part.size for part in parts)
+        for batch in batches_of(parts, start, end, self._batch_ids):
+            if stopped():
+                return
+            begun = time.monotonic()
+            rows, files = self._write(batch)
+            left -= batch.ids
+            done(ArchivedBatch(rows, files, time.monotonic() - begun, left))
+        self.offsets.update(end)
+
+    def lag(self) -> dict[tuple[str, str], int]:
+        """Return how many ids each ``(stream, writer)`` is behind the database.
+
+        :raises PipelineError: if the database cannot be reached.
+        """
+        archived = dict(self.offsets)
+        latest: dict[str, StreamOffset] = {}
+        with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
+            for selection in self._planner.select(txn):
+                stream = selection.stream
+                positions = stored_positions(txn, stream)
+                last = 0 if positions else last_given_out(txn, stream) or 0
+                latest[stream.name] = StreamOffset(last, positions)
+        return lag_of(archived, latest)
+
+    def _plan(
+        self,
+    ) -> tuple[list[Part], dict[str, StreamOffset], dict[str, StreamOffset]]:
+        with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
+            selections = self._planner.select(txn)
+            if not selections:
+                raise PipelineError(
+                    "the database has no table of any stream: is it the homeserver's? "
+                    "Tables of your own must be declared in the configuration (-c)"
+                )
+            for selection in selections:
+                name = selection.stream.name
+                table = self._tables.get(name)
+                if table is None:
+                    table = self._open(name)
+                    offset = table.state.offset
+                    self._planner.check_not_ahead(txn, selection, offset, "the archive")
+                    self.offsets[name] = offset
+                table.check_alone()
+            start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
+            end = self._planner.latest(txn, selections, start)
+            parts = self._planner.parts(txn, selections, start, end)
+        self._watch(Point.PLANNED)
+        return parts, start, end
+
+    def _open(self, stream: str) -> ArchiveTable:
+        table = ArchiveTable(
+            self._store,
+            self._store.stream_uri(stream),
+            stream,
+            self._options.catalog[stream].table.archive_schema,
+        )
+        self._tables[stream] = table
+        return table
+
+    def _write(self, batch: Batch) -> tuple[dict[str, int], int]:
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        tasks = pack(batch.parts, None)
+        starts = 0
+        while True:
+            starts += 1
+            try:
+                with short_failures():
+                    written = write_rows(
+                        self._session,
+                        self._store,
+                        self._options.conninfo,
+                        tasks,
+                        today,
+                    )
+                break
+            except PipelineError as error:
+                if _SLOW_START not in str(error) or starts == _STARTS:
+                    raise
+        self._watch(Point.WRITTEN)
+        for stream in sorted(written):
+            self._tables[stream].commit(written[stream], batch.offsets[stream])
+            self._watch(Point.COMMITTED)
+        self.offsets.update(batch.offsets)
+        self._watch(Point.ALL_COMMITTED)
+        rows = {
+            stream: sum(file.rows for file in files)
+            for stream, files in written.items()
+        }
+        return rows, sum(map(len, written.values()))
+
+
+def lag_of(
+    archived: Mapping[str, StreamOffset], database: Mapping[str, StreamOffset]
+) -> dict[tuple[str, str], int]:
+    """Return how many ids each ``(stream, writer)`` is behind the database.
+
+    Rows of a stream without positions are of the writer ``""``.
+    """
+    lag = {}
+    for stream, latest in database.items():
+        done = archived.get(stream, StreamOffset())
+        for writer in latest.writers or {"": 0}:
+            behind = latest.position(writer) - done.position(writer)
+            lag[stream, writer] = max(0, behind)
+    return lag

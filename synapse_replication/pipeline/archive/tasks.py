@@ -1,0 +1,111 @@
+"""What tasks do for an archive: read, and write Parquet files of their own."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pyarrow as pa
+
+from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
+from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.source.partitions import Part
+from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.wire_lines import read_recordings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["write_recordings", "write_rows"]
+
+
+def write_rows(
+    session: SparkSession,
+    store: ArchiveStore,
+    conninfo: Mapping[str, Any],
+    tasks: Sequence[Sequence[Part]],
+    today: datetime.date,
+) -> dict[str, list[WrittenFile]]:
+    """Read parts from the database into files, on the executors.
+
+    :param tasks: the parts of each task.
+    :param today: the day of rows whose tables do not tell when they were written.
+    :return: the files of each stream.
+    :raises PipelineError: if the database or the store fails.
+    """
+
+    def write(parts: Sequence[Part]) -> list[tuple[str, WrittenFile]]:
+        return list(_write_parts(store, conninfo, parts, today))
+
+    found: dict[str, list[WrittenFile]] = {}
+    context = session.sparkContext
+    for files in context.parallelize(tasks, len(tasks)).map(write).collect():
+        for stream, file in files:
+            found.setdefault(stream, []).append(file)
+    return found
+
+
+def _write_parts(
+    store: ArchiveStore,
+    conninfo: Mapping[str, Any],
+    parts: Iterable[Part],
+    today: datetime.date,
+) -> Iterator[tuple[str, WrittenFile]]:
+    writers: dict[str, DayWriter] = {}
+    with connected(conninfo) as connection:
+        for part in parts:
+            stream = part.stream.name
+            if stream not in writers:
+                writers[stream] = DayWriter(
+                    store, store.stream_uri(stream), "written_ts", today
+                )
+            for batch in read_part(connection, conninfo, part):
+                writers[stream].write(batch)
+    for stream, writer in writers.items():
+        for file in writer.close():
+            yield stream, file
+
+
+def write_recordings(
+    session: SparkSession,
+    store: ArchiveStore,
+    paths: Sequence[Path],
+    today: datetime.date,
+) -> list[WrittenFile]:
+    """Read recordings into files of the table of the wire, on the executors.
+
+    :param today: the day of lines whose recording does not tell when it was made.
+    :raises PipelineError: if a recording cannot be read.
+    """
+    uri = store.wire_uri
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = DayWriter(store, uri, "received_ts", today)
+        for batch in batches:
+            if batch.num_rows:
+                writer.write(batch)
+        texts = [_to_json(file) for file in writer.close()]
+        yield pa.RecordBatch.from_pydict({"file": pa.array(texts, pa.string())})
+
+    written = read_recordings(session, paths).mapInArrow(write, "file string")
+    return [_from_json(row.file) for row in written.collect()]
+
+
+def _to_json(file: WrittenFile) -> str:
+    return json.dumps({**attrs.asdict(file), "day": file.day.isoformat()})
+
+
+def _from_json(text: str) -> WrittenFile:
+    fields = json.loads(text)
+    return WrittenFile(
+        **{
+            **fields,
+            "day": datetime.date.fromisoformat(fields["day"]),
+            "statistics": {n: tuple(v) for n, v in fields["statistics"].items()},
+        }
+    )

@@ -1,0 +1,97 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive.store`."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.store import (
+    ArchiveStore,
+    open_archive,
+    open_store,
+)
+from tests.pipeline.archives import make_archive
+
+
+class StoreTests(SynchronousTestCase):
+    """Places of archives."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+
+    def test_streams(self) -> None:
+        """Streams are listed by their names, whatever these hold."""
+        store = open_store(self.folder)
+        self.assertEqual(store.streams(), [])
+        names = ["a/b", "events", "é~", ".hidden", "_x"]
+        for name in names:
+            Path(store.stream_uri(name)).mkdir(parents=True)
+        self.assertEqual(store.streams(), sorted(names))
+        for folder in Path(store.uri, "streams").iterdir():
+            self.assertRegex(folder.name, r"^[A-Za-z0-9~][A-Za-z0-9~_.-]*$")
+
+    def test_no_archive(self) -> None:
+        """A folder without tables is no archive; the command that makes one is named."""
+        error = self.assertRaises(PipelineError, open_archive, self.folder)
+        self.assertIn("'synapse-replication pipeline archive' makes one", str(error))
+        make_archive(self.folder)
+        self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
+
+    def test_old_format(self) -> None:
+        """An archive of an older version is refused, and how to convert it is said."""
+        (self.folder / "_meta").mkdir(parents=True)
+        (self.folder / "_meta" / "archive.json").write_text("{}")
+        error = self.assertRaises(PipelineError, open_store, self.folder)
+        self.assertIn(f"pipeline convert --from {self.folder} --archive", str(error))
+
+    def test_bad_places(self) -> None:
+        """A file, and names that Spark takes for patterns, are refused."""
+        self.folder.write_text("")
+        for place in (self.folder, self.folder.with_name("a*b")):
+            self.assertRaises(PipelineError, open_store, place)
+
+    def test_credentials(self) -> None:
+        """Credentials of the environment travel with the store, and are not shown."""
+        self.patch(
+            __import__("os"),
+            "environ",
+            {
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "hush",
+                "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+                "HOME": "/",
+            },
+        )
+        store = open_store("s3://bucket/archive/")
+        self.assertEqual(store.uri, "s3://bucket/archive")
+        self.assertEqual(store.options["AWS_ALLOW_HTTP"], "true")
+        self.assertNotIn("HOME", store.options)
+        self.assertNotIn("hush", repr(store))
+        copied = pickle.loads(pickle.dumps(store))
+        self.assertEqual(copied.options["AWS_SECRET_ACCESS_KEY"], "hush")
+
+    def test_unreachable(self) -> None:
+        """A store that cannot be reached is named, without its credentials."""
+        options = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "hush",
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+        store = ArchiveStore("s3://bucket/archive", options)
+        self.patch(ArchiveStore, "filesystem", _no_route)
+        error = self.assertRaises(PipelineError, store.streams)
+        self.assertIn("the archive s3://bucket/archive cannot be read: ", str(error))
+        self.assertNotIn("hush", str(error))
+
+
+class _NoRoute:
+    def get_file_info(self, selector: object) -> object:
+        raise OSError("no route to host")
+
+
+def _no_route(store: ArchiveStore) -> tuple[_NoRoute, str]:
+    return _NoRoute(), "bucket/archive"

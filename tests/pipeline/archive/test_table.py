@@ -1,0 +1,207 @@
+"""Tests for :mod:`synapse_replication.pipeline.archive.table`, without Spark."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import attrs
+from deltalake import DeltaTable
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.log import read_state
+from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.tables import Column, standard_tables
+from tests.pipeline.archives import add_rows_to, keys_of, open_table, receipts
+
+RECEIPTS = standard_tables()["receipts"]
+
+
+class TableTests(SynchronousTestCase):
+    """A table on a local folder."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.uri = open_store(self.folder).stream_uri("receipts")
+
+    def tokens(self) -> list[int]:
+        return [token for _, _, token in keys_of(self.folder)]
+
+
+class CommitTests(TableTests):
+    """Rows and offsets come together."""
+
+    def test_offset_with_rows(self) -> None:
+        """The commit that adds rows has the offset, as JSON with sorted keys."""
+        table = open_table(self.folder)
+        add_rows_to(self.folder, "receipts", receipts(1, 3), table=table)
+        offset = StreamOffset(3, {"w2": 9, "w1": 7})
+        table.commit([], offset)
+        (commit,) = DeltaTable(self.uri).history(1)
+        self.assertEqual(
+            commit["synapse_replication.offset"],
+            '{"minimum": 3, "writers": {"w1": 7, "w2": 9}}',
+        )
+        self.assertEqual(open_table(self.folder).state.offset, offset)
+        self.assertEqual(open_table(self.folder).state.batch, 2)
+        self.assertEqual(self.tokens(), [1, 2, 3])
+
+    def test_typed_columns(self) -> None:
+        """Columns are those of the row's fields, typed, and the day is the partition."""
+        add_rows_to(self.folder, "receipts", receipts(1, 1, day=3))
+        add_rows_to(self.folder, "receipts", receipts(2, 2))
+        table = DeltaTable(self.uri)
+        self.assertEqual(table.metadata().partition_columns, ["day"])
+        rows = table.to_pyarrow_table().sort_by("stream_id").to_pylist()
+        self.assertEqual(rows[0]["user_id"], "@user1")
+        self.assertIsNone(rows[0]["thread_id"])
+        self.assertEqual(rows[0]["written_ts"].hour, 12)
+        self.assertEqual(str(rows[0]["written_ts"].tzinfo), "UTC")
+        # When the table does not tell, the day is that of archiving.
+        self.assertEqual(
+            [row["day"] for row in rows],
+            [datetime.date(2026, 1, 3), datetime.date(2026, 1, 9)],
+        )
+
+    def test_second_driver(self) -> None:
+        """The driver that commits second is refused, and told which was first."""
+        first, second = open_table(self.folder), open_table(self.folder)
+        add_rows_to(self.folder, "receipts", receipts(1, 3), table=first)
+        error = self.assertRaises(
+            PipelineError,
+            add_rows_to,
+            *(self.folder, "receipts", receipts(1, 3)),
+            table=second,
+        )
+        self.assertRegex(
+            str(error),
+            r"^receipts: process \d+ on \S+ at 20.* UTC has archived batch 1",
+        )
+        self.assertEqual(self.tokens(), [1, 2, 3])
+
+    def test_second_driver_between_batches(self) -> None:
+        """A batch of another driver is noticed however the two take turns."""
+        first = add_rows_to(self.folder, "receipts", receipts(1, 3))
+        second = open_table(self.folder)
+        add_rows_to(self.folder, "receipts", receipts(4, 6), table=second)
+        for attempt in (
+            first.check_alone,
+            lambda: add_rows_to(self.folder, "receipts", receipts(4, 6), table=first),
+        ):
+            error = self.assertRaises(PipelineError, attempt)
+            self.assertIn("has archived batch 2", str(error))
+        # The other one goes on.
+        add_rows_to(self.folder, "receipts", receipts(7, 7), table=second)
+        self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
+
+    def test_attempt_without_commit(self) -> None:
+        """Files that were never committed are seen by no reader."""
+        table = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
+        orphan = Path(self.uri, "day=2026-01-01", "part-orphan.zstd.parquet")
+        (committed,) = Path(self.uri).glob("day=*/*.parquet")
+        orphan.write_bytes(committed.read_bytes())
+        self.assertEqual(self.tokens(), [1])
+        self.assertEqual(table.vacuum(168), 0)
+        self.assertEqual(table.vacuum(0), 1)
+        self.assertFalse(orphan.exists())
+        self.assertTrue(committed.exists())
+
+    def test_recordings(self) -> None:
+        """A recording is known by its name and size, whatever became of the log."""
+        table = open_table(self.folder)
+        table.commit([], recordings={"a.jsonl": 5, "b.jsonl": 7})
+        table.commit([], recordings={"c.jsonl": 9})
+        DeltaTable(self.uri).create_checkpoint()
+        again = open_table(self.folder)
+        self.assertEqual(
+            [again.archived_size(n) for n in ("a.jsonl", "b.jsonl", "c.jsonl", "d")],
+            [5, 7, 9, None],
+        )
+
+    def test_log_does_not_tell(self) -> None:
+        """A table whose log lost the offset is refused: rows would come twice."""
+        add_rows_to(self.folder, "receipts", receipts(1, 1))
+        (commit,) = Path(self.uri, "_delta_log").glob("*1.json")
+        lines = [json.loads(line) for line in commit.read_text().splitlines()]
+        for line in lines:
+            line.get("commitInfo", {}).pop("synapse_replication.offset", None)
+        commit.write_text("\n".join(map(json.dumps, lines)))
+        error = self.assertRaises(PipelineError, open_table, self.folder)
+        self.assertIn("no longer tells up to where batch 1 goes", str(error))
+
+
+class EvolutionTests(TableTests):
+    """A newer version has other columns."""
+
+    def test_new_column(self) -> None:
+        """A column that a newer version adds is null in rows from before."""
+        add_rows_to(self.folder, "receipts", receipts(1, 2))
+        newer = attrs.evolve(
+            RECEIPTS, columns=(*RECEIPTS.columns, Column("thread_ts", "bigint"))
+        )
+        rows = [{**row, "thread_ts": 5} for row in receipts(3, 3)]
+        add_rows_to(self.folder, "receipts", rows, columns=newer)
+        found = DeltaTable(self.uri).to_pyarrow_table().sort_by("stream_id")
+        self.assertEqual(found.column("thread_ts").to_pylist(), [None, None, 5])
+        # An older version still writes.
+        add_rows_to(self.folder, "receipts", receipts(4, 4))
+        found = DeltaTable(self.uri).to_pyarrow_table().sort_by("stream_id")
+        self.assertEqual(found.column("thread_ts").to_pylist(), [None, None, 5, None])
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
+
+    def test_other_type(self) -> None:
+        """A column whose type changed is refused, with both types."""
+        add_rows_to(self.folder, "receipts", receipts(1, 1))
+        changed = attrs.evolve(
+            RECEIPTS, columns=(Column("room_id", "bigint"), *RECEIPTS.columns[1:])
+        )
+        error = self.assertRaises(
+            PipelineError, open_table, self.folder, "receipts", changed
+        )
+        self.assertIn("column room_id is ", str(error))
+        self.assertIn("archive to a new place", str(error))
+
+
+class MaintenanceTests(TableTests):
+    """Compaction and vacuum."""
+
+    def test_compaction(self) -> None:
+        """Small files of a day become one, and no row is lost or doubled; the offset
+        stays, and readers of an older version go on."""
+        table = open_table(self.folder)
+        for token in range(1, 6):
+            add_rows_to(
+                self.folder, "receipts", receipts(token, token, day=1), table=table
+            )
+        add_rows_to(self.folder, "receipts", receipts(6, 6, day=2), table=table)
+        older = DeltaTable(self.uri)
+        done = table.compact(5)
+        self.assertEqual((done.before, done.after), (5, 1))
+        self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6])
+        self.assertEqual(len(DeltaTable(self.uri).file_uris()), 2)
+        self.assertEqual(read_state(DeltaTable(self.uri)).offset, StreamOffset(6))
+        self.assertEqual(table.compact(5).before, 0)
+        # Nothing is removed before the retention is over.
+        self.assertEqual(table.vacuum(1), 0)
+        self.assertEqual(older.to_pyarrow_table().num_rows, 6)
+        add_rows_to(self.folder, "receipts", receipts(7, 7), table=table)
+        self.assertEqual(table.vacuum(0), 5)
+        self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
+
+    def test_maintenance_beside_a_driver(self) -> None:
+        """An offset that another driver's maintenance repeats is not taken for new."""
+        stale = add_rows_to(self.folder, "receipts", receipts(1, 1, day=1))
+        driver = open_table(self.folder)
+        for token in (2, 3):
+            add_rows_to(
+                self.folder, "receipts", receipts(token, token, day=1), table=driver
+            )
+        self.assertEqual(stale.state.batch, 1)
+        stale.vacuum(168)
+        self.assertEqual(
+            open_table(self.folder).state, read_state(DeltaTable(self.uri))
+        )
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(3))
