@@ -1,0 +1,100 @@
+"""An archive on S3: a server process of moto's, and nothing of Hadoop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.purge_job import purge_archive
+from synapse_replication.pipeline.archive.store import open_archive, open_store
+from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
+from tests.pipeline.shared_session import shared_session
+
+_PLACE = "s3://bucket/deep/archive"
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start an S3 server; return it and its URL, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (folder / "s3.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=log,
+            stderr=log,
+        )
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        assert server.poll() is None, (folder / "s3.log").read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/moto-api/", timeout=5):
+                return server, url
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+class ObjectStoreTests(SynchronousTestCase):
+    """An archive on an S3 server, by the environment alone."""
+
+    def setUp(self) -> None:
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        server, url = start_server(folder)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        environ = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "hush",
+            "AWS_REGION": "us-east-1",
+        }
+        self.patch(os, "environ", {**os.environ, **environ})
+        request = urllib.request.Request(f"{url}/bucket", method="PUT")
+        with urllib.request.urlopen(request):
+            pass
+
+    def test_archive(self) -> None:
+        """Rows are committed, read by Spark, compacted, purged and vacuumed; of two
+        drivers one is refused, by the store's conditional writes."""
+        error = self.assertRaises(PipelineError, open_archive, _PLACE)
+        self.assertIn("is no archive", str(error))
+        store = open_store(_PLACE)
+        first, second = open_table(store), open_table(store)
+        add_rows_to(store, "receipts", receipts(1, 2, day=1), table=first)
+        error = self.assertRaises(
+            PipelineError,
+            add_rows_to,
+            *(store, "receipts", receipts(1, 2, day=1)),
+            table=second,
+        )
+        self.assertIn("first: one driver at a time", str(error))
+        for token in (3, 4):
+            add_rows_to(store, "receipts", receipts(token, token, day=1), table=first)
+        add_rows_to(store, "receipts", receipts(5, 5), table=first)
+        self.assertEqual(first.compact(3).before, 3)
+        self.assertEqual(len(keys_of(store)), 5)
+        archive = read_archive(shared_session(), _PLACE)
+        rows = archive.streams["receipts"].orderBy("stream_id").collect()
+        self.assertEqual(
+            [row["user_id"] for row in rows], [f"@user{n}" for n in range(1, 6)]
+        )
+        self.assertEqual(
+            [str(row["day"]) for row in rows], ["2026-01-01"] * 4 + [str(TODAY)]
+        )
+        self.assertEqual(archive.rows("receipts").count(), 5)
+        purge_archive(_PLACE, TODAY)
+        self.assertEqual([token for _, _, token in keys_of(store)], [5])
+        # The compacted file, the three before, and the file of the refused driver.
+        self.assertEqual(open_table(store).vacuum(0), 5)
+        self.assertEqual([token for _, _, token in keys_of(store)], [5])

@@ -1,0 +1,89 @@
+"""The snippets of docs/pipeline.rst: other programs read an archive."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+import duckdb
+import polars
+import yaml
+from deltalake import DeltaTable
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.source.offsets import StreamOffset
+from tests.pipeline.archives import add_rows_to, make_archive, open_table, receipts
+
+_DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"
+
+
+class ReadersTests(SynchronousTestCase):
+    """DuckDB, Polars, pandas and pyarrow, while a driver commits."""
+
+    def setUp(self) -> None:
+        self.folder = make_archive(Path(self.mktemp()).absolute())
+        self.receipts = str(self.folder / "streams" / "receipts")
+
+    def test_snippets(self) -> None:
+        """Each snippet of the page runs, and finds the rows."""
+        page = _DOCS.read_text()
+        (block,) = re.findall(
+            r"\.\. code-block:: python\n\n((?:    .*\n|\n)+?)\nOn an object store", page
+        )
+        code = re.sub(r"(?m)^    ", "", block)
+        code = code.replace("/srv/archive", str(self.folder))
+        # A version and a moment that this archive has.
+        code = code.replace("version=5", "version=1")
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+        code = code.replace("2026-01-31T00:00:00Z", now)
+        names: dict[str, object] = {}
+        exec(compile(code, str(_DOCS), "exec"), names)
+
+    def test_while_it_is_written(self) -> None:
+        """A reader sees one version, whole; the next look sees the next."""
+        table = open_table(self.folder)
+        before = DeltaTable(self.receipts).to_pyarrow_dataset()
+        lazy = polars.scan_delta(self.receipts)
+        add_rows_to(self.folder, "receipts", receipts(5, 9, day=3), table=table)
+        table.compact(2)
+        with duckdb.connect() as connection:
+            connection.register("receipts", before)
+            query = "SELECT count(*), count(DISTINCT user_id) FROM receipts"
+            self.assertEqual(connection.execute(query).fetchall(), [(4, 4)])
+            connection.register(
+                "receipts", DeltaTable(self.receipts).to_pyarrow_dataset()
+            )
+            self.assertEqual(connection.execute(query).fetchall(), [(9, 9)])
+        # A lazy frame looks when it is collected.
+        self.assertEqual(lazy.collect().height, 9)
+        found = (
+            polars.scan_delta(self.receipts)
+            .filter(polars.col("day") == datetime.date(2026, 1, 3))
+            .collect()
+        )
+        self.assertEqual(sorted(found["stream_id"]), [5, 6, 7, 8, 9])
+
+    def test_time_travel(self) -> None:
+        """A commit of the past has the rows and the offset of its moment."""
+        versions = {}
+        for commit in DeltaTable(self.receipts).history():
+            if "synapse_replication.offset" in commit:
+                table = DeltaTable(self.receipts, version=commit["version"])
+                versions[commit["version"]] = table.to_pyarrow_table().num_rows
+        self.assertEqual(versions, {1: 2, 2: 4})
+        frame = DeltaTable(self.receipts, version=1).to_pandas(columns=["stream_id"])
+        self.assertEqual(sorted(frame["stream_id"]), [1, 2])
+        self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
+
+    def test_dbt_source(self) -> None:
+        """The source for dbt is YAML, and names a table as the archive has it."""
+        page = _DOCS.read_text()
+        (block,) = re.findall(
+            r"\.\. code-block:: yaml\n\n(    sources:(?:.*\n)+?)\n\w", page
+        )
+        (source,) = yaml.safe_load(re.sub(r"(?m)^    ", "", block))["sources"]
+        path = source["tables"][0]["meta"]["delta_table_path"]
+        self.assertTrue(
+            DeltaTable.is_deltatable(path.replace("/srv/archive", str(self.folder)))
+        )
