@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
         RowDecodeError,
         TokenError,
     )
-    from synapse_replication.redis.resp import PureReader
+    from synapse_replication.redis.resp import new_reader
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
     from synapse_replication.streams.tokens import MultiWriterStreamToken
@@ -178,7 +178,7 @@ def read_as_message(data: bytes) -> None:
 
 
 def read_as_replies(data: bytes) -> None:
-    reader = PureReader()
+    reader = new_reader()
     try:
         for start in range(0, len(data), 7):
             reader.feed(data[start : start + 7])

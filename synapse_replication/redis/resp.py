@@ -1,28 +1,21 @@
 """The bytes of Redis: commands out, replies in.
 
-hiredis reads the replies if it is installed; :class:`PureReader` does the same
-in Python. txredisapi's own reader in Python takes one message a turn of the
+hiredis reads the replies. txredisapi's own reader in Python takes one message a turn of the
 reactor, and cuts the connection at a line that is not UTF-8.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeAlias
 
+import hiredis
 from txredisapi import InvalidData, ResponseError
-
-try:
-    hiredis: Any = importlib.import_module("hiredis")
-except ImportError:  # pragma: no cover -- it has wheels for most platforms
-    hiredis = None
 
 __all__ = [
     "MAX_REPLY_LENGTH",
-    "PureReader",
     "Reader",
     "ReaderFactory",
     "encode",
@@ -65,9 +58,7 @@ ReaderFactory: TypeAlias = Callable[[], Reader]
 
 
 def new_reader() -> Reader:
-    """Make the fastest reader that there is."""
-    if hiredis is None:  # pragma: no cover
-        return PureReader()
+    """Make the reader of a connection."""
     return _GuardedReader()
 
 
@@ -130,76 +121,6 @@ class _GuardedReader:
             return self._replies.popleft()
         self.gets = self._reader.gets
         return self._reader.gets()
-
-
-class _IncompleteError(Exception):
-    """The rest has not arrived."""
-
-
-class PureReader:
-    """Reads the second version of Redis' protocol, in Python."""
-
-    #: Arrays in arrays; what we ask for is answered with one.
-    MAX_DEPTH = 8
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self._offset = 0
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes."""
-        self._buffer = self._buffer[self._offset :] + data
-        self._offset = 0
-
-    def gets(self) -> Any:
-        """Give the next reply, or ``False`` if there is none yet.
-
-        :raises InvalidData: the bytes are no reply of Redis.
-        """
-        try:
-            reply, self._offset = self._read(self._offset, 0)
-        except _IncompleteError:
-            return False
-        except ValueError:
-            raise InvalidData("a length or a number is none") from None
-        return reply
-
-    def _read(self, start: int, depth: int) -> tuple[Any, int]:
-        buffer = self._buffer
-        end = buffer.find(b"\r\n", start)
-        if end < 0:
-            raise _IncompleteError
-        kind = buffer[start : start + 1]
-        text = buffer[start + 1 : end]
-        start = end + 2
-        if kind == b"$":
-            length = int(text)
-            if length < 0:
-                return None, start
-            end = start + length
-            if len(buffer) < end + 2:
-                raise _IncompleteError
-            return buffer[start:end], end + 2
-        if kind == b"*":
-            if depth == self.MAX_DEPTH:
-                raise InvalidData("arrays are nested too deeply")
-            count = int(text)
-            if count < 0:
-                return None, start
-            if count > MAX_ITEMS:
-                raise InvalidData(f"an array has more than {MAX_ITEMS} items")
-            items = []
-            for _ in range(count):
-                item, start = self._read(start, depth + 1)
-                items.append(item)
-            return items, start
-        if kind == b":":
-            return int(text), start
-        if kind == b"+":
-            return text, start
-        if kind == b"-":
-            return ResponseError(text.decode("utf-8", "replace")), start
-        raise InvalidData(f"a reply begins with {kind!r}")
 
 
 def encode(*arguments: bytes) -> bytes:

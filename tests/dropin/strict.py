@@ -21,7 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides
 
 from synapse_replication.dropin import redis
-from synapse_replication.redis.resp import PureReader, encode
+from synapse_replication.redis.resp import encode, new_reader
 from tests.dropin.host import FakeClock, FakeStream, fake_modules
 from tests.dropin.test_handler import HostWithHandler
 
@@ -122,7 +122,7 @@ class _ServerEnd(Protocol):
 
     def __init__(self, server: StrictRedis) -> None:
         self._server = server
-        self._reader = PureReader()
+        self._reader = new_reader()
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)

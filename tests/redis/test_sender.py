@@ -13,7 +13,7 @@ from zope.interface import alsoProvides, directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
-from synapse_replication.redis.resp import PureReader, encode, encode_publishes
+from synapse_replication.redis.resp import encode, encode_publishes
 from synapse_replication.redis.sender import EXTENSION, GATHER_WITHIN
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
@@ -159,23 +159,19 @@ class RedisSenderTests(SynchronousTestCase):
         self.successResultOf(self.sender.drained())
 
     def test_other_commands_between(self) -> None:
-        """Replies find their askers among the acknowledgements, for both readers."""
-        for reader_factory in (None, PureReader):
-            if reader_factory is not None:
-                self.memory = MemoryLink(reader_factory=reader_factory)
-                self.sender = self.memory.link.sender
-            self.memory.establish()
-            protocol = self.memory.protocols[0]
-            self.publish_rows(1)
-            self.turn()
-            first = protocol.get("a")
-            self.publish_rows(2, 3)
-            self.turn()
-            second = protocol.get("b")
-            self.memory.say(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
-            self.assertEqual(self.successResultOf(first), b"12")
-            self.assertIsNone(self.successResultOf(second))
-            self.assertEqual(self.sender.unacknowledged, 0)
+        """Replies find their askers among the acknowledgements."""
+        self.memory.establish()
+        protocol = self.memory.protocols[0]
+        self.publish_rows(1)
+        self.turn()
+        first = protocol.get("a")
+        self.publish_rows(2, 3)
+        self.turn()
+        second = protocol.get("b")
+        self.memory.say(0, b":1\r\n$2\r\n12\r\n:1\r\n:1\r\n$-1\r\n")
+        self.assertEqual(self.successResultOf(first), b"12")
+        self.assertIsNone(self.successResultOf(second))
+        self.assertEqual(self.sender.unacknowledged, 0)
 
     def test_written_without_another_round(self) -> None:
         """What is written goes to the kernel at once, unless the transport closes."""

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import PureReader, encode, new_reader
+from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import (
     COMPANY_LASTS,
     FEW_UNANSWERED,
@@ -121,23 +121,22 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(heard, ["ready_again"] * 2)
 
     def test_chunks(self) -> None:
-        """Messages that arrive together are handed on together, by both readers."""
-        for reader_factory in (new_reader, PureReader):
-            memory = MemoryLink(reader_factory=reader_factory)
-            memory.establish()
-            data = message(rdata(1), rdata(2), b"POSITION events writer 2 2", rdata(3))
-            memory.say(1, data[:-9])
-            memory.say(1, data[-9:])
-            first, second = memory.handler.chunks
-            self.assertEqual(
-                first,
-                [
-                    RdataRun("events", "writer", [1, 2], [b"[1]", b"[2]"]),
-                    position(2),
-                ],
-            )
-            self.assertEqual(second, [RdataRun("events", "writer", [3], [b"[3]"])])
-            self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
+        """Messages that arrive together are handed on together."""
+        memory = MemoryLink()
+        memory.establish()
+        data = message(rdata(1), rdata(2), b"POSITION events writer 2 2", rdata(3))
+        memory.say(1, data[:-9])
+        memory.say(1, data[-9:])
+        first, second = memory.handler.chunks
+        self.assertEqual(
+            first,
+            [
+                RdataRun("events", "writer", [1, 2], [b"[1]", b"[2]"]),
+                position(2),
+            ],
+        )
+        self.assertEqual(second, [RdataRun("events", "writer", [3], [b"[3]"])])
+        self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
         """C17: a bad line is reported; the good ones beside it arrive, the link stays."""
@@ -277,23 +276,22 @@ class ExtensionChannelTests(SynchronousTestCase):
         self.assertIn(("extension_down",), memory.events.all)
 
     def test_order_of_messages(self) -> None:
-        """Its messages keep their place among rows and commands, by both readers."""
-        for reader_factory in (new_reader, PureReader):
-            extension = RecordingExtension()
-            memory = MemoryLink(extension=extension, reader_factory=reader_factory)
-            memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
-            extension.memory = memory
-            memory.say(
-                1,
-                message(rdata(1), rdata(2))
-                + encode(b"message", _EXTENSION, b"{}")
-                + message(rdata(3)),
-            )
-            self.assertEqual(
-                memory.events.all[-3:], ["received", ("extension", b"{}"), "received"]
-            )
-            runs = [i for i in memory.handler.items if isinstance(i, RdataRun)]
-            self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
+        """Its messages keep their place among rows and commands."""
+        extension = RecordingExtension()
+        memory = MemoryLink(extension=extension)
+        memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
+        extension.memory = memory
+        memory.say(
+            1,
+            message(rdata(1), rdata(2))
+            + encode(b"message", _EXTENSION, b"{}")
+            + message(rdata(3)),
+        )
+        self.assertEqual(
+            memory.events.all[-3:], ["received", ("extension", b"{}"), "received"]
+        )
+        runs = [i for i in memory.handler.items if isinstance(i, RdataRun)]
+        self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
 
     def test_forbidden_by_an_acl(self) -> None:
         """Where Redis does not allow the channel, all else goes on without it."""

@@ -31,7 +31,6 @@ from synapse_replication.instrumentation.prometheus import (
 )
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import PureReader, new_reader
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -105,10 +104,8 @@ class Process:
         *,
         options: HandlerOptions | None = None,
         sources: Sequence[Source] = (),
-        pure_python: bool = False,
     ) -> None:
         self._reactor = reactor
-        self._reader_factory = PureReader if pure_python else new_reader
         self.observer = PrometheusObserver(
             ReplicationMetrics(CollectorRegistry()), SERVER_NAME
         )
@@ -141,7 +138,6 @@ class Process:
             self.observer,
             lambda lost: self.handler.announce_positions(),
             self.handler.start_replication(),
-            reader_factory=self._reader_factory,
         )
         self._link.start()
 

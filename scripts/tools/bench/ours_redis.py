@@ -16,10 +16,9 @@ def _make(
     instance_name: str,
     counting: Counting,
     port: int,
-    pure_python: bool = False,
 ) -> Process:
     sink = CountingSink(counting)
-    return Process(reactor, instance_name, sink, pure_python=pure_python)
+    return Process(reactor, instance_name, sink)
 
 
 MEASURES = RedisMeasures(__file__, _make, traffic).by_name()

@@ -145,13 +145,13 @@ class RedisMeasures:
             "idle": self.idle,
         }
 
-    def receive(self, port: int, rows: int, pure_python: bool) -> dict[str, float]:
+    def receive(self, port: int, rows: int) -> dict[str, float]:
         """Receive and handle rows that a plain socket publishes flat out."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:
             counting = Counting(rows)
-            process = self._make(reactor, traffic.READER, counting, port, pure_python)
+            process = self._make(reactor, traffic.READER, counting, port)
             publisher = Child(
                 str(traffic.__file__), "publish", str(port), "rows", str(rows)
             )

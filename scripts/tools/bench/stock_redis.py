@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import traffic
@@ -17,11 +16,7 @@ def _make(
     instance_name: str,
     counting: Counting,
     port: int,
-    pure_python: bool = False,
 ) -> Process:
-    if pure_python:
-        # The driver takes it if it can be imported, and else has its own.
-        sys.modules["hiredis"] = None  # type: ignore[assignment]
     return Process(reactor, instance_name, CountingDataHandler(counting), port)
 
 

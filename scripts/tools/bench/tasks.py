@@ -137,10 +137,7 @@ TASKS: tuple[Task, ...] = (
         quick_count=30_000,
         stock_part=5,
     ),
-    _redis(
-        "receive over Redis, hiredis", "receive", 100_000, 20_000, pure_python=False
-    ),
-    _redis("receive over Redis, Python", "receive", 50_000, 10_000, pure_python=True),
+    _redis("receive over Redis, hiredis", "receive", 100_000, 20_000),
     _redis("send over Redis", "send", 100_000, 20_000),
     _redis("end to end", "end_to_end", 100_000, 20_000, readers=1, rate=0),
     attrs.evolve(
