@@ -6,6 +6,9 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.synapse_suite.__main__ import suite
+from tests.external import skip_reason
+
+skip = skip_reason("synapse")
 
 
 class SuiteTests(SynchronousTestCase):
