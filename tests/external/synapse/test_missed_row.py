@@ -20,10 +20,13 @@ from unittest import skipUnless
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
+from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment, ours
 from tests.support.client_api import timeline_messages
 from tests.support.link_proxy import Cut, LinkProxy
 from tests.support.synapse_peer import Launcher, WorkerSpec
+
+skip = skip_reason("synapse")
 
 ROUNDS = int(os.environ.get("SYNAPSE_REPLICATION_ROUNDS", "4"))
 WITH_STOCK = os.environ.get("SYNAPSE_REPLICATION_STOCK") == "1"
