@@ -11,13 +11,13 @@ Spec, sections 3 to 6; docs/operators-guide.rst.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
@@ -31,6 +31,7 @@ from synapse_replication.app.host import (
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
+from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
@@ -142,8 +143,7 @@ class ProcessService(Service):
             self._backlog = Backlog(_backlog_options(config.extension))
             self._metrics.watch_backlog(self._backlog)
         self.started: Deferred[None] = Deferred()
-        #: What to call when the process stops, the last one first.
-        self._stops: list[tuple[str, Callable[[], Any]]] = []
+        self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
         self._starting: Deferred[None] | None = None
         self._sampling: DelayedCall
 
@@ -182,7 +182,7 @@ class ProcessService(Service):
         for warning in config.warnings:
             self.log.warn("{warning}", warning=warning)
         factories = load_factories(config)
-        self._at_stop("sending spans", lambda: self._spans.stop(self._reactor))
+        self._stops.add("sending spans", lambda: self._spans.stop(self._reactor))
         client = self._make_http_client()
         database = self._open_database()
         sink = self._make_sinks(factories)
@@ -206,11 +206,11 @@ class ProcessService(Service):
         await self._start_links(handler, extension, channels)
         if extension is not None:
             extension.start()
-            self._at_stop("saying goodbye", extension.stop)
-        self._at_stop("dropping unsent commands", handler.drop_unsent)
-        self._at_stop("taking back syncing users", self._clear_users(handler))
-        self._at_stop("handling what was received", handler.wait_until_idle)
-        self._at_stop("sending what was written", streamer.stop)
+            self._stops.add("saying goodbye", extension.stop)
+        self._stops.add("dropping unsent commands", handler.drop_unsent)
+        self._stops.add("taking back syncing users", self._clear_users(handler))
+        self._stops.add("handling what was received", handler.wait_until_idle)
+        self._stops.add("sending what was written", streamer.stop)
         streamer.start()
         for service in services:
             self._start_service(service)
@@ -230,7 +230,7 @@ class ProcessService(Service):
             host.commands = factories.command_sink(host)
         for each in (sink, host.commands):
             if (close := getattr(each, "close", None)) is not None:
-                self._at_stop(f"closing {type(each).__name__}", close)
+                self._stops.add(f"closing {type(each).__name__}", close)
         return sink
 
     def _make_handler(
@@ -264,15 +264,12 @@ class ProcessService(Service):
         )
         return handler, extension
 
-    def _at_stop(self, what: str, stop: Callable[[], Any]) -> None:
-        self._stops.append((what, stop))
-
     def _make_http_client(self) -> HttpCatchUpClient:
         config = self._config
         agent, pool = make_agent(
             self._reactor, config.instance_map, config.tls.for_connecting
         )
-        self._at_stop("closing HTTP connections", pool.closeCachedConnections)
+        self._stops.add("closing HTTP connections", pool.closeCachedConnections)
         return HttpCatchUpClient(
             agent,
             config.instance_map,
@@ -289,9 +286,9 @@ class ProcessService(Service):
         database = Database(
             config.conninfo, self._reactor, max_connections=config.max_connections
         )
-        self._at_stop("closing the database", database.close)
+        self._stops.add("closing the database", database.close)
         background = self.host.run_as_background_process
-        self._at_stop("ending background work", background.wait)
+        self._stops.add("ending background work", background.wait)
         return database
 
     async def _listen_http(self) -> None:
@@ -347,7 +344,7 @@ class ProcessService(Service):
                 max_connections=config.max_tcp_connections,
             )
             self._watch_buffers(factory.buffers)
-            self._at_stop("closing direct TCP connections", factory.close_connections)
+            self._stops.add("closing direct TCP connections", factory.close_connections)
             for description, tls in descriptions:
                 await self._listen(description, factory, tls)
         for description in config.tcp_connect:
@@ -364,7 +361,7 @@ class ProcessService(Service):
             client.connect(
                 client_endpoint(self._reactor, description, config.files, config.tls)
             )
-            self._at_stop("closing the direct TCP connection", client.stop)
+            self._stops.add("closing the direct TCP connection", client.stop)
         if config.redis is not None:
             link = RedisReplicationLink(
                 self._reactor,
@@ -383,7 +380,7 @@ class ProcessService(Service):
                     "redis", str(error), "mend the file that it names"
                 ) from error
             self._watch_buffers(link.buffers)
-            self._at_stop("closing the Redis connections", link.stop)
+            self._stops.add("closing the Redis connections", link.stop)
 
     def _watch_positions(self, handler: ReplicationCommandHandler) -> None:
         written = self.host.streams.get_streams_to_replicate()
@@ -403,8 +400,8 @@ class ProcessService(Service):
 
         sample()
         self._hooks.start()
-        self._at_stop("looking for hooks", self._hooks.stop)
-        self._at_stop("looking at lag", lambda: self._sampling.cancel())
+        self._stops.add("looking for hooks", self._hooks.stop)
+        self._stops.add("looking at lag", lambda: self._sampling.cancel())
 
     def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
         self._metrics.watch_buffers(source)
@@ -426,7 +423,7 @@ class ProcessService(Service):
                 f"cannot listen on {description}: {error.socketError}",
                 "choose a free port, and an address of this machine",
             ) from error
-        self._at_stop(f"closing {description}", port.stopListening)
+        self._stops.add(f"closing {description}", port.stopListening)
 
     def _config_error(self, key: str, problem: str, mend: str) -> ConfigError:
         return ConfigError(
@@ -435,7 +432,7 @@ class ProcessService(Service):
 
     def _start_service(self, service: Any) -> None:
         service.startService()
-        self._at_stop(f"stopping {service!r}", service.stopService)
+        self._stops.add(f"stopping {service!r}", service.stopService)
 
     def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
         def clear() -> None:
@@ -450,20 +447,7 @@ class ProcessService(Service):
         if self._starting is not None and not self._starting.called:
             self._starting.cancel()
         self._hooks.stopping()
-        all_done = True
-        while self._stops:
-            what, stop = self._stops.pop()
-            ending = maybeDeferred(self._run_stop, stop)
-            ending.addTimeout(DRAIN_TIMEOUT, self._reactor)
-            try:
-                await ending
-            except Exception as error:  # noqa: BLE001 -- said, and the rest goes on
-                self.log.warn(
-                    "{what} did not end well: {error}",
-                    what=what,
-                    error=str(error) or type(error).__name__,
-                )
-                all_done = False
+        all_done = await self._stops.run()
         self.log.info(
             "{instance_name} has stopped; {outcome}",
             instance_name=self._config.instance_name,
@@ -471,13 +455,6 @@ class ProcessService(Service):
             if all_done
             else "the warnings above name what was not finished",
         )
-
-    @staticmethod
-    def _run_stop(stop: Callable[[], Any]) -> Any:
-        result = stop()
-        if isinstance(result, Awaitable) and not isinstance(result, Deferred):
-            return Deferred.fromCoroutine(_wait(result))
-        return result
 
 
 def _has_links(config: ProcessConfig) -> bool:
@@ -491,10 +468,6 @@ def _has_links(config: ProcessConfig) -> bool:
 
 def _backlog_options(config: ExtensionConfig) -> BacklogOptions:
     return BacklogOptions(config.backlog_rows, config.backlog_bytes)
-
-
-async def _wait(awaitable: Awaitable[Any]) -> None:
-    await awaitable
 
 
 def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:

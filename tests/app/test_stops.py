@@ -1,0 +1,47 @@
+"""Tests for synapse_replication.app.stops."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.stops import StopSteps
+
+
+class StopStepsTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.steps = StopSteps(self.clock, 5.0)
+        self.calls: list[str] = []
+
+    def test_order(self) -> None:
+        """The step that was added last comes first, and is waited for."""
+        waiting: Deferred[None] = Deferred()
+
+        async def wait() -> None:
+            await waiting
+            self.calls.append("second")
+
+        self.steps.add("first", lambda: self.calls.append("first"))
+        self.steps.add("second", wait)
+        stopped = Deferred.fromCoroutine(self.steps.run())
+        self.assertEqual(self.calls, [])
+        waiting.callback(None)
+        self.assertTrue(self.successResultOf(stopped))
+        self.assertEqual(self.calls, ["second", "first"])
+
+    def test_failures(self) -> None:
+        """A step that fails, or hangs, is named; the others are taken all the same."""
+        self.steps.add("last", lambda: self.calls.append("last"))
+        self.steps.add("hanging", Deferred)
+        self.steps.add("failing", lambda: 1 // 0)
+        with capturedLogs() as logs:
+            stopped = Deferred.fromCoroutine(self.steps.run())
+            self.clock.advance(5)
+        self.assertFalse(self.successResultOf(stopped))
+        self.assertEqual(self.calls, ["last"])
+        texts = [formatEvent(event) for event in logs]
+        self.assertIn("failing did not end well: ", texts[0])
+        self.assertIn("hanging did not end well: ", texts[1])
