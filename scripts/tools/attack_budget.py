@@ -126,7 +126,7 @@ ATTACKS = (
         direct_tcp=True,
     ),
     Attack(
-        "Silent connections, 900 of them",
+        "Silent connections",
         "event_writer1",
         lambda deployment, seconds: (
             hostile.connect_silently(_tcp(deployment), 900, seconds),

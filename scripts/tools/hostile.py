@@ -54,7 +54,7 @@ def made_up_writers() -> Iterator[bytes]:
 def long_names(size: int) -> Iterator[bytes]:
     """Return positions of writers with long names, each of another one."""
     name = b"n" * size
-    return (b"POSITION caches %d%b 0 7" % (number, name) for number in count())
+    return (b"POSITION events %d%b 0 7" % (number, name) for number in count())
 
 
 def gap_positions(start: int) -> Iterator[bytes]:

@@ -229,7 +229,9 @@ def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
         name = words[0].decode("utf-8", "replace")
         error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")
     except RemoteProtocolError as raised:
-        error = raised
+        # Frames of the traceback hold the line, which may be long, several times.
+        error = raised.with_traceback(None)
+        error.__context__ = None
     return _refuse(words, error)
 
 

@@ -6,7 +6,9 @@ import contextlib
 import http.client
 import time
 
-from synapse_replication.demo.deployment import READERS, WRITERS
+from scripts.tools import hostile
+from scripts.tools.faults.deployment import FaultDeployment
+from synapse_replication.demo.deployment import READERS, SERVER_NAME, WRITERS
 from tests.integration.hostile import HostileTestCase, UnixHTTPConnection, post
 
 LINE = b"REMOTE_SERVER_UP matrix.example.org\n"
@@ -89,3 +91,50 @@ class HttpTests(HostileTestCase):
                 with contextlib.closing(connection):
                     connection.request("GET", path, headers={"Host": host})
                     self.assertEqual(connection.getresponse().status, status)
+
+
+class MadeUpNamesTests(HostileTestCase):
+    """Names that a peer makes up, long or many."""
+
+    def look(self, deployment: FaultDeployment, name: str) -> tuple[list[str], int]:
+        """Return an instance's log, and the size of its metrics."""
+        log = (deployment.directory / f"{name}.log").read_text("utf-8", "replace")
+        return log.splitlines(), len(deployment.get_metrics(name))
+
+    def test_long_names(self) -> None:
+        """Long names over TCP and Redis leave nothing in metrics and log."""
+        for use_redis in (False, True):
+            deployment = self.deploy(use_redis=use_redis)
+            victim = READERS[0] if use_redis else WRITERS[0]
+            _, size = self.look(deployment, victim)
+            if deployment.redis is not None:
+                for length, most in ((16_000, 200), (2_000_000, 5)):
+                    names = hostile.long_names(length)
+                    port = deployment.redis.port
+                    hostile.publish(port, SERVER_NAME, names, 20, most)
+            else:
+                names = hostile.long_names(16_000)
+                hostile.send_lines(deployment.tcp_ports[victim], names, 20, 200)
+            self.wait_until(
+                "a refusal",
+                lambda: "refused_lines_total{" in deployment.get_metrics(victim),  # noqa: B023
+            )
+            log, new_size = self.look(deployment, victim)
+            self.assertLess(max(map(len, log)), 8192)
+            self.assertLess(new_size - size, 20_000)
+
+    def test_many_writers_and_peers(self) -> None:
+        """Undeclared writers leave no state; NAMEs do not fill the log."""
+        deployment = self.deploy(use_redis=False)
+        victim = WRITERS[0]
+        port = deployment.tcp_ports[victim]
+        before, _ = self.look(deployment, victim)
+        hostile.send_lines(port, hostile.made_up_writers(), 20, 2000)
+        self.wait_until(
+            "what was discarded",
+            lambda: 'reason="undeclared_writer"' in deployment.get_metrics(victim),
+        )
+        self.assertNotIn("ghost", deployment.get_metrics(victim))
+        hostile.connect_with_names(port, 150, 30)
+        log, _ = self.look(deployment, victim)
+        self.assertLess(len(log) - len(before), 150)

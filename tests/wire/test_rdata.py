@@ -216,6 +216,14 @@ class ReadLinesTests(SynchronousTestCase):
                 self.assertEqual(first, RdataRun("events", "w1", [1], [b"[]"]))
                 self.assertEqual(last, RdataRun("events", "w1", [3], [b"[]"]))
 
+    def test_refusals_hold_no_line(self) -> None:
+        """An error that is kept for a while keeps no frame with the line in it."""
+        for line in (b"POSITION events " + b"n" * 300 + b" 1 2", b"X", b"\xff"):
+            (item,) = read_lines([line])
+            assert isinstance(item, RefusedLine)
+            self.assertIsNone(item.error.__traceback__)
+            self.assertIsNone(item.error.__context__)
+
     def test_greatest_tokens(self) -> None:
         """Tokens of all 64 bits are read."""
         for token in (2**63 - 1, -(2**63), 10**18, 10**18 - 1, -1, 0):
