@@ -26,8 +26,8 @@ __all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
 #: Ids that are worth a task of their own.
 IDS_PER_TASK = 250_000
 
-#: Ids of which details are joined rather than looked up one by one: five lookups a
-#: row cost ten times what all else does.
+#: Ids of which details are joined rather than looked up one by one: five lookups for
+#: each of many rows cost several times what all else does.
 IDS_TO_JOIN = 20_000
 
 #: Tasks, unless more are asked for.
