@@ -14,6 +14,7 @@ from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import MAX_USERS
 from synapse_replication.handlers.interfaces import Clock, Identity, SyncingUser
+from synapse_replication.recent import RecentDict
 
 __all__ = ["CommandsOut"]
 
@@ -34,7 +35,7 @@ class CommandsOut:
         self._handler: ReplicationCommandHandler | None = None
         self._channels: list[str] = []
         # (user_id, device_id) -> last_sync_ms, the oldest first.
-        self._syncing: dict[tuple[str, str | None], int] = {}
+        self._syncing: RecentDict[tuple[str, str | None], int] = RecentDict(MAX_USERS)
 
     def connect(self, handler: ReplicationCommandHandler) -> None:
         """Send through a handler from now on. For the process alone."""
@@ -83,8 +84,6 @@ class CommandsOut:
         self._syncing.pop(key, None)
         if is_syncing:
             self._syncing[key] = last_sync_ms
-            if len(self._syncing) > MAX_USERS:
-                del self._syncing[next(iter(self._syncing))]
         handler.send_user_sync(
             self._identity.instance_id, user_id, device_id, is_syncing, last_sync_ms
         )

@@ -24,6 +24,7 @@ from collections import deque
 import attrs
 
 from synapse_replication.handlers.interfaces import EpochSink, RowSink
+from synapse_replication.recent import RecentDict
 
 __all__ = ["HandledEpochs", "Heard", "PeerEpochs"]
 
@@ -78,7 +79,7 @@ class PeerEpochs:
     """
 
     def __init__(self) -> None:
-        self._peers: dict[str, _Peer] = {}
+        self._peers: RecentDict[str, _Peer] = RecentDict(MAX_INSTANCES)
 
     def epoch_of(self, instance_name: str) -> str | None:
         """Give the present epoch; ``None`` if it is not known or has gone."""
@@ -101,8 +102,6 @@ class PeerEpochs:
         peer = self._peers.pop(instance_name, None)
         if peer is None:
             peer, heard = _Peer(epoch, now, now), Heard.FIRST
-            if len(self._peers) >= MAX_INSTANCES:
-                del self._peers[next(iter(self._peers))]
         elif epoch == peer.epoch:
             heard = Heard.SAME
         elif (
@@ -148,9 +147,10 @@ class HandledEpochs:
     def __init__(self, stream_name: str, sink: RowSink) -> None:
         self._name = stream_name
         self._sink = sink if isinstance(sink, EpochSink) else None
-        self._epochs: dict[str, str] = {}
+        # What is evicted is fetched anew.
+        self._epochs: RecentDict[str, str] = RecentDict(MAX_INSTANCES)
         if self._sink is not None:
-            self._epochs = {
+            self._epochs |= {
                 writer: epoch
                 for (stream, writer), epoch in self._sink.saved_epochs().items()
                 if stream == stream_name
@@ -169,7 +169,4 @@ class HandledEpochs:
             waiting = self._sink.on_epoch(self._name, instance_name, epoch)
             if waiting is not None:
                 await waiting
-        if instance_name not in self._epochs and len(self._epochs) >= MAX_INSTANCES:
-            # What is forgotten is fetched anew.
-            del self._epochs[next(iter(self._epochs))]
         self._epochs[instance_name] = epoch

@@ -12,6 +12,7 @@ from typing import Any
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.recent import RecentDict
 from synapse_replication.streams.stream import Stream
 
 __all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
@@ -82,10 +83,11 @@ class SyncingUsers:
         max_users: int = MAX_USERS,
         own: Callable[[], Iterable[SyncingUser]] = tuple,
     ) -> None:
-        self._max_users = max_users
         self._own = own
         # (instance_id, user_id, device_id) -> last_sync_ms, oldest news first.
-        self._users: dict[tuple[str, str, str | None], int] = {}
+        self._users: RecentDict[tuple[str, str, str | None], int] = RecentDict(
+            max_users
+        )
 
     def syncing_users(self) -> Mapping[tuple[str, str, str | None], int]:
         """Return ``(instance_id, user_id, device_id) -> last_sync_ms``."""
@@ -109,8 +111,6 @@ class SyncingUsers:
         if not is_syncing:
             return
         self._users[key] = last_sync_ms
-        if len(self._users) > self._max_users:
-            del self._users[next(iter(self._users))]
 
     def on_clear_user_sync(self, instance_id: str) -> None:
         """Forget the users of a process."""

@@ -13,10 +13,10 @@ forgotten; at worst a copy is then delivered too.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands.standard import Command
 
 __all__ = ["MAX_REMEMBERED", "WINDOW", "CopyFilter"]
@@ -31,8 +31,8 @@ class CopyFilter:
     """Remembers which link brought each command first."""
 
     def __init__(self) -> None:
-        self._origins: OrderedDict[Command, tuple[ReplicationConnection, float]] = (
-            OrderedDict()
+        self._origins: RecentDict[Command, tuple[ReplicationConnection, float]] = (
+            RecentDict(MAX_REMEMBERED)
         )
 
     def is_copy(
@@ -50,9 +50,6 @@ class CopyFilter:
         ):
             return True
         self._origins[command] = (connection, now)
-        self._origins.move_to_end(command)
-        if len(self._origins) > MAX_REMEMBERED:
-            self._origins.popitem(last=False)
         return False
 
     def forget(self, connection: ReplicationConnection) -> None:

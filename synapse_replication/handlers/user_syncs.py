@@ -16,11 +16,11 @@ Bounded: what was said longest ago is forgotten first, and said again then.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
 import attrs
 
+from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands.standard import UserSyncCommand
 
 __all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "RepeatedSyncs"]
@@ -44,7 +44,9 @@ class RepeatedSyncs:
     """What was said last of each user, on a process, with a device."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[tuple[str, str, str | None], _Said] = OrderedDict()
+        self._said: RecentDict[tuple[str, str, str | None], _Said] = RecentDict(
+            MAX_REMEMBERED
+        )
 
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
         """Tell whether a command says nothing new; if it does, remember it.
@@ -61,9 +63,6 @@ class RepeatedSyncs:
         ):
             return True
         self._said[key] = _Said(command.is_syncing, command.last_sync_ms, now)
-        self._said.move_to_end(key)
-        if len(self._said) > MAX_REMEMBERED:
-            self._said.popitem(last=False)
         return False
 
     def forget(self, command: UserSyncCommand) -> None:

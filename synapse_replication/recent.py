@@ -1,0 +1,28 @@
+"""A dictionary with a bound, for what peers make up."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+__all__ = ["RecentDict"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class RecentDict(OrderedDict[K, V]):
+    """Retains the entries that were written last.
+
+    :param limit: how many at most; writing one more evicts the oldest.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._limit:
+            self.popitem(last=False)

@@ -1,0 +1,20 @@
+"""Tests for synapse_replication.recent."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.recent import RecentDict
+
+
+class RecentDictTests(SynchronousTestCase):
+    """Tests for RecentDict."""
+
+    def test_evicts_the_oldest(self) -> None:
+        """Beyond the bound the entry goes that was written longest ago."""
+        recent: RecentDict[str, int] = RecentDict(2)
+        recent["a"] = 1
+        recent["b"] = 2
+        recent["a"] = 3
+        recent["c"] = 4
+        self.assertEqual(dict(recent), {"a": 3, "c": 4})
