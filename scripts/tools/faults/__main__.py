@@ -19,7 +19,11 @@ from scripts.tools.faults.report import (
 )
 from scripts.tools.faults.run import Result, Settings, run_scenario
 from scripts.tools.faults.scenarios import SCENARIOS
-from scripts.tools.faults.synapse.course import DeploymentResult, run_deployment
+from scripts.tools.faults.synapse.course import (
+    PATIENCE,
+    DeploymentResult,
+    run_deployment,
+)
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
 from scripts.tools.faults.synapse.nemeses import MIXABLE, NAMES
 from scripts.tools.faults.synapse.schedule import make_schedule
@@ -29,7 +33,7 @@ T = TypeVar("T", Result, DeploymentResult)
 
 #: The options that are for one host alone.
 _OF_DEMO = ("names", "rate", "recording")
-_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "bug")
+_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,6 +86,13 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "bug")
     help="synapse: how often each fault is caused.",
 )
 @click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=PATIENCE,
+    show_default=True,
+    help="synapse: s to wait after each fault until nothing is missing.",
+)
+@click.option(
     "--bug",
     metavar="NAME",
     default="",
@@ -100,6 +111,7 @@ def faults(
     deployments: tuple[str, ...],
     nemeses: tuple[str, ...],
     rounds: int,
+    patience: float,
     bug: str,
     as_json: bool,
 ) -> None:
@@ -138,7 +150,7 @@ def faults(
     found = _run_all(
         deployments
         or [name for name, one in DEPLOYMENTS.items() if not one.only_on_demand],
-        lambda name: run_deployment(name, schedule, say, bug),
+        lambda name: run_deployment(name, schedule, say, patience=patience, bug=bug),
     )
     if as_json:
         click.echo(show_deployments_json(found, seed))

@@ -18,4 +18,9 @@ def trust_persisted_upto() -> None:
     def current_token(self: HostStream, instance_name: str) -> int:
         return int(self.original.current_token(instance_name))
 
+    def writers_behind(self: HostStream, instance_name: str, token: int) -> list[str]:
+        return []
+
     HostStream.current_token = current_token  # type: ignore[method-assign]
+    # Nor is anybody asked for rows before such an announcement is taken.
+    HostStream.writers_behind = writers_behind  # type: ignore[method-assign]

@@ -22,7 +22,13 @@ from scripts.tools.faults.synapse.verdict import StreamTally, compare
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
-__all__ = ["DeploymentResult", "RoundResult", "StreamResult", "run_deployment"]
+__all__ = [
+    "PATIENCE",
+    "DeploymentResult",
+    "RoundResult",
+    "StreamResult",
+    "run_deployment",
+]
 
 #: s between two looks at the evidence.
 POLL = 0.1
@@ -31,8 +37,7 @@ POLL = 0.1
 TRAFFIC_BEFORE = 1.5
 TRAFFIC_AFTER = 1.0
 
-#: How long it may take until all processes are level and users see everything, in
-#: s. What takes longer is looked for again at the end of the run.
+#: The patience of a run, in s.
 PATIENCE = 30.0
 
 Kind = tuple[str, bool]
@@ -104,18 +109,25 @@ class DeploymentResult:
 
 
 def run_deployment(
-    name: str, schedule: Sequence[Round], say: Callable[[str], None], bug: str = ""
+    name: str,
+    schedule: Sequence[Round],
+    say: Callable[[str], None],
+    *,
+    patience: float = PATIENCE,
+    bug: str = "",
 ) -> DeploymentResult:
     """Carry out a schedule against a deployment.
 
     :param name: of :data:`DEPLOYMENTS`.
     :param say: shows a line.
+    :param patience: how long it may take until all processes are level and users see
+        everything, in s. What takes longer is looked for again at the end of the run.
     :param bug: the dotted name of a deliberate bug for processes on ours.
     """
     cluster = Cluster(DEPLOYMENTS[name], bug)
     try:
         cluster.start()
-        return _Course(name, cluster, say).run(schedule)
+        return _Course(name, cluster, say, patience).run(schedule)
     except ReplicationError as error:
         return DeploymentResult(name, (), (), error=str(error))
     finally:
@@ -123,8 +135,15 @@ def run_deployment(
 
 
 class _Course:
-    def __init__(self, name: str, cluster: Cluster, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        say: Callable[[str], None],
+        patience: float,
+    ) -> None:
         self._name = name
+        self._patience = patience
         self._cluster = cluster
         self._say = say
         self._evidence = Evidence(cluster)
@@ -192,13 +211,13 @@ class _Course:
             missing = self._evidence.new_missing(lifted) if answered else []
             for life, row in missing:
                 level[row.stream, life.is_ours] = now - lifted
-            if (answered and not missing) or now - lifted > PATIENCE:
+            if (answered and not missing) or now - lifted > self._patience:
                 return level
             time.sleep(POLL)
 
     def _wait_until_shown(self) -> None:
         """Wait until all is delivered and shown, or patience ends."""
-        deadline = time.time() + PATIENCE
+        deadline = time.time() + self._patience
         while time.time() < deadline:
             answered = self._evidence.collect()
             if (

@@ -1,0 +1,56 @@
+"""The checker of real deployments finds what it is for, on a real Synapse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.external import skip_reason
+
+skip = skip_reason("synapse")
+
+COMMAND = [
+    *(sys.executable, "-m", "scripts.tools.faults", "--json"),
+    *("--host", "synapse", "--deployment", "ours", "--nemesis", "miss-one-events"),
+]
+
+
+class CheckerTests(SynchronousTestCase):
+    """Five processes on ours; the reader misses one event a round."""
+
+    def check(self, *arguments: str) -> tuple[int, int, Any]:
+        """Return the exit status, how many rows were lost, and what of streams."""
+        done = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, check=False, timeout=400
+        )
+        self.assertIn(done.returncode, (0, 1), done.stderr)
+        (found,) = json.loads(done.stdout)["deployments"]
+        self.assertEqual(found["error"], "")
+        tallies = {one["tally"]["stream"]: one["tally"] for one in found["streams"]}
+        return done.returncode, len(found["lost"]), tallies["events"]
+
+    def test_nothing_is_lost(self) -> None:
+        """
+        Each event that was missed is fetched and shown.
+        """
+        status, lost, events = self.check("--rounds", "3")
+        self.assertEqual((status, lost), (0, 0))
+        self.assertEqual(events["delivered"], events["due"])
+        self.assertGreaterEqual(events["committed"], 3)
+
+    def test_deliberate_bug(self) -> None:
+        """
+        A reader that takes what all writers have persisted for delivered loses events,
+        in about half of the rounds, and the checker names them.
+        """
+        bug = "scripts.tools.faults.synapse.bugs.trust_persisted_upto"
+        status, lost, events = self.check(
+            "--rounds", "10", "--patience", "4", "--bug", bug
+        )
+        self.assertEqual(status, 1)
+        self.assertGreater(lost, 0)
+        self.assertEqual(events["lost"], lost)
