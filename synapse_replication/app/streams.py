@@ -51,7 +51,7 @@ from synapse_replication.storage.sequences import (
     read_stored_positions,
 )
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.positions import FIRST_POSITION
+from synapse_replication.streams.positions import FIRST_POSITION, PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -293,7 +293,7 @@ class StreamSetup:
         saved = {
             writer: token for (of, writer), token in self._saved.items() if of == name
         }
-        handled = saved or self._stored[name]
+        handled = await self._without_impossible(stream, saved or self._stored[name])
         unknown = min(handled.values(), default=FIRST_POSITION)
         if not handled and not stream.writers:
             # Nobody says where its writers are; what is to come is beyond this.
@@ -308,6 +308,33 @@ class StreamSetup:
             own,
             negative=stream.negative,
         )
+
+    async def _without_impossible(
+        self, stream: IdStream, tokens: dict[str, int]
+    ) -> dict[str, int]:
+        """Return positions, those far beyond the sequence set back to it.
+
+        No id that far was given out: such a position was false, and would hide all
+        rows. One that is near shows by itself when its writer says less.
+        """
+        if max(tokens.values(), default=0) <= PLAUSIBLE_DISTANCE:
+            return tokens
+        last = await self._get_database().transact(
+            "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
+        )
+        far = {w for w, token in tokens.items() if token > last + PLAUSIBLE_DISTANCE}
+        for writer, token in tokens.items():
+            if writer in far:
+                _log.warn(
+                    "The position {token} of {writer} in {stream} is beyond the "
+                    "sequence, which stands at {last}; it is set back to that. Rows "
+                    "may be missing: see ReplicationAheadOfWriter in the runbook",
+                    token=token,
+                    writer=writer,
+                    stream=stream.stream_name,
+                    last=last,
+                )
+        return {w: last if w in far else token for w, token in tokens.items()}
 
     async def _generator(self, stream: IdStream) -> WriterIds:
         return await load_id_generator(

@@ -7,7 +7,8 @@ sequence wants all writers stopped. Spec, section 7.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,8 +17,10 @@ from rich.table import Table
 from synapse_replication.cli.common import config_option
 from synapse_replication.cli.database import open_database
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
-from synapse_replication.storage.sequences import IdStream
+from synapse_replication.storage.sequences import IdStream, read_sequence, skip_ids
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -84,13 +87,64 @@ def check_command(config_paths: tuple[str, ...]) -> None:
     click.echo(f"{len(present)} streams, all positions agree")
 
 
+def _read_seen(
+    context: object, parameter: object, values: Sequence[str]
+) -> dict[str, int]:
+    seen = {}
+    for value in values:
+        name, equals, position = value.partition("=")
+        if not (equals and position.isascii() and position.isdecimal()):
+            raise click.BadParameter(f"'{value}': write STREAM=POSITION")
+        seen[name] = int(position)
+    return seen
+
+
+def _move_beyond(
+    cursor: Any,
+    streams: Mapping[str, IdStream],
+    seen: Mapping[str, int],
+    *,
+    dry_run: bool,
+) -> None:
+    """Take ids of sequences, so that those to come are beyond what readers have seen."""
+    for name, position in seen.items():
+        if name not in streams:
+            raise StorageError(f"there is no stream {name} with a sequence")
+        sequence = streams[name].sequence
+        last = read_sequence(cursor, sequence)
+        distance = position - last
+        if distance > PLAUSIBLE_DISTANCE:
+            raise StorageError(
+                f"{position} of {name} is {distance} beyond sequence {sequence}: that "
+                "would use its ids up. Have the reader go back instead: see "
+                "ahead_of_writer in the runbook"
+            )
+        if distance > 0 and not dry_run:
+            last = skip_ids(cursor, sequence, distance)
+        verb = "would be moved" if dry_run and distance > 0 else "is"
+        click.echo(f"{name}: sequence {sequence} {verb} at {max(last, position)}")
+
+
 @positions.command("repair")
 @config_option
 @click.option("--dry-run", is_flag=True, help="Print the statements, change nothing.")
-def repair_command(config_paths: tuple[str, ...], dry_run: bool) -> None:
+@click.option(
+    "--seen",
+    multiple=True,
+    callback=_read_seen,
+    metavar="STREAM=POSITION",
+    help="Move the sequence of a stream beyond where a reader is; writers may run.",
+)
+def repair_command(
+    config_paths: tuple[str, ...], dry_run: bool, seen: Mapping[str, int]
+) -> None:
     """Mend what disagrees, in one transaction. Stop all writers first."""
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
+        if seen:
+            _move_beyond(cursor, dict(id_streams(config)), seen, dry_run=dry_run)
+            connection.commit()
+            return
         if dry_run:
             problems: Sequence[Problem] = examine(cursor, id_streams(config)).problems
         else:

@@ -187,7 +187,7 @@ class HostStream:
             last = await self._read_sequence()
             self._allocated = max(self._allocated, last)
             if upto_token > last + PLAUSIBLE_DISTANCE:
-                upto_token, last_token = last, last + PLAUSIBLE_DISTANCE
+                upto_token = last_token = last
                 if upto_token <= from_token:
                     return StreamUpdateResult([], upto_token, False, last_token)
         updates, upto, limited = await self.original.get_updates_since(

@@ -232,7 +232,7 @@ class LoggingObserver(ReplicationObserver):
     ) -> None:
         self._logger.info(
             "Stream {stream} of {writer} went back from {from_token} to {to_token}: "
-            "its writer started again, or may have",
+            "its writer started again, or may have, or was announced too far",
             stream=stream_name,
             writer=instance_name,
             from_token=from_token,
@@ -259,6 +259,21 @@ class LoggingObserver(ReplicationObserver):
             stream=stream_name,
             writer=excerpt(instance_name),
             token=token,
+        )
+
+    def position_refuted(
+        self, stream_name: str, instance_name: str, token: int, last_token: int
+    ) -> None:
+        self._repeating(
+            self._logger.warn,
+            ("position_refuted", stream_name),
+            "{writer} was announced at {token} of stream {stream}, which cannot be "
+            "beyond {last_token}; it is ignored. Does an instance of another "
+            "deployment publish here?",
+            stream=stream_name,
+            writer=excerpt(instance_name),
+            token=token,
+            last_token=last_token,
         )
 
     def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:

@@ -208,10 +208,9 @@ class PostgresStream:
             page, last = await self._database.transact(f"catch_up_{name}", read)
             if sequence is not None:
                 self._allocated = max(self._allocated, last)
-            plausible_upto = last + PLAUSIBLE_DISTANCE
-            if upto_token <= plausible_upto:
+            if upto_token <= last + PLAUSIBLE_DISTANCE:
                 return page
-            return attrs.evolve(page, last_token=plausible_upto)
+            return attrs.evolve(page, last_token=last)
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} written by {instance_name} in ({from_token}, "

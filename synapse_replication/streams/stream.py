@@ -86,8 +86,9 @@ class StreamUpdateResult:
     :ivar upto_token: everything up to and including this token is in
         ``updates``. Equal to the upper bound asked for, unless ``limited``.
     :ivar limited: there is more between ``upto_token`` and the bound asked for.
-    :ivar last_token: the last token that a writer can have announced, if it is less
-        than the bound asked for. ``None`` otherwise, or if the source did not compare.
+    :ivar last_token: the last token that exists, if it is (for a sequence: implausibly
+        far) below the bound asked for. ``None`` otherwise, or if the source did not
+        compare.
     """
 
     updates: Sequence[tuple[int, JsonValue]]

@@ -167,6 +167,13 @@ class StreamSetupTests(TestCase):
         )
         self.assertEqual(sink.told, [])
 
+    async def test_saved_position_that_cannot_be(self) -> None:
+        """A position far beyond the sequence is set back to it, not kept for good."""
+        self.store(a=7, b=9)
+        self.execute("SELECT setval('notes_seq', 9)")
+        host = await self.set_up(SavingSink({("notes", "a"): 2**62, ("notes", "b"): 4}))
+        self.assertEqual(self.positions(host, "a", "b"), [9, 4])
+
     async def test_writer_that_is_new(self) -> None:
         """C27: a writer nobody heard of is where the slowest is, not at 0."""
         self.store(a=7, b=9)

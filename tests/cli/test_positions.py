@@ -72,6 +72,21 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"master": 5})
         self.assertIn("nothing to mend", self.run_command("repair").output)
 
+    def test_repair_beyond_what_was_seen(self) -> None:
+        """A sequence is moved beyond a reader, never implausibly far, never back."""
+        result = self.run_command("repair", "--seen", "foobar=50")
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertIn("is at 50", result.output)
+        result = self.run_command("repair", "--seen", "foobar=20")
+        self.assertIn("is at 50", result.output)
+        result = self.run_command("repair", "--seen", f"foobar={2**62}")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("would use its ids up", result.output)
+        for wrong in ("foobar", "foobar=x"):
+            self.assertEqual(self.run_command("repair", "--seen", wrong).exit_code, 2)
+        result = self.run_command("repair", "--seen", "nothing=5")
+        self.assertEqual(result.exit_code, 2)
+
     def test_no_database(self) -> None:
         """A database that does not answer is said, not thrown."""
         self.config = self.write_config({"host": "/nonexistent", "dbname": "x"})

@@ -193,13 +193,11 @@ class PostgresStreamTests(SynchronousTestCase):
         self.execute("SELECT setval('orders_seq', 7)")
         stream = self.make(page_rows=1)
         page = self.wait(stream.get_updates_since("w2", 0, 2**62))
-        self.assertEqual(
-            (page.upto_token, page.limited, page.last_token), (5, True, 100_007)
-        )
+        self.assertEqual((page.upto_token, page.limited, page.last_token), (5, True, 7))
         page = self.wait(stream.get_updates_since("w2", 6, 2**62))
         self.assertEqual((list(page.updates), page.upto_token), ([], 7))
         page = self.wait(stream.get_updates_since("w2", 9, 2**62))
-        self.assertEqual((list(page.updates), page.last_token), ([], 100_007))
+        self.assertEqual((list(page.updates), page.last_token), ([], 7))
         # A sequence may be a little behind, after a switch to a standby.
         page = self.wait(stream.get_updates_since("w2", 6, 100_007))
         self.assertEqual((page.upto_token, page.last_token), (100_007, None))

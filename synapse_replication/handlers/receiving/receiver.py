@@ -156,8 +156,11 @@ class StreamReceiver:
         self._is_plausible: Callable[[str, int], bool] = getattr(
             stream, "is_plausible", _is_always_plausible
         )
-        # Late rows of an idempotent stream are delivered.
-        self._can_fall_back = not stream.description.idempotent
+        # Late rows of an idempotent stream are delivered, and rows alone never reset one
+        # that may begin again.
+        self._can_fall_back = not (
+            stream.description.idempotent or stream.description.resettable
+        )
 
     @property
     def stream_name(self) -> str:
@@ -514,16 +517,12 @@ class StreamReceiver:
     ) -> None:
         """Have rows fetched that the position passed, from where it did so."""
         current = self._stream.current_token(instance_name)
-        wanted = [*missed, current]
-        if self._description.held_in_memory:
-            # Perhaps of the writer's next start: it has little, and is asked for all.
-            undelivered_from, wanted = 0, missed
         self._catch_ups.begin_later(
             link,
             instance_name,
             state,
             undelivered_from,
-            wanted,
+            missed,
             restart_token=undelivered_from if undelivered_from < current else None,
         )
 

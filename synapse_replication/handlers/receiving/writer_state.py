@@ -111,13 +111,14 @@ class CatchUpRun:
             del self.claims[0]
             self.is_incomplete = True
 
-    def refute(self, last_token: int) -> None:
-        """Want nothing above ``last_token``: it does not exist.
+    def refute(self, last_token: int, tolerance: int = 0) -> None:
+        """Want nothing that is more than ``tolerance`` above ``last_token``.
 
-        What remains is the greatest claim at or below it. If there is none, nothing is
-        wanted, unless a lesser claim may have been dropped.
+        What remains is the greatest other claim. If there is none, nothing is wanted,
+        unless a lesser claim may have been dropped.
         """
-        self.claims = [claim for claim in self.claims if claim <= last_token]
+        limit = last_token + tolerance
+        self.claims = [claim for claim in self.claims if claim <= limit]
         if not self.claims and self.is_incomplete:
             self.claims.append(last_token)
         self.is_refuted = not self.claims

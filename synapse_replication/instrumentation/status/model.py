@@ -70,6 +70,7 @@ class StallReason(enum.Enum):
     NO_LINK = "no_link"
     WRITER_GONE = "writer_gone"  #: it said goodbye, or its heartbeats ceased
     NO_POSITION = "no_position"  #: it did not announce itself on a link that is up
+    AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would count as old
     CATCH_UP_FAILS = "catch_up_fails"
     NO_PROGRESS = "no_progress"  #: rows are there, and are not handled
 
@@ -91,6 +92,9 @@ REMEDIES: Mapping[StallReason, str] = MappingProxyType(
         "it up. Its rows are fetched when it is back.",
         StallReason.NO_POSITION: "Start the writer. If it runs: is it connected to the "
         "same Redis, under the same server_name?",
+        StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
+        "STREAM=POSITION' with the position of this process: it moves the sequence "
+        "beyond it. Then have this process fetch what it discarded, as the runbook says.",
         StallReason.CATCH_UP_FAILS: "Mend what the failure names: the database, or the "
         "HTTP listener of the writer in instance_map. It is tried again by itself.",
         StallReason.NO_PROGRESS: "The sink of this process waits for something: look "

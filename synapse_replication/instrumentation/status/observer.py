@@ -104,6 +104,10 @@ class _Writer:
     sampled: tuple[int | None, int | None, str | None] | None = None
     sampled_at: float = 0.0
 
+    #: What the writer said, and since when that is below what we have.
+    behind_us: int | None = None
+    behind_us_since: float = 0.0
+
     def lag(self) -> int:
         if self.announced is None or self.position is None:
             return 0
@@ -111,6 +115,8 @@ class _Writer:
 
     def announce(self, token: int, written: float) -> None:
         """Take note that the writer reached ``token`` at or before ``written``."""
+        if self.position is None or token >= self.position:
+            self.behind_us = None
         if self.announced is None or token > self.announced:
             self.announced = token
         if self.position is not None and token <= self.position:
@@ -268,7 +274,9 @@ class StatusObserver(ReplicationObserver):
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
         # One that is not known yet is told of when it is connected.
-        if writer is not None and token != writer.announced:
+        if writer is not None and (
+            token != writer.announced or writer.behind_us is not None
+        ):
             writer.announce(token, self._monotonic())
 
     def position_changed(
@@ -303,7 +311,26 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             writer.announced = to_token
             writer.told.clear()
+            writer.behind_us = None
             writer.move(to_token, self._monotonic())
+
+    def position_refuted(
+        self, stream_name: str, instance_name: str, token: int, last_token: int
+    ) -> None:
+        writer = self._writers.get((stream_name, instance_name))
+        if writer is not None:
+            writer.told = deque(told for told in writer.told if told[0] <= last_token)
+            announced = writer.told[-1][0] if writer.told else writer.position
+            writer.announced = announced
+
+    def ahead_of_writer(
+        self, stream_name: str, instance_name: str, position: int, announced: int
+    ) -> None:
+        writer = self._writer(stream_name, instance_name)
+        if writer is not None:
+            if writer.behind_us is None:
+                writer.behind_us_since = self._monotonic()
+            writer.behind_us = announced
 
     def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
         writer = self._writer(event.stream_name, event.instance_name)
@@ -513,6 +540,12 @@ class StatusObserver(ReplicationObserver):
                 else f"{name} sends no heartbeats any more"
             )
             yield StallReason.WRITER_GONE, member.heard, detail
+        if writer.behind_us is not None:
+            detail = (
+                f"ahead of its writer: this process is at {writer.position}, and {name} "
+                f"says to be at {writer.behind_us}"
+            )
+            yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
         if writer.failing_since is not None:
             yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
         if writer.lag():

@@ -291,12 +291,19 @@ class Ledger:
             owed.discard(token)
             excused.discard(token)
             return
-        if token != written.next_after(position):
+        if token != written.next_after(position) and not (
+            token > position and self._is_doubted(reader, key)
+        ):
             raise self._violation(
                 f"{reader.name}, at {position} of {stream} of {writer}, got {token} "
                 f"and not {written.next_after(position)}"
             )
-        reader.positions[key] = reader.delivered[key] = token
+        reader.delivered[key] = token
+        # A false position had them fetched while one of them was not yet committed.
+        at = reader.positions.get(key, 0)
+        while (at := written.next_after(at) or 0) and at < token:
+            self._owe(reader, key, at)
+        reader.positions[key] = token
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
         """Take note of a position that a process was given.
@@ -335,6 +342,11 @@ class Ledger:
             from here on is never shown it.
         """
         if stream in self._in_memory or stream in self._idempotent:
+            return
+        if self._all_are_doubted or (reader.name, stream) in {
+            doubted[:2] for doubted in self.doubted
+        }:
+            # A false position counts among those that it has heard of.
             return
         for (of_stream, writer), written in self._written.items():
             if of_stream != stream or writer == reader.name:

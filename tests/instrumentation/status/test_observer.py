@@ -348,6 +348,28 @@ class StatusObserverTests(SynchronousTestCase):
         self.observer.stream_connected("redis", "events", "w1")
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
+    def test_ahead_of_writer(self) -> None:
+        """A process ahead of a writer is stalled until the writer has come by."""
+        self.go_live(150)
+        for _ in range(3):
+            self.observer.ahead_of_writer("events", "w1", 150, 120)
+            self.clock.advance(5)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.AHEAD_OF_WRITER, 15))
+        self.assertIn("this process is at 150, and w1 says to be at 120", detail)
+        self.observer.position_announced("events", "w1", 149)
+        self.assertEqual(self.writer().condition, Condition.STALLED)
+        self.observer.position_announced("events", "w1", 151)
+        self.observer.position_changed("events", "w1", 151)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_refuted_position(self) -> None:
+        """A position that cannot be is no lag."""
+        self.go_live(150)
+        self.observer.position_announced("events", "w1", 2**62)
+        self.observer.position_refuted("events", "w1", 2**62, 150)
+        self.assertEqual(self.writer().lag, 0)
+
     def test_no_progress(self) -> None:
         """Rows that are there and are not handled are stalled since then."""
         self.go_live()
