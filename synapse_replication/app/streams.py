@@ -207,6 +207,7 @@ class StreamSetup:
             stream,
             self._config.instance_name,
             ids,
+            is_new=self._is_new(declared.name),
         )
         if stream.writers:
             await self._survey(declared.name, stream, ids, finder)
@@ -222,8 +223,7 @@ class StreamSetup:
             # It is looked for again as soon as there is a link.
             self._host.observer.failure(f"looking for removed writers of {name}", error)
             return
-        is_new = all(of != name for of, _ in self._saved)
-        found = {} if is_new else finder.select(survey)
+        found = {} if self._is_new(name) else finder.select(survey)
         for writer, removed in found.items():
             self._host.observer.removed_writer_found(
                 name,
@@ -234,6 +234,10 @@ class StreamSetup:
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:
                 self._settle(name, stream, ids, writer, survey.last_row)
+
+    def _is_new(self, name: str) -> bool:
+        """Return whether the sink has saved nothing of a stream."""
+        return all(of != name for of, _ in self._saved)
 
     def _settle(
         self, name: str, stream: IdStream, ids: HandledIds, writer: str, last_row: int

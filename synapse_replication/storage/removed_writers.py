@@ -51,6 +51,10 @@ _log = Logger()
 #: Rows of an index that are walked by one statement.
 WALKED_ROWS = 100_000
 
+#: Ids that a new reader walks back, to know the names of writers that were removed. It
+#: wants no rows of them, so an older name is of no use to it.
+LOOK_BACK = 1_000_000
+
 #: Between two looks at the transactions that are waited for, in s.
 POLL_SECONDS = 0.1
 
@@ -98,12 +102,17 @@ def survey_writers(
     instance_name: str,
     handled: Mapping[str, int],
     unknown: int,
+    walk_from: int,
+    walk_at_most: int | None = None,
 ) -> WriterSurvey:
     """Find the writers of a stream whose rows nobody announces.
 
     :param instance_name: the reader, whose own rows do not count.
     :param handled: where to look from, for each writer that is known.
     :param unknown: where to look from for others.
+    :param walk_from: where to look from for others in a table in which only a walk
+        finds them.
+    :param walk_at_most: how many ids back from the last one such a walk begins, at most.
 
     To be run without a transaction: each statement must see what was committed
     before it.
@@ -117,13 +126,15 @@ def survey_writers(
     low = {
         writer: token for writer, token in handled.items() if writer not in not_wanted
     }
+    if walk_at_most is not None:
+        walk_from = max(walk_from, upto - walk_at_most)
     greatest: dict[str, int] = {}
     last_row = 0
     for column in stream.tables:
         if column.writer_column is None:
             # Each writer is given the rows of all of them.
             continue
-        for writer, id_ in _greatest_rows(txn, stream, column, low, unknown).items():
+        for writer, id_ in _greatest_rows(txn, stream, column, low, walk_from).items():
             # An id beyond the sequence is none of this stream.
             row = min(id_, upto)
             last_row = max(last_row, row)
@@ -145,7 +156,7 @@ def _greatest_rows(
     stream: IdStream,
     column: IdColumn,
     low: Mapping[str, int],
-    unknown: int,
+    walk_from: int,
 ) -> dict[str, int]:
     """Return the greatest row of each writer, as far as it may be above ``low``."""
     lookups = find_lookups(txn, column)
@@ -165,7 +176,7 @@ def _greatest_rows(
             column=column.id_column,
         )
         return {}
-    return _walk(txn, stream, column, min([unknown, *low.values()]))
+    return _walk(txn, stream, column, min([walk_from, *low.values()]))
 
 
 def _walk(txn: Any, stream: IdStream, column: IdColumn, low: int) -> dict[str, int]:
@@ -189,6 +200,7 @@ class RemovedWriterFinder:
     """Finds the removed writers of one stream, for one reader.
 
     :param handled: how far the reader has got.
+    :param is_new: the reader wants nothing that was written before it began.
     """
 
     def __init__(
@@ -198,6 +210,8 @@ class RemovedWriterFinder:
         stream: IdStream,
         instance_name: str,
         handled: HandledPositions,
+        *,
+        is_new: bool = False,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -208,7 +222,8 @@ class RemovedWriterFinder:
         # and where to look from next.
         self._greatest: dict[str, int] = {}
         self._low: dict[str, int] = {}
-        self._unknown_low = 0
+        self._walk_from = handled.unknown
+        self._walk_at_most = LOOK_BACK if is_new else None
         #: Writers that had a stored position at some time.
         self._were_stored: set[str] = set()
 
@@ -261,23 +276,29 @@ class RemovedWriterFinder:
                 self._low.pop(writer, None)
         self._were_stored.update(survey.stored)
         self._greatest.update(survey.greatest)
-        # A writer without a stored position has no other rows up to there, and
-        # other ones have none in flight up to their positions.
+        # A writer without a stored position has no other rows up to there. Those that
+        # have one are known by name from now on.
         self._low.update(dict.fromkeys(survey.absent, survey.upto))
-        self._unknown_low = min([survey.upto, *survey.stored.values()])
+        self._walk_from = survey.upto
         return survey
 
     async def _survey(self) -> WriterSurvey:
         handled = self._handled.get_handled()
+        unknown = self._handled.unknown
         low = {
-            writer: max(handled.get(writer, 0), self._low.get(writer, 0))
-            for writer in handled.keys() | self._low.keys()
+            writer: max(handled.get(writer, unknown), self._low.get(writer, 0))
+            for writer in handled.keys() | self._low.keys() | self._were_stored
         }
-        unknown = max(self._handled.unknown, self._unknown_low)
         return await self._database.transact(
             "survey_writers",
             lambda txn: survey_writers(
-                txn, self._stream, self._instance_name, low, unknown
+                txn,
+                self._stream,
+                self._instance_name,
+                low,
+                unknown,
+                self._walk_from,
+                self._walk_at_most,
             ),
             # Each statement is to see what was committed before it.
             autocommit=True,

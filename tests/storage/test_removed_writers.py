@@ -63,9 +63,12 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
         handled: Mapping[str, int],
         unknown: int = 1,
         stream: IdStream = MOVED,
+        walk_at_most: int | None = None,
     ) -> WriterSurvey:
         with self.connection.cursor() as cursor:
-            return survey_writers(cursor, stream, "reader", handled, unknown)
+            return survey_writers(
+                cursor, stream, "reader", handled, unknown, unknown, walk_at_most
+            )
 
 
 class SurveyWritersTests(RemovedWritersTestCase):
@@ -125,6 +128,17 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.set_sequence(8)
         self.assertEqual(self.survey({"old": 4}).greatest, {"old": 8, "older": 5})
 
+    def test_bounded_walk(self) -> None:
+        """Of unknown writers a walk finds those of the last ids; an index finds all."""
+        self.write_rows("older", 3)
+        self.write_rows("old", 8)
+        self.set_sequence(9)
+        self.assertEqual(self.survey({}, walk_at_most=4).greatest, {"old": 8})
+        self.index_by_writer()
+        self.assertEqual(
+            self.survey({}, walk_at_most=4).greatest, {"old": 8, "older": 3}
+        )
+
     def test_big_table(self) -> None:
         """Of a big table, only an index is walked."""
         self.sql(
@@ -140,7 +154,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
             with self.connection.cursor() as cursor:
                 explaining = ExplainingCursor(cursor, "WITH", "SELECT")
                 survey = survey_writers(
-                    explaining, stream, "reader", {"old": 900}, MANY - 100
+                    explaining, stream, "reader", {"old": 900}, MANY - 100, MANY - 100
                 )
             self.sql("DROP INDEX big")
             self.assertEqual(survey.greatest["old"], 999)
@@ -223,6 +237,26 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(self.find(), expected)
         self.handled.tokens.update(old=6, unheard=7)
         self.assertEqual(self.find(), {})
+
+    def test_idle_writer_costs_nothing(self) -> None:
+        """A declared writer that is far behind makes no later look walk again."""
+        self.write_rows("new", *range(2, 9))
+        self.set_sequence(9)
+        self.store(new=2)
+        self.handled.tokens = {"new": 2}
+        self.assertEqual(self.find(), {})
+        self.write_rows("old", 10)
+        self.set_sequence(10)
+        seen: list[object] = []
+        survey = removed_writers._walk
+
+        def walk(*args: Any) -> dict[str, int]:
+            seen.append(args[-1])
+            return survey(*args)
+
+        self.patch(removed_writers, "_walk", walk)
+        self.assertEqual(self.find(), {"old": RemovedWriter(10, is_deleted=True)})
+        self.assertEqual(seen, [9])
 
     def test_waits_for_open_transactions(self) -> None:
         """A commit that was under way when its writer was killed is not passed."""

@@ -349,7 +349,12 @@ class Process:
             )
         positions = HandledIds(name, self.name, handled, unknown, own)
         finder = RemovedWriterFinder(
-            self.database, self.host.clock, ids, self.name, positions
+            self.database,
+            self.host.clock,
+            ids,
+            self.name,
+            positions,
+            is_new=not saved,
         )
         self._not_saved.update((name, w) for w in WRITERS if w not in table.writers)
         if ids.writers:
