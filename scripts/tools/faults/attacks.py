@@ -12,10 +12,15 @@ from synapse_replication.demo.deployment import SERVER_NAME, WRITERS
 __all__ = [
     "attack_with_bodies",
     "attack_with_connections",
+    "attack_with_far_tokens",
     "attack_with_http",
     "attack_with_long_names",
     "attack_with_relay_storm",
+    "attack_with_undeclared_writer",
 ]
+
+#: A position that no stream reaches.
+FAR = 2**62
 
 #: How long each attack lasts at most, in s.
 LASTS = 4.0
@@ -50,6 +55,37 @@ def attack_with_bodies(deployment: FaultDeployment, chance: random.Random) -> No
     """Send forms of 5 MiB to every process, without a secret."""
     for name in deployment.processes:
         hostile.post_bodies(deployment.socket_of(name), 5 << 20, 4, LASTS)
+
+
+def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Announce positions far beyond the streams, in the names of their writers."""
+    lines = []
+    for writer in ("event_writer1", "event_writer2"):
+        lines += [
+            f"POSITION events {writer} {FAR} {FAR}".encode(),
+            f"POSITION events {writer} 0 {FAR}".encode(),
+            f"RDATA events {writer} {FAR} ".encode() + b'["ev",["$e","!r:x","t",null]]',
+        ]
+    _say(deployment, lines)
+
+
+def attack_with_undeclared_writer(
+    deployment: FaultDeployment, chance: random.Random
+) -> None:
+    """Announce positions as an instance that is no writer."""
+    _say(
+        deployment,
+        [
+            f"POSITION {stream} zz {FAR} {FAR}".encode()
+            for stream in ("events", "receipts")
+        ],
+    )
+
+
+def _say(deployment: FaultDeployment, lines: list[bytes]) -> None:
+    if deployment.redis is not None:
+        port = deployment.redis.port
+        hostile.publish(port, SERVER_NAME, lines * 20, LASTS)
 
 
 def attack_with_http(deployment: FaultDeployment, chance: random.Random) -> None:

@@ -13,9 +13,11 @@ import attrs
 from scripts.tools.faults.attacks import (
     attack_with_bodies,
     attack_with_connections,
+    attack_with_far_tokens,
     attack_with_http,
     attack_with_long_names,
     attack_with_relay_storm,
+    attack_with_undeclared_writer,
 )
 from scripts.tools.faults.deployment import (
     FaultDeployment,
@@ -240,6 +242,8 @@ SCENARIOS = {
         Scenario("tcp-rows-cut", _cut(Cut.REPLIES, CUT), TCP_PROXIED),
         Scenario("tcp-rows-cut-long", _cut(Cut.REPLIES, TCP_LONG), TCP_PROXIED),
         Scenario("tcp-pings-cut-long", _cut(Cut.PUBLISHES, TCP_LONG), TCP_PROXIED),
+        Scenario("hostile-far-token", attack_with_far_tokens),
+        Scenario("hostile-undeclared-writer", attack_with_undeclared_writer),
         Scenario("hostile-long-names", attack_with_long_names),
         Scenario("hostile-bodies", attack_with_bodies),
         Scenario("tcp-hostile-relay-storm", attack_with_relay_storm, TCP),
