@@ -13,7 +13,7 @@ from synapse_replication.dropin.substitution import Substitution
 __all__ = ["PARTS", "PROVEN_VERSIONS", "SUBSTITUTIONS"]
 
 #: The versions of matrix-synapse that all of this was shown to work with.
-PROVEN_VERSIONS: Final = ("1.153.0", "1.163.2")
+PROVEN_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 
 #: What can be chosen, with what it is.
 PARTS: Final = {
