@@ -24,6 +24,7 @@ from scripts.tools.faults.deployment import (
     Needs,
     SmallDiskPostgres,
 )
+from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.link_proxy import Cut
@@ -51,7 +52,8 @@ TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
 
 #: The writer whose tables are moved, and one that did not write them before.
 MOVED_WRITER = "event_writer1"
-SPARE_WRITER = "typing_writer"
+#: It holds no stream in memory, of which rows would be lost with it.
+SPARE_WRITER = MAIN_INSTANCE
 
 Fault = Callable[[FaultDeployment, random.Random], None]
 
@@ -138,8 +140,10 @@ def _change(deployment: FaultDeployment, *to: str, kill: bool) -> None:
     if deployment.proxy is not None:
         deployment.proxy.heal()
     deployment.move(MOVED_WRITER, *to)
-    for name in sorted(ended):
-        deployment.start_again(name)
+    started = [deployment.processes[name] for name in sorted(ended)]
+    for process in started:
+        process.start()
+    wait_until_ready(started)
 
 
 def _kill_redis(deployment: FaultDeployment, chance: random.Random) -> None:
