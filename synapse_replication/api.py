@@ -53,7 +53,7 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser,
 )
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     DiscardReason,
     ReplicationObserver,
@@ -149,8 +149,8 @@ __all__ = [
     "BackgroundRunner",
     "BaseReplicationStreamProtocol",
     "CancelTaskCommand",
-    "CatchUp",
     "CatchUpError",
+    "CatchUpEvent",
     "ClearUserSyncsCommand",
     "ClientReplicationStreamProtocol",
     "Clock",

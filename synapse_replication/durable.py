@@ -22,7 +22,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def rename_durably(old: Path, new: Path) -> None:
-    """Give a file that was synced another name in its folder, for good.
+    """Return a file that was synced another name in its folder, for good.
 
     :raises OSError: if it cannot be renamed.
     """

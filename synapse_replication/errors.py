@@ -228,24 +228,24 @@ class ConfigProblem:
     :ivar file: the file that it stands in, or where else it came from.
     :ivar key: the dotted path of the key, for instance ``redis.port``.
     :ivar problem: what is wrong.
-    :ivar mend: what to write instead.
+    :ivar hint: what to write instead.
     :ivar line: the line in the file, from 1, if the key stands there.
     """
 
-    __slots__ = ("file", "key", "line", "mend", "problem")
+    __slots__ = ("file", "hint", "key", "line", "problem")
 
     def __init__(
-        self, file: str, key: str, problem: str, mend: str, line: int | None = None
+        self, file: str, key: str, problem: str, hint: str, line: int | None = None
     ) -> None:
         self.file = file
         self.key = key
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
         self.line = line
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{where}: {self.key}: {self.problem}; {self.mend}"
+        return f"{where}: {self.key}: {self.problem}; {self.hint}"
 
     def __repr__(self) -> str:
         return f"<ConfigProblem {self}>"
@@ -276,11 +276,11 @@ class HttpCatchUpError(CatchUpError):
     """
 
     def __init__(
-        self, method: str, url: str, status: int | None, body: str, mend: str = ""
+        self, method: str, url: str, status: int | None, body: str, hint: str = ""
     ) -> None:
         what = f"answered {status}" if status is not None else "did not answer"
         super().__init__(
-            f"{method} {url} {what}: {excerpt(body)}" + (f"; {mend}" if mend else "")
+            f"{method} {url} {what}: {excerpt(body)}" + (f"; {hint}" if hint else "")
         )
         self.method = method
         self.url = url
@@ -348,7 +348,7 @@ class SequenceBehindError(StorageError):
     :ivar source: where the greater number comes from, for people.
     :ivar sequence_value: the last value of the sequence.
     :ivar value: the greater number (its distance from zero).
-    :ivar mend: the SQL statement that mends it; empty if the sequence is not to be
+    :ivar hint: the SQL statement that repairs it; empty if the sequence is not to be
         moved.
     """
 
@@ -361,14 +361,14 @@ class SequenceBehindError(StorageError):
         *,
         suspect: str = "",
     ) -> None:
-        self.mend = (
+        self.hint = (
             "" if suspect else f"SELECT setval('{sequence_name}', {value}, true);"
         )
         advice = (
             f"that is {value - sequence_value} further, too far to be an id of this "
             f"stream, so leave the sequence as it is: {suspect}"
             if suspect
-            else f"with all writers stopped, run: {self.mend}"
+            else f"with all writers stopped, run: {self.hint}"
         )
         super().__init__(
             f"sequence {sequence_name} stands at {sequence_value} but {source} holds "

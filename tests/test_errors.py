@@ -124,17 +124,17 @@ class MessageTests(SynchronousTestCase):
         self.assertEqual(str(silent), "GET http://x/y did not answer: timed out")
 
     def test_storage(self) -> None:
-        """A sequence that is behind is told with the SQL that mends it."""
+        """A sequence that is behind is told with the SQL that repairs it."""
         error = SequenceBehindError("events_stream_seq", "table events", 5, 9)
-        self.assertEqual(error.mend, "SELECT setval('events_stream_seq', 9, true);")
+        self.assertEqual(error.hint, "SELECT setval('events_stream_seq', 9, true);")
         for part in (
             "events_stream_seq stands at 5",
             "table events holds 9",
-            error.mend,
+            error.hint,
         ):
             self.assertIn(part, str(error))
         far = SequenceBehindError("seq", "table t", 5, 2**62, suspect="look at row 1")
-        self.assertEqual(far.mend, "")
+        self.assertEqual(far.hint, "")
         self.assertIn("leave the sequence as it is: look at row 1", str(far))
 
     def test_wait(self) -> None:

@@ -24,7 +24,7 @@ COMMON = {"instance", "job", "server_name"}
 
 
 def exposed() -> dict[str, set[str]]:
-    """Give the labels of each metric, by the name under which it is exposed."""
+    """Return the labels of each metric, by the name under which it is exposed."""
     return {
         metric.name + "_total" * (metric.kind is MetricKind.COUNTER): {
             *metric.labels,
@@ -52,8 +52,8 @@ def panel_targets() -> list[dict[str, Any]]:
 def run_promtool(*arguments: str) -> None:
     """Have promtool look at files of ``docs/monitoring``.
 
-    :raises SkipTest: there is no promtool.
-    :raises AssertionError: it finds something.
+    :raises SkipTest: if there is no promtool.
+    :raises AssertionError: if it finds something.
     """
     promtool = shutil.which("promtool")
     if promtool is None:

@@ -5,7 +5,7 @@ process that writes, and a reader in this process. The writer commits all rows o
 stream at once, or at a rate; the reader's host takes a while for each of them until the
 last was sent. A second stream goes on at its own pace: how long its rows take before and during
 the flood is measured, and so is this process's memory. At the end every row of the
-flood must have been handed on, once and in order.
+flood must have been delivered, once and in order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Report:
         last one had arrived.
     :ivar longest_queue: rows that waited at once.
     :ivar links_lost: how often Redis cut the reader off, since it was behind.
-    :ivar in_order: each row was handed on once, and in order.
+    :ivar in_order: each row was delivered once, and in order.
     :ivar steady_before: median and 99th percentile of the steady stream, alone.
     :ivar steady_during: the same while the flood came.
     :ivar memory_before: resident, before the flood.
@@ -258,7 +258,7 @@ async def run_flood(
     :param rows: of the flood.
     :param rate: rows a s; 0 for flat out.
     :param patience: s until the reader must be level.
-    :raises TimeoutError: it was not.
+    :raises TimeoutError: if it was not.
     """
     redis = PrivateRedis().start()
     host = FloodHost(reactor, "reader")

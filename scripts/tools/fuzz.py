@@ -110,7 +110,7 @@ def fuzz(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Give well-formed inputs, from which others are made."""
+    """Return well-formed inputs, from which others are made."""
     lines = _SEED_LINES.splitlines()
     found = [bytes([_LINES]) + line for line in (*lines, _SEED_LINES)]
     found += [

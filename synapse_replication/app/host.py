@@ -1,7 +1,4 @@
-"""A host for people who have no homeserver, and the shortest example of one.
-
-Spec, sections 1, 5 and 6; docs/plugging-in.rst.
-"""
+"""A host for people who have no homeserver, and the shortest example of one."""
 
 from __future__ import annotations
 
@@ -112,7 +109,7 @@ class StandaloneHost:
         return None if find is None else await find(stream_name)
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
-        """Give the JSON value of a typed row."""
+        """Return the JSON value of a typed row."""
         stream = self.streams.get_streams()[stream_name]
         return stream.description.codec.to_json(row)
 

@@ -22,8 +22,6 @@ A file is of one process. Start a worker with it by::
       row_sink:
         module: synapse_replication.app.journal.make_journal
         config: {path: /var/lib/my_reader.jsonl}
-
-Spec, sections 1 and 5.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class JournalSink:
 
     :param path: the file; made if it is missing.
     :param to_json: ``(stream_name, row) -> JSON value`` of a typed row.
-    :raises StorageError: a line in the middle of the file is no line of a
+    :raises StorageError: if a line in the middle of the file is no line of a
         journal.
     """
 
@@ -80,7 +78,7 @@ class JournalSink:
         return good_end
 
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
-        """Tell how far each ``(stream, writer)`` got in the file."""
+        """Return how far each ``(stream, writer)`` got in the file."""
         return dict(self._positions)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
@@ -92,7 +90,7 @@ class JournalSink:
     ) -> None:
         """Write the rows of one token.
 
-        :raises OSError: the file cannot be written, for instance as the disk is
+        :raises OSError: if the file cannot be written, for instance as the disk is
             full; nothing of the line is left in it then.
         """
         self._append(
@@ -103,12 +101,12 @@ class JournalSink:
         )
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Take note of a writer's position, if it moved."""
+        """Record a writer's position, if it moved."""
         if self._positions.get((stream_name, instance_name)) != token:
             self._append(stream_name, instance_name, token, [])
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Take note that what comes next is of this epoch, from its beginning."""
+        """Record that what comes next is of this epoch, from its beginning."""
         self._append(stream_name, instance_name, 0, [], epoch=epoch)
         self._epochs[stream_name, instance_name] = epoch
 
@@ -137,7 +135,7 @@ def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
     """Make the journal that ``row_sink`` asks for.
 
     :param config: ``path``: the file.
-    :raises StreamConfigurationError: the path is missing, or cannot be opened.
+    :raises StreamConfigurationError: if the path is missing, or cannot be opened.
     """
     path = config.get("path")
     if not isinstance(path, str):

@@ -21,13 +21,13 @@ def load_factory(
     """Import the function that a section names; what is returned wants the host.
 
     :param key: where the section stands, within our own.
-    :raises ConfigError: it cannot be imported, or is no function.
+    :raises ConfigError: if it cannot be imported, or is no function.
     """
     module_name, _, name = config.module.rpartition(".")
 
-    def problem(what: str, mend: str) -> ConfigError:
+    def problem(what: str, hint: str) -> ConfigError:
         return ConfigError(
-            [ConfigProblem(", ".join(files), f"{OWN_SECTION}.{key}.module", what, mend)]
+            [ConfigProblem(", ".join(files), f"{OWN_SECTION}.{key}.module", what, hint)]
         )
 
     try:
@@ -35,7 +35,7 @@ def load_factory(
     except ImportError as error:
         raise problem(
             f"{module_name} cannot be imported: {error}",
-            "install it where this process runs, or mend the name",
+            "install it where this process runs, or correct the name",
         ) from error
     factory = getattr(module, name, None)
     if not callable(factory):

@@ -2,7 +2,7 @@
 
 Over Redis: a subscription. Over direct TCP: a connection on which nothing is sent
 but NAME and PING. Both show each line as it came, before it is parsed, in the
-order of arrival. Spec, sections 3 and 4.
+order of arrival.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.rdata import ReceivedItem
 
 __all__ = [
-    "DirectTcpOnlooker",
     "Follower",
     "Output",
-    "RedisOnlooker",
+    "PassiveRedisLink",
+    "PassiveTcpLink",
     "make_links",
 ]
 
@@ -43,7 +43,7 @@ _CONNECT_TIMEOUT = 10.0
 _LONGEST_LINE = 64 * 1024
 
 
-class _Nobody:
+class _NullHandler:
     """A connection handler that does nothing with what it hears."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
@@ -76,7 +76,7 @@ class _TappedReader:
         return reply
 
 
-class RedisOnlooker:
+class PassiveRedisLink:
     """A subscription to both channels of a deployment."""
 
     def __init__(
@@ -103,7 +103,7 @@ class RedisOnlooker:
             name="redis",
             server_name=server_name,
             channels=["USER_IP"],
-            command_handler=_Nobody(),
+            command_handler=_NullHandler(),
             # It has no connection, and nothing is sent by it.
             sender=RedisSender(reactor, observer, "redis_out", _publish_nothing),
             reader_factory=lambda: _TappedReader(new_reader(), tap),
@@ -130,7 +130,7 @@ def _publish_nothing(lost: int) -> NoReturn:
 class _OnlookerProtocol(ClientReplicationStreamProtocol):
     """Says who it is and that it lives; nobody asks for anything."""
 
-    factory: DirectTcpOnlooker
+    factory: PassiveTcpLink
 
     _unfinished = b""
 
@@ -144,7 +144,7 @@ class _OnlookerProtocol(ClientReplicationStreamProtocol):
         super().dataReceived(data)
 
 
-class DirectTcpOnlooker(DirectTcpReplicationClientFactory):
+class PassiveTcpLink(DirectTcpReplicationClientFactory):
     """A connection to a main process, made again whenever it is lost."""
 
     protocol = _OnlookerProtocol
@@ -157,7 +157,7 @@ class DirectTcpOnlooker(DirectTcpReplicationClientFactory):
         tap: Tap,
         observer: ReplicationObserver,
     ) -> None:
-        super().__init__(client_name, server_name, clock, _Nobody(), observer)
+        super().__init__(client_name, server_name, clock, _NullHandler(), observer)
         self.tap = tap
 
 
@@ -220,11 +220,11 @@ class Output:
         self._gone = False
 
     def isatty(self) -> bool:
-        """Tell whether people read it."""
+        """Return whether people read it."""
         return self._out.isatty()
 
     def fileno(self) -> int:
-        """Give the file, to ask for the width of its terminal."""
+        """Return the file, to ask for the width of its terminal."""
         return self._out.fileno()
 
     def write(self, text: str) -> int:
@@ -262,16 +262,16 @@ def make_links(
     """Wire the links of who looks on: what starts them, and what stops them.
 
     :param name: who it is, for the server of direct TCP.
-    :raises ConfigError: the way to the deployment cannot be used.
+    :raises ConfigError: if the way to the deployment cannot be used.
     """
     if config.redis is not None:
-        link = RedisOnlooker(
+        link = PassiveRedisLink(
             reactor, redis_options(config.redis), config.server_name, tap, observer
         )
         return link.start, link.stop
     onlookers = [
         (
-            DirectTcpOnlooker(
+            PassiveTcpLink(
                 name, config.server_name, ReactorClock(reactor), tap, observer
             ),
             client_endpoint(reactor, description, config.files, config.tls),

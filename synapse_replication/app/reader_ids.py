@@ -3,7 +3,7 @@
 An id generator knows what was *committed* (``stream_positions``). A process that
 hands rows to a sink must know what was *handled*: rows that were committed while
 it was away are still to be fetched. So what others wrote is kept here; what this
-process writes is its id generator's. Spec, sections 5 and 7.
+process writes is its id generator's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from contextlib import AbstractAsyncContextManager
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.storage.postgres_stream import WriterIds
 
-__all__ = ["HandledIds"]
+__all__ = ["ReaderIds"]
 
 
-class HandledIds:
+class ReaderIds:
     """The ids of a stream, as
     :class:`~synapse_replication.storage.postgres_stream.PostgresStream` wants them.
 
@@ -48,14 +48,14 @@ class HandledIds:
         self._own = own
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Give an id; it is finished when the context is left.
+        """Return an id; it is finished when the context is left.
 
-        :raises StreamConfigurationError: this process does not write the stream.
+        :raises StreamConfigurationError: if this process does not write the stream.
         """
         return self._generator().get_next()
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Tell up to where a writer's rows were handled, or ours are finished."""
+        """Return up to where a writer's rows were handled, or ours are finished."""
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)
@@ -80,11 +80,11 @@ class HandledIds:
         return self._sign * self._unknown
 
     def get_minimal_local_current_token(self) -> int:
-        """Give the greatest finished id of ours that may be announced."""
+        """Return the greatest finished id of ours that may be announced."""
         return self._generator().get_minimal_local_current_token()
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Take note of how far another writer has got."""
+        """Record how far another writer has got."""
         self._handled[instance_name] = new_id
         if self._own is not None:
             self._own.advance(instance_name, new_id)

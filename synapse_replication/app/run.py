@@ -140,7 +140,7 @@ class _Process:
 
     def _up(self, _: None) -> None:
         # A thread that has its rows from the database waits no longer than this for a
-        # busy reactor; by default 5 ms, in which a page of catch-up is handed on.
+        # busy reactor; by default 5 ms, in which a page of catch-up is delivered.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # What the start made stays as long as the process: looking at it again in
         # every full collection would stop the process for no gain.

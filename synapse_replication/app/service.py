@@ -5,8 +5,6 @@ code, HTTP, links, sending. So whoever can ask us for rows finds all of them, an
 what is announced can be asked for. Stopping takes no more writes, sends and
 handles what is under way within :data:`DRAIN_TIMEOUT`, takes back this process's
 syncing users, and closes the links only after that was written.
-
-Spec, sections 3 to 6; docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -189,8 +187,8 @@ class ProcessService(Service):
         setup = StreamSetup(config, host, database, client, self._reactor)
         await setup.run(sink)
         if self._backlog is not None:
-            for name, (start, token) in setup.nothing_before.items():
-                self._backlog.of(name).pass_over(start, token)
+            for name, (start, token) in setup.empty_ranges.items():
+                self._backlog.of(name).skip_range(start, token)
         services = [service for make in factories.modules if (service := make(host))]
         handler, extension = self._make_handler(client)
         host.send.connect(handler)
@@ -377,7 +375,7 @@ class ProcessService(Service):
                 link.start()
             except (OSError, ValueError) as error:
                 raise self._config_error(
-                    "redis", str(error), "mend the file that it names"
+                    "redis", str(error), "correct the file that it names"
                 ) from error
             self._watch_buffers(link.buffers)
             self._stops.add("closing the Redis connections", link.stop)
@@ -425,9 +423,9 @@ class ProcessService(Service):
             ) from error
         self._stops.add(f"closing {description}", port.stopListening)
 
-    def _config_error(self, key: str, problem: str, mend: str) -> ConfigError:
+    def _config_error(self, key: str, problem: str, hint: str) -> ConfigError:
         return ConfigError(
-            [ConfigProblem(", ".join(self._config.files), key, problem, mend)]
+            [ConfigProblem(", ".join(self._config.files), key, problem, hint)]
         )
 
     def _start_service(self, service: Any) -> None:

@@ -114,7 +114,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(history: Sequence[int]) -> str:
-    """Give the points of a line in a box of 100 by 20; the highest one touches 1."""
+    """Return the points of a line in a box of 100 by 20; the highest one touches 1."""
     top = max(*history, 1)
     step = 100 / (len(history) - 1)
     return " ".join(

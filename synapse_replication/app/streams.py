@@ -12,8 +12,6 @@ Where a process starts, for a writer other than itself:
 
 A writer that was removed is where the sink says; the rest of its rows is fetched. To a
 sink that is new nothing of it is missing.
-
-Spec, sections 5, 7 and 9; cases C27, C40.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
-from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -79,7 +77,7 @@ class StreamSetup:
     :param database: ``None`` if the configuration needs none.
     :param client: asks writers for what they hold in memory.
     :param reactor: to come back from the database's threads.
-    :ivar nothing_before: of streams in the database that this process begins to write:
+    :ivar empty_ranges: of streams in the database that this process begins to write:
         it has no row above the first of these tokens, up to the second.
     """
 
@@ -96,7 +94,7 @@ class StreamSetup:
         self._host = host
         self._database = database
         self._client = client
-        self.nothing_before: dict[str, tuple[int, int]] = {}
+        self.empty_ranges: dict[str, tuple[int, int]] = {}
         self._saved: Positions = {}
         #: Of the streams in the database, by name; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
@@ -106,8 +104,8 @@ class StreamSetup:
     async def run(self, sink: RowSink) -> None:
         """Make the streams and tell the sink where they begin.
 
-        :raises SequenceBehindError: ids would be given out twice.
-        :raises StreamConfigurationError: a stream is declared twice.
+        :raises SequenceBehindError: if ids would be given out twice.
+        :raises StreamConfigurationError: if a stream is declared twice.
         :raises ConfigError: if the database's role may not do what is needed.
         """
         try:
@@ -134,7 +132,7 @@ class StreamSetup:
             self._host.streams.add(
                 stream, is_written_here=self._writes(stream.description.name)
             )
-            await self._look_before(stream)
+            await self._find_own_earlier_rows(stream)
             if saved_positions is not None:
                 await self._tell_beginning(stream, sink)
 
@@ -146,7 +144,7 @@ class StreamSetup:
         writers = dict.fromkeys(self._config.writers[name])
         return [writer for writer in writers if writer != me]
 
-    async def _look_before(self, stream: AdvancingStream) -> None:
+    async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
         """See whether this process has rows of a stream that it begins to write.
 
         Readers that hear of a new writer ask for its rows from where they are. If
@@ -162,7 +160,7 @@ class StreamSetup:
             start = max(0, token - LOOK_BACK)
             page = await stream.get_updates_since(me, start, token)
             if not page.updates and page.upto_token == token:
-                self.nothing_before[name] = start, token
+                self.empty_ranges[name] = start, token
 
     async def _tell_beginning(self, stream: AdvancingStream, sink: RowSink) -> None:
         name = stream.description.name
@@ -198,7 +196,7 @@ class StreamSetup:
 
     async def _make_ids(
         self, declared: StandardStream | TableStream
-    ) -> tuple[HandledIds, RemovedWriterFinder]:
+    ) -> tuple[ReaderIds, RemovedWriterFinder]:
         stream = self._id_stream(declared)
         ids = await self._ids(declared.name, stream)
         finder = RemovedWriterFinder(
@@ -214,7 +212,7 @@ class StreamSetup:
         return ids, finder
 
     async def _survey(
-        self, name: str, stream: IdStream, ids: HandledIds, finder: RemovedWriterFinder
+        self, name: str, stream: IdStream, ids: ReaderIds, finder: RemovedWriterFinder
     ) -> None:
         """Report the removed writers that are to be drained, and skip the others."""
         try:
@@ -240,7 +238,7 @@ class StreamSetup:
         return all(of != name for of, _ in self._saved)
 
     def _settle(
-        self, name: str, stream: IdStream, ids: HandledIds, writer: str, last_row: int
+        self, name: str, stream: IdStream, ids: ReaderIds, writer: str, last_row: int
     ) -> None:
         token = max(last_row, ids.get_handled().get(writer, ids.unknown))
         ids.advance(writer, stream.sign * token)
@@ -290,7 +288,7 @@ class StreamSetup:
             self._client.for_stream(name), self._host.clock, random.random
         )
 
-    async def _ids(self, name: str, stream: IdStream) -> HandledIds:
+    async def _ids(self, name: str, stream: IdStream) -> ReaderIds:
         own: WriterIds | None = None
         if self._writes(name):
             own = await self._generator(stream)
@@ -304,7 +302,7 @@ class StreamSetup:
             unknown = await self._get_database().transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
             )
-        return HandledIds(
+        return ReaderIds(
             name,
             self._config.instance_name,
             handled,

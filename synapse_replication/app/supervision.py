@@ -154,7 +154,7 @@ class SupervisedProcess:
         except (ConfigError, OSError) as error:
             self.log.error(
                 "The configuration was read again and has mistakes; the old one stays "
-                "in use. Mend it and reload:\n{error}",
+                "in use. Repair it and reload:\n{error}",
                 error=error,
             )
             self._process.configuration_reloaded(str(error), ())

@@ -86,7 +86,7 @@ def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
     """Open what ``NOTIFY_SOCKET`` names.
 
     :return: ``None`` if it is not set: nobody listens.
-    :raises SupervisorError: it is of a kind that is not known here.
+    :raises SupervisorError: if it is of a kind that is not known here.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -100,11 +100,11 @@ def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
 
 
 def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
-    """Tell how often systemd's watchdog is to be fed.
+    """Return how often systemd's watchdog is to be fed.
 
     :return: half of ``WATCHDOG_USEC``, in s; ``None`` if it is not set, or meant for
         another process (``WATCHDOG_PID``).
-    :raises SupervisorError: it is no time.
+    :raises SupervisorError: if it is no time.
     """
     text = environ.get("WATCHDOG_USEC", "")
     if not text or environ.get("WATCHDOG_PID", str(pid)) != str(pid):
@@ -159,7 +159,7 @@ class SystemdNotifier:
             self._feed()
 
     def up(self) -> None:
-        """Take note that the process has started; it may not be caught up yet."""
+        """Record that the process has started; it may not be caught up yet."""
         self._is_up = True
         self._look()
 

@@ -58,7 +58,7 @@ def exit_with_mistakes(error: ConfigError) -> NoReturn:
             "",
             f"  {where}: {click.style(problem.key, bold=True)}",
             f"    {problem.problem}",
-            f"    -> {problem.mend}",
+            f"    -> {problem.hint}",
         ]
     click.echo("\n".join(lines), err=True)
     sys.exit(EXIT_USAGE)
@@ -70,7 +70,7 @@ log_option = click.option(
 
 
 def get_reactor() -> Any:
-    """Give the process's reactor."""
+    """Return the process's reactor."""
     # The wiring: everything else is given the reactor.
     from twisted.internet import reactor  # noqa: TID251
 

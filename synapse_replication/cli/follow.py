@@ -2,7 +2,7 @@
 
 No I/O but writing to a stream: where lines come from is
 :mod:`synapse_replication.app.passive`. Access tokens of USER_IP are masked before
-anything else is done with a line. Spec, section 2.
+anything else is done with a line.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def make_follower(
     """Wire what follows a deployment.
 
     :param with_positions: print where each writer was seen last, at the end.
-    :raises ConfigError: the way to the deployment cannot be used.
+    :raises ConfigError: if the way to the deployment cannot be used.
     """
     out = out or sys.stdout
     gone = False

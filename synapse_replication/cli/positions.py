@@ -1,7 +1,7 @@
 """``synapse-replication positions show|check|repair``.
 
 Blocks, needs no reactor, and can be run beside a deployment; ``repair`` of a
-sequence wants all writers stopped. Spec, section 7.
+sequence wants all writers stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXIT_DISAGREES = 1
 
 
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
-    """Give the streams of a deployment that are kept in the database."""
+    """Return the streams of a deployment that are kept in the database."""
     streams = []
     for declared in config.streams:
         stream: StandardStream | TableStream = (
@@ -61,7 +61,7 @@ def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
 
 @click.group("positions")
 def positions() -> None:
-    """Compare sequences, tables and stored positions; mend them."""
+    """Compare sequences, tables and stored positions; repair them."""
 
 
 @positions.command("show")
@@ -77,7 +77,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
 @positions.command("check")
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
-    """Exit with 1 if anything disagrees, and print the SQL that mends it."""
+    """Exit with 1 if anything disagrees, and print the SQL that repairs it."""
     with open_database(config_paths) as (connection, config):
         report = examine(connection.cursor(), id_streams(config))
     _print_problems(report.problems)
@@ -138,7 +138,7 @@ def _move_beyond(
 def repair_command(
     config_paths: tuple[str, ...], dry_run: bool, seen: Mapping[str, int]
 ) -> None:
-    """Mend what disagrees, in one transaction. Stop all writers first."""
+    """Repair what disagrees, in one transaction. Stop all writers first."""
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if seen:
@@ -152,11 +152,11 @@ def repair_command(
             connection.commit()
     _print_problems(problems)
     if not problems:
-        click.echo("nothing to mend")
+        click.echo("nothing to repair")
     elif dry_run:
         click.echo("nothing was changed (--dry-run)")
     else:
-        click.echo(f"mended: {len(problems)}")
+        click.echo(f"repaired: {len(problems)}")
 
 
 def _print_table(report: Report) -> None:
@@ -185,5 +185,5 @@ def _print_problems(problems: Sequence[Problem]) -> None:
     for problem in problems:
         where = "" if problem.stream_name is None else f"{problem.stream_name}: "
         click.echo(f"{where}{problem.text}")
-        for statement in problem.mend:
+        for statement in problem.hint:
             click.echo(f"    {' '.join(statement.split())}")

@@ -53,7 +53,7 @@ def make_recorder(
 
     It ends with an error when the disk takes no more.
 
-    :raises ConfigError: the way to the deployment cannot be used.
+    :raises ConfigError: if the way to the deployment cannot be used.
     """
     failed = False
 

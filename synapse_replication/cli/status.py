@@ -63,7 +63,7 @@ class DeploymentStatus:
 
     @property
     def is_well(self) -> bool:
-        """Tell whether nobody needs to look."""
+        """Return whether nobody needs to look."""
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off
             for status in self.processes.values()

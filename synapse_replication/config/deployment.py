@@ -14,15 +14,15 @@ from pydantic import ValidationError
 
 from synapse_replication.config.files import (
     OWN_SECTION,
+    KeyPath,
     MergedFiles,
-    Path_,
     did_you_mean,
     read_files,
 )
 from synapse_replication.config.models import (
     SharedFile,
+    drop_invalid_sections,
     problems_of,
-    without_failed_parts,
 )
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.standard.registry import (
@@ -115,7 +115,7 @@ def read_shared(
         problems += problems_of(error, merged)
         # What else is wrong is reported in the same go: what failed is left out, so
         # that the rest can be checked.
-        return merged, without_failed_parts(merged, error)
+        return merged, drop_invalid_sections(merged, error)
 
 
 def failed_keys(problems: Sequence[ConfigProblem]) -> set[str]:
@@ -151,8 +151,8 @@ def read_database(
     :param is_needed: it is a mistake if there is none.
     """
 
-    def report(path: Path_, problem: str, mend: str) -> None:
-        problems.append(merged.problem(path, problem, mend))
+    def report(path: KeyPath, problem: str, hint: str) -> None:
+        problems.append(merged.problem(path, problem, hint))
 
     section = shared.database
     if section is None:
@@ -241,8 +241,8 @@ class _WriterChecks:
         self._problems = problems
         self._known = {MAIN_INSTANCE, *shared.instance_map} - {"main"}
 
-    def report(self, path: Path_, problem: str, mend: str) -> None:
-        self._problems.append(self._merged.problem(path, problem, mend))
+    def report(self, path: KeyPath, problem: str, hint: str) -> None:
+        self._problems.append(self._merged.problem(path, problem, hint))
 
     def configured(
         self, configured: Mapping[str, Sequence[str]], declared: set[str]
@@ -276,7 +276,7 @@ class _WriterChecks:
                 self.report(path, "may have one writer only", "name one instance")
             self.instances(path, names)
 
-    def instances(self, path: Path_, names: Sequence[str]) -> None:
+    def instances(self, path: KeyPath, names: Sequence[str]) -> None:
         """Check that instances are in ``instance_map``."""
         for index, name in enumerate(names):
             if name in self._known or "instance_map" in failed_keys(self._problems):

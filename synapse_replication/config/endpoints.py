@@ -71,7 +71,7 @@ def client_endpoint(
     """Make the endpoint that direct TCP connects to.
 
     :param tls: holds for ``tls:HOST:PORT``, which says nothing of TLS itself.
-    :raises ConfigError: the description is not one that Twisted reads, or a file
+    :raises ConfigError: if the description is not one that Twisted reads, or a file
         that it names cannot be read, or the server would not be verified.
     """
     kind, arguments, named = split_description(description)
@@ -96,7 +96,7 @@ def server_endpoint(
 ) -> IStreamServerEndpoint:
     """Make an endpoint that direct TCP is served on.
 
-    :raises ConfigError: the description is not one that Twisted reads, or a file
+    :raises ConfigError: if the description is not one that Twisted reads, or a file
         that it names cannot be read.
     """
     kind, arguments, named = split_description(description)
@@ -136,7 +136,7 @@ def _asking_for_certificates(
 def _bad_description(
     key: str, description: str, files: Sequence[str], error: Exception
 ) -> ConfigError:
-    mend = {
+    hint = {
         "connect": "write for instance tcp:HOST:PORT, tls:HOST:PORT or unix:PATH",
         "listen": "write for instance tcp:PORT, unix:PATH, or "
         "ssl:PORT:privateKey=FILE:certKey=FILE",
@@ -147,14 +147,14 @@ def _bad_description(
                 ", ".join(files),
                 f"{OWN_SECTION}.direct_tcp.{key}",
                 f"{description!r} is no endpoint that can be used: {error}",
-                mend[key],
+                hint[key],
             )
         ]
     )
 
 
 def listener_descriptions(listener: Listener) -> list[str]:
-    """Give the endpoint descriptions of a listener, one for each address."""
+    """Return the endpoint descriptions of a listener, one for each address."""
     if listener.path is not None:
         return [f"unix:{_quote(listener.path)}"]
     return [

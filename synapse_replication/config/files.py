@@ -5,8 +5,7 @@ of an earlier one. The one exception is our own section
 (:data:`OWN_SECTION`), where each of its keys wins by itself, so that a worker's
 file can add its sink to the streams that the shared file declares.
 
-Nothing here is logged: the files hold secrets. Spec, section 5 of the operator's
-keys; docs/operators-guide.rst.
+Nothing here is logged: the files hold secrets. See docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ OWN_SECTION = "synapse_replication"
 #: Values in a file at most: aliases of aliases make any number of a few lines.
 _MAX_VALUES = 100_000
 
-Path_: TypeAlias = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 """The way to a value: keys of mappings, and indices of lists from 0."""
 
 
 @attrs.frozen
-class Place:
+class SourceLocation:
     """Where a key stands.
 
     :ivar file: as it was given.
@@ -46,7 +45,7 @@ class Place:
     line: int
 
 
-def dotted(path: Path_) -> str:
+def dotted(path: KeyPath) -> str:
     """Write the way to a value as people read it: ``listeners[0].port``."""
     text = ""
     for step in path:
@@ -74,17 +73,17 @@ class MergedFiles:
 
     files: Sequence[str]
     values: Mapping[str, Any]
-    places: Mapping[Path_, Place]
+    places: Mapping[KeyPath, SourceLocation]
 
-    def problem(self, path: Path_, problem: str, mend: str) -> ConfigProblem:
+    def problem(self, path: KeyPath, problem: str, hint: str) -> ConfigProblem:
         """Say what is wrong with the value at ``path``, which may be missing."""
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length])
             if place is not None:
                 return ConfigProblem(
-                    place.file, dotted(path), problem, mend, place.line
+                    place.file, dotted(path), problem, hint, place.line
                 )
-        return ConfigProblem(", ".join(self.files), dotted(path), problem, mend)
+        return ConfigProblem(", ".join(self.files), dotted(path), problem, hint)
 
 
 def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFiles:
@@ -94,7 +93,7 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
     :param problems: gains what cannot be read.
     """
     values: dict[str, Any] = {}
-    places: dict[Path_, Place] = {}
+    places: dict[KeyPath, SourceLocation] = {}
     files = _expand(paths, problems)
     for file in files:
         found = _read(file, problems)
@@ -106,16 +105,18 @@ def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFil
             old = values.get(key)
             if key == OWN_SECTION and isinstance(value, dict) and isinstance(old, dict):
                 values[key] = {**old, **value}
-                gone: set[Path_] = {(key, inner) for inner in value}
+                gone: set[KeyPath] = {(key, inner) for inner in value}
             else:
                 values[key] = value
                 gone = {(key,)}
             places = {p: at for p, at in places.items() if not _below(p, gone)}
-            places.update((path, Place(file, line)) for path, line in mine.items())
+            places.update(
+                (path, SourceLocation(file, line)) for path, line in mine.items()
+            )
     return MergedFiles(tuple(files), values, places)
 
 
-def _below(path: Path_, roots: set[Path_]) -> bool:
+def _below(path: KeyPath, roots: set[KeyPath]) -> bool:
     return path[:1] in roots or path[:2] in roots
 
 
@@ -142,7 +143,7 @@ def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
 
 def _read(
     file: str, problems: list[ConfigProblem]
-) -> tuple[dict[str, Any], dict[Path_, int]] | None:
+) -> tuple[dict[str, Any], dict[KeyPath, int]] | None:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -156,7 +157,7 @@ def _read(
             )
         )
         return None
-    lines: dict[Path_, int] = {}
+    lines: dict[KeyPath, int] = {}
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -227,7 +228,7 @@ def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
     )
 
 
-def _note_lines(node: yaml.Node, path: Path_, lines: dict[Path_, int]) -> None:
+def _note_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
@@ -235,7 +236,7 @@ def _note_lines(node: yaml.Node, path: Path_, lines: dict[Path_, int]) -> None:
             _note_lines(value, here, lines)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            item: Path_ = (*path, index)
+            item: KeyPath = (*path, index)
             lines[item] = value.start_mark.line + 1
             _note_lines(value, item, lines)
 
@@ -243,7 +244,7 @@ def _note_lines(node: yaml.Node, path: Path_, lines: dict[Path_, int]) -> None:
 def read_secret(
     inline: str | None,
     path: str | None,
-    key: Path_,
+    key: KeyPath,
     merged: MergedFiles,
     problems: list[ConfigProblem],
 ) -> str | None:
@@ -251,7 +252,7 @@ def read_secret(
 
     White space around the content of the file is cut off.
     """
-    path_key: Path_ = (*key[:-1], f"{key[-1]}_path")
+    path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
     if path is None:
         return inline
     if inline is not None:

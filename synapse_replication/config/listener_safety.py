@@ -12,14 +12,14 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from synapse_replication.config.files import OWN_SECTION, Path_
+from synapse_replication.config.files import OWN_SECTION, KeyPath
 from synapse_replication.config.models import ListenerSection, SharedFile
 
 __all__ = [
     "is_for_this_machine",
     "is_guarded",
-    "open_to_strangers",
     "split_description",
+    "unprotected_listeners",
 ]
 
 _OR_ELSE = (
@@ -28,14 +28,14 @@ _OR_ELSE = (
 )
 
 
-def open_to_strangers(
+def unprotected_listeners(
     shared: SharedFile, key: str, has_secret: bool
-) -> Iterator[tuple[Path_, str, str]]:
+) -> Iterator[tuple[KeyPath, str, str]]:
     """Find the listeners that anybody may use.
 
     :param key: where this process's listeners stand.
     :param has_secret: HTTP requests must bear one.
-    :return: the path of each mistake, what is wrong, and the mend. None if the
+    :return: the path of each mistake, what is wrong, and the hint. None if the
         operator allows it.
     """
     own = shared.synapse_replication
@@ -73,7 +73,7 @@ def open_to_strangers(
 
 
 def is_for_this_machine(address: str) -> bool:
-    """Tell whether only processes of this machine can connect to an address."""
+    """Return whether only processes of this machine can connect to an address."""
     if address == "localhost":
         return True
     try:
@@ -83,7 +83,7 @@ def is_for_this_machine(address: str) -> bool:
 
 
 def is_guarded(description: str) -> bool:
-    """Tell whether strangers are kept out of an endpoint that has no secret.
+    """Return whether strangers are kept out of an endpoint that has no secret.
 
     :param description: of a server endpoint, as Twisted reads it. TLS guards it if
         clients need a certificate. Of other kinds than TCP and TLS, for instance

@@ -1,6 +1,6 @@
 """The shape of the keys that operators know, section by section.
 
-Sections of Synapse's pass over keys that we do not know: a real homeserver.yaml
+Sections of Synapse's skip keys that we do not know: a real homeserver.yaml
 has hundreds. Our own section does not: there, an unknown key is a mistake.
 
 What a single section cannot tell (another section, a file, which process this
@@ -26,8 +26,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from synapse_replication.config.files import (
     OWN_SECTION,
+    KeyPath,
     MergedFiles,
-    Path_,
     did_you_mean,
 )
 from synapse_replication.errors import ConfigProblem, StreamConfigurationError
@@ -49,21 +49,21 @@ __all__ = [
     "SharedFile",
     "TlsSection",
     "TracingSection",
+    "drop_invalid_sections",
     "problems_of",
-    "without_failed_parts",
 ]
 
-#: The resources of an http listener that we serve; others are passed over.
+#: The resources of an http listener that we serve; others are skipped.
 OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-def mistake(problem: str, mend: str) -> PydanticCustomError:
-    """Make the error of a validator, which carries its mend."""
+def invalid(problem: str, hint: str) -> PydanticCustomError:
+    """Make the error of a validator, which carries its hint."""
     return PydanticCustomError(
-        "mistake", "{problem}", {"problem": problem, "mend": mend}
+        "invalid", "{problem}", {"problem": problem, "hint": hint}
     )
 
 
@@ -133,7 +133,7 @@ class RedisSection(_Section):
     @model_validator(mode="after")
     def _check_pairs(self) -> RedisSection:
         if (self.certificate_file is None) != (self.private_key_file is None):
-            raise mistake(
+            raise invalid(
                 "a client certificate needs its private key",
                 "write both certificate_file and private_key_file, or neither",
             )
@@ -151,12 +151,12 @@ class InstanceSection(_Section):
     @model_validator(mode="after")
     def _check_place(self) -> InstanceSection:
         if self.path is None and (self.host is None or self.port is None):
-            raise mistake(
+            raise invalid(
                 "it does not say where the process listens",
                 "write host and port, or path (of a Unix socket)",
             )
         if self.path is not None and (self.host or self.port):
-            raise mistake(
+            raise invalid(
                 "it names a socket's path and a host too",
                 "keep path, or host and port",
             )
@@ -173,7 +173,7 @@ class ResourceSection(_Section):
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
-                raise mistake(f"{name!r} is no resource", f"did you mean {meant!r}?")
+                raise invalid(f"{name!r} is no resource", f"did you mean {meant!r}?")
         return self
 
 
@@ -194,14 +194,14 @@ class ListenerSection(_Section):
     def _check_listener(self) -> ListenerSection:
         if self.type not in LISTENER_TYPES:
             meant = did_you_mean(self.type, LISTENER_TYPES)
-            raise mistake(
+            raise invalid(
                 f"{self.type!r} is no type of listener",
                 f"did you mean {meant!r}?"
                 if meant
                 else f"write one of {', '.join(LISTENER_TYPES)}",
             )
         if (self.port is None) == (self.path is None):
-            raise mistake(
+            raise invalid(
                 "a listener has a port or a path, one of the two",
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
@@ -284,7 +284,7 @@ class TlsSection(_OwnSection):
     @model_validator(mode="after")
     def _check_pairs(self) -> TlsSection:
         if (self.certificate_file is None) != (self.private_key_file is None):
-            raise mistake(
+            raise invalid(
                 "a certificate needs its private key",
                 "write both certificate_file and private_key_file, or neither",
             )
@@ -326,7 +326,7 @@ def _to_stream(value: Any) -> Any:
     if isinstance(value, (TableStream, str)):
         if isinstance(value, str) and value not in STANDARD_STREAMS:
             meant = did_you_mean(value, STANDARD_STREAMS)
-            raise mistake(
+            raise invalid(
                 f"{value!r} is no standard stream",
                 f"did you mean {meant!r}?"
                 if meant
@@ -335,7 +335,7 @@ def _to_stream(value: Any) -> Any:
             )
         return value
     if not isinstance(value, dict):
-        raise mistake(
+        raise invalid(
             "a stream is declared by a mapping, or by the name of a standard one",
             "write name, table, id_column, columns, sequence and writers",
         )
@@ -347,7 +347,7 @@ def _to_stream(value: Any) -> Any:
     for key in value:
         if key not in fields:
             meant = did_you_mean(str(key), fields)
-            raise mistake(
+            raise invalid(
                 f"{key!r} is no key of a stream",
                 f"did you mean {meant!r}?"
                 if meant
@@ -359,12 +359,12 @@ def _to_stream(value: Any) -> Any:
         if field.default is attrs.NOTHING and name not in value
     ]
     if missing:
-        raise mistake(f"{', '.join(missing)} missing", "add it to the declaration")
+        raise invalid(f"{', '.join(missing)} missing", "add it to the declaration")
     try:
         return TableStream(**value)
     except StreamConfigurationError as error:
-        problem, _, mend = str(error).rpartition("; ")
-        raise mistake(problem or str(error), mend or "see the documentation") from None
+        problem, _, hint = str(error).rpartition("; ")
+        raise invalid(problem or str(error), hint or "see the documentation") from None
 
 
 StreamEntry = Annotated[Any, BeforeValidator(_to_stream)]
@@ -482,30 +482,30 @@ _MENDS_OF_KEYS: dict[str, str] = {
 
 
 def problems_of(error: ValidationError, merged: MergedFiles) -> list[ConfigProblem]:
-    """Say what pydantic found as mistakes with file, key and mend."""
+    """Say what pydantic found as mistakes with file, key and hint."""
     return [_problem_of(details, merged) for details in error.errors()]
 
 
 def _problem_of(details: ErrorDetails, merged: MergedFiles) -> ConfigProblem:
-    path: Path_ = details["loc"]
+    path: KeyPath = details["loc"]
     kind = details["type"]
     context = details.get("ctx", {})
-    if kind == "mistake":
-        return merged.problem(path, str(context["problem"]), str(context["mend"]))
+    if kind == "invalid":
+        return merged.problem(path, str(context["problem"]), str(context["hint"]))
     if kind == "extra_forbidden":
         known = _known_keys(path[:-1])
         meant = did_you_mean(str(path[-1]), known)
-        mend = (
+        hint = (
             f"did you mean {meant!r}?" if meant else f"write one of {', '.join(known)}"
         )
-        return merged.problem(path, "there is no such key", mend)
-    general = next((mend for start, mend in _MENDS if kind.startswith(start)), None)
-    mend = _MENDS_OF_KEYS.get(str(path[-1])) or general or "see the documentation"
+        return merged.problem(path, "there is no such key", hint)
+    general = next((hint for start, hint in _MENDS if kind.startswith(start)), None)
+    hint = _MENDS_OF_KEYS.get(str(path[-1])) or general or "see the documentation"
     problem = "is missing" if kind == "missing" else details["msg"]
-    return merged.problem(path, problem[:1].lower() + problem[1:], mend)
+    return merged.problem(path, problem[:1].lower() + problem[1:], hint)
 
 
-def _known_keys(path: Path_) -> list[str]:
+def _known_keys(path: KeyPath) -> list[str]:
     sections: dict[str, type[BaseModel]] = {
         OWN_SECTION: OwnSection,
         "direct_tcp": DirectTcpSection,
@@ -522,7 +522,7 @@ def _known_keys(path: Path_) -> list[str]:
     return sorted(sections[name].model_fields)
 
 
-def without_failed_parts(
+def drop_invalid_sections(
     merged: MergedFiles, error: ValidationError
 ) -> SharedFile | None:
     """Validate what is left of the files without the parts that failed.
@@ -542,7 +542,7 @@ def without_failed_parts(
     return None
 
 
-def _leave_out(values: dict[str, Any], path: Path_) -> None:
+def _leave_out(values: dict[str, Any], path: KeyPath) -> None:
     """Take the part at ``path`` out of its mapping; of a list, all of it."""
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
         # Who may write depends on the streams that are declared there.

@@ -2,7 +2,7 @@
 
 :func:`load_config` reads the files that operators of Synapse have and gives a
 :class:`ProcessConfig`, or raises one :class:`~synapse_replication.errors.ConfigError`
-with every mistake that it found: file, key and mend. docs/operators-guide.rst.
+with every mistake that it found: file, key and hint. docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from synapse_replication.config.deployment import (
 )
 from synapse_replication.config.files import (
     OWN_SECTION,
+    KeyPath,
     MergedFiles,
-    Path_,
     read_secret,
 )
-from synapse_replication.config.listener_safety import open_to_strangers
+from synapse_replication.config.listener_safety import unprotected_listeners
 from synapse_replication.config.models import (
     FactorySection,
     ListenerSection,
@@ -199,7 +199,7 @@ class ProcessConfig:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is the main process."""
+        """Return whether this is the main process."""
         return self.instance_name == MAIN_INSTANCE
 
 
@@ -209,7 +209,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     :param paths: YAML files or folders of them; later ones win.
     :param purpose: what the process is to be; ``None`` to tell from
         ``worker_name``.
-    :raises ConfigError: there are mistakes; it holds all of them.
+    :raises ConfigError: if there are mistakes; it holds all of them.
     """
     problems: list[ConfigProblem] = []
     merged, shared = read_shared(paths, problems)
@@ -239,7 +239,7 @@ class _Checks:
         self._purpose = purpose
         self._is_worker = purpose is Purpose.WORKER
         #: Where our listeners are told to speak TLS.
-        self._tls_listeners: list[Path_] = []
+        self._tls_listeners: list[KeyPath] = []
 
     def run(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
@@ -305,8 +305,10 @@ class _Checks:
             key = "worker_listeners" if self._is_worker else "listeners"
             has_secret = bool(config.replication_secret)
             if self._purpose is not Purpose.FOLLOW:
-                for path, problem, mend in open_to_strangers(shared, key, has_secret):
-                    self._problem(path, problem, mend)
+                for path, problem, hint in unprotected_listeners(
+                    shared, key, has_secret
+                ):
+                    self._problem(path, problem, hint)
         if self._is_worker:
             self._check_rows_can_be_asked_for(config)
         self._check_sanity(config)
@@ -322,11 +324,11 @@ class _Checks:
         if why := why_no_secret(config.replication_secret):
             secret = ("worker_replication_secret",)
             findings.append((secret, why, "write a long random one, as pwgen -s 32"))
-        for path, problem, mend in findings:
-            self._problem(path, problem, mend)
+        for path, problem, hint in findings:
+            self._problem(path, problem, hint)
 
-    def _problem(self, path: Path_, problem: str, mend: str) -> None:
-        self._problems.append(self._merged.problem(path, problem, mend))
+    def _problem(self, path: KeyPath, problem: str, hint: str) -> None:
+        self._problems.append(self._merged.problem(path, problem, hint))
 
     # -- who ----------------------------------------------------------------------
 

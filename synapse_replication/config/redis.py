@@ -69,8 +69,8 @@ def read_redis(
     :return: ``None`` if Redis is not enabled.
     """
 
-    def problem(key: str, text: str, mend: str) -> None:
-        problems.append(merged.problem(("redis", *key.split(".")), text, mend))
+    def problem(key: str, text: str, hint: str) -> None:
+        problems.append(merged.problem(("redis", *key.split(".")), text, hint))
 
     password = read_secret(
         section.password.get_secret_value() if section.password else None,

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from synapse_replication.config.files import (
     OWN_SECTION,
+    KeyPath,
     MergedFiles,
-    Path_,
     did_you_mean,
 )
 from synapse_replication.config.listener_safety import split_description
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 #: What is wrong at a path, and what to do.
-Finding = tuple[Path_, str, str]
+Finding = tuple[KeyPath, str, str]
 
 #: Characters of a replication secret: fewer are guessed.
 MIN_SECRET: Final = 4
@@ -52,7 +52,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 
     Others are Synapse's own, or those of a later version: they are left alone.
     """
-    sections: list[tuple[Path_, Any, type[BaseModel]]] = [
+    sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
         (("redis",), values.get("redis"), RedisSection),
         (("database",), values.get("database"), DatabaseSection),
     ]
@@ -76,8 +76,8 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         for key in section:
             meant = did_you_mean(str(key), known - set(section))
             if key not in known | _OTHER_KEYS and meant is not None:
-                mend = f"did you mean {meant!r}?"
-                yield (*path, str(key)), "there is no such key", mend
+                hint = f"did you mean {meant!r}?"
+                yield (*path, str(key)), "there is no such key", hint
 
 
 def clashing_listeners(
@@ -88,7 +88,7 @@ def clashing_listeners(
     :param key: under which the sections stand.
     :param descriptions: of ``direct_tcp.listen``.
     """
-    wanted: list[tuple[Path_, str | int, list[str]]] = []
+    wanted: list[tuple[KeyPath, str | int, list[str]]] = []
     for index, section in enumerate(sections):
         place = section.path if section.path is not None else section.port
         if place is not None:
@@ -99,7 +99,7 @@ def clashing_listeners(
         kind, arguments, named = split_description(description)
         port = named.get("port") or (arguments[0] if arguments else "")
         if kind in ("tcp", "tcp6", "ssl") and port.isascii() and port.isdigit():
-            path: Path_ = (OWN_SECTION, "direct_tcp", "listen", index)
+            path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
             wanted.append((path, int(port), [named.get("interface", "0.0.0.0")]))
     for index, (path, place, addresses) in enumerate(wanted):
         for _, other, others in wanted[:index]:
@@ -148,7 +148,7 @@ def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:
             )
 
 
-def _secret_files(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
+def _secret_files(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             is_secret = str(key) in (

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.config.files import OWN_SECTION, MergedFiles, Path_
+from synapse_replication.config.files import OWN_SECTION, KeyPath, MergedFiles
 from synapse_replication.config.models import SharedFile
 from synapse_replication.errors import ConfigProblem
 from synapse_replication.transport.tls import client_context, server_context
@@ -42,8 +42,8 @@ class TlsConfig:
     def for_connecting(self, hostname: str) -> Any:
         """Make what connects to a process and verifies it. Files are read anew.
 
-        :raises OSError: a file cannot be read.
-        :raises ValueError: a file does not hold what it should.
+        :raises OSError: if a file cannot be read.
+        :raises ValueError: if a file does not hold what it should.
         """
         return client_context(
             hostname,
@@ -55,8 +55,8 @@ class TlsConfig:
     def for_listening(self) -> Any:
         """Make what serves over TLS.
 
-        :raises OSError: a file cannot be read.
-        :raises ValueError: a file does not hold what it should, or there is none.
+        :raises OSError: if a file cannot be read.
+        :raises ValueError: if a file does not hold what it should, or there is none.
         """
         if self.listener_certificate_file is None:
             raise ValueError("there is no certificate")
@@ -71,7 +71,7 @@ def read_tls(
     shared: SharedFile,
     merged: MergedFiles,
     problems: list[ConfigProblem],
-    listeners: Sequence[Path_],
+    listeners: Sequence[KeyPath],
 ) -> TlsConfig:
     """Put the files together, and see whether they can be used.
 

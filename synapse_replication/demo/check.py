@@ -29,7 +29,7 @@ class Entry:
 def read_entries(path: Path) -> list[Entry]:
     """Read a journal, or what a writer noted down.
 
-    A last line that is not finished is passed over, and so is what holds no rows.
+    A last line that is not finished is skipped, and so is what holds no rows.
     """
     entries = []
     with path.open("rb") as file:
@@ -72,14 +72,14 @@ class Tally:
 
     @property
     def is_level(self) -> bool:
-        """Tell whether the reader got to the writer's last row."""
+        """Return whether the reader got to the writer's last row."""
         return self.final_position is not None and (
             self.final_position >= self.last_token
         )
 
     @property
     def is_good(self) -> bool:
-        """Tell whether every row came once, in order, and the reader is level."""
+        """Return whether every row came once, in order, and the reader is level."""
         faults = self.missing + self.duplicated + self.out_of_order
         return not faults and self.is_level
 

@@ -125,7 +125,7 @@ class Deployment:
         return read_entries(self.journal_of(reader))
 
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
-        """Give token and row of all that a writer wrote, from its source."""
+        """Return token and row of all that a writer wrote, from its source."""
         if stream.in_memory:
             return [
                 (entry.token, row)

@@ -113,7 +113,7 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
 
 
 def positions_agree(tallies: Sequence[Tally]) -> bool:
-    """Tell whether all readers ended at the same positions, and at the writers'.
+    """Return whether all readers ended at the same positions, and at the writers'.
 
     The writers of a stream take their ids from one sequence, so each of them ends
     by announcing its last id, whoever wrote that.

@@ -71,7 +71,7 @@ class ReplicationProcess:
     def check(self) -> None:
         """See that it runs.
 
-        :raises ServerStartError: it was started and has ended; with the end of its
+        :raises ServerStartError: if it was started and has ended; with the end of its
             log.
         """
         if self._process is not None and self._process.poll() is not None:
@@ -128,7 +128,7 @@ class ReplicationProcess:
             return process.wait()
 
     def log_tail(self) -> str:
-        """Give the last lines of its log."""
+        """Return the last lines of its log."""
         lines = self._log_file.read_text("utf-8", "replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
 
@@ -136,7 +136,7 @@ class ReplicationProcess:
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
     """Wait for processes that were started.
 
-    :raises ServerStartError: one ended, or did not come up in time.
+    :raises ServerStartError: if one ended, or did not come up in time.
     """
     deadline = time.monotonic() + START_TIMEOUT
     for process in processes:

@@ -59,7 +59,7 @@ class Tail:
     def read_on(self) -> None:
         """Read what was added.
 
-        :raises DemoError: the writer notes that it failed.
+        :raises DemoError: if the writer notes that it failed.
         """
         if not self._path.exists():
             return
@@ -106,7 +106,7 @@ class _Course:
     def write_everything(self, faults: list[_Fault]) -> None:
         """Let the writers write, and cause the faults on the way.
 
-        :raises DemoError: they write no more, and have not finished.
+        :raises DemoError: if they write no more, and have not finished.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
@@ -137,7 +137,7 @@ class _Course:
         return False
 
     def _is_level(self) -> bool:
-        """Tell whether each reader knows of each writer that nothing is to come.
+        """Return whether each reader knows of each writer that nothing is to come.
 
         All writers of a stream take their ids from one sequence, so in the end all
         announce its last one.
@@ -172,7 +172,7 @@ def run_demo(
     """Carry it out.
 
     :param total: rows that will be written.
-    :raises ReplicationError: something did not start, or ended too early.
+    :raises ReplicationError: if something did not start, or ended too early.
     """
     screen.say("Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis))
     deployment.start_servers()

@@ -40,7 +40,7 @@ class DemoStream:
 
     @property
     def in_memory(self) -> bool:
-        """Tell whether its rows are in no table."""
+        """Return whether its rows are in no table."""
         return not self.columns
 
     @property
@@ -109,7 +109,7 @@ class Write:
 def read_script(path: Path, rows: int) -> Iterator[Write]:
     """Make the script of a recording; see :func:`make_script`.
 
-    :raises RecordingError: a line of the file is not one of a recording.
+    :raises RecordingError: if a line of the file is not one of a recording.
     """
     return make_script(_lines(path), rows)
 
@@ -128,7 +128,7 @@ def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
 
     :param lines: commands, as they came over the wire.
     :param rows: how many rows at least; the last batch is not cut.
-    :raises ValueError: the recording has no rows of our streams.
+    :raises ValueError: if the recording has no rows of our streams.
     """
     writes = list(_writes(lines))
     if not writes:

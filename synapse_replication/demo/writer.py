@@ -96,7 +96,7 @@ class ScriptWriter(Service):
             await self.write(write, log)
 
     def goes_on(self) -> bool:
-        """Tell whether more is to be written."""
+        """Return whether more is to be written."""
         return bool(self.running)
 
     async def write(self, write: Write, log: TextIO) -> None:

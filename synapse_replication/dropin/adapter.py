@@ -115,7 +115,7 @@ class HostRows:
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Take note that a writer has nothing more up to ``token``.
+        """Record that a writer has nothing more up to ``token``.
 
         If it began again, its source is asked first, as the host does even where
         there can be no rows: who is told then knows that the writer is there.
@@ -154,7 +154,7 @@ class HostCommands:
     """The parts of the host that commands without rows are for.
 
     Which of them a process has depends on what it is configured to do; a command
-    for a part that it does not have is passed over, as it is for another process.
+    for a part that it does not have is skipped, as it is for another process.
     """
 
     def __init__(self, hs: Any) -> None:
@@ -172,7 +172,7 @@ class HostCommands:
         return self._is_main or self._runs_background_tasks
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Give the users who sync with this process."""
+        """Return the users who sync with this process."""
         now = self._hs.get_clock().time_msec()
         presence = self._hs.get_presence_handler()
         for (

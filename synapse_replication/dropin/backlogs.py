@@ -109,7 +109,7 @@ def _make_resource(hs: Any) -> ReplicationResource | None:
 def make_backlog(hs: Any) -> Backlog | None:
     """Make the backlog of a homeserver, if others can ask this process for it.
 
-    :raises StreamConfigurationError: a variable with a bound is no whole number.
+    :raises StreamConfigurationError: if a variable with a bound is no whole number.
     """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
@@ -135,14 +135,14 @@ def _bound(variable: str, default: int) -> int:
 
 
 def _is_in_use() -> bool:
-    """Tell whether the extension is spoken, and the host's resource is extended."""
+    """Return whether the extension is spoken, and the host's resource is extended."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
     return is_turned_on() and getattr(resource, "answers_for_backlog", False)
 
 
 def _serves_replication(hs: Any) -> bool:
-    """Tell whether a listener of this process has the resource ``replication``."""
+    """Return whether a listener of this process has the resource ``replication``."""
     is_main = hs.get_instance_name() == MAIN_INSTANCE
     # A worker's configuration has the main process's listeners, too.
     config = hs.config
@@ -220,7 +220,7 @@ class _Writers:
 
 
 def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
-    """Give the places of a host's ``instance_map``, by the names on the wire."""
+    """Return the places of a host's ``instance_map``, by the names on the wire."""
     return {
         MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
             getattr(place, "host", None),

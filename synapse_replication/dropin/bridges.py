@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def installed(module: str, name: str) -> Any:
-    """Give what stands under a name of the host now: ours, if it was replaced."""
+    """Return what stands under a name of the host now: ours, if it was replaced."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
 
 
@@ -161,7 +161,7 @@ def as_connection_handler(
     run_as_background_process: Callable[..., Awaitable[Any]],
     observer: ReplicationObserver,
 ) -> ConnectionHandler:
-    """Give a handler that takes what our connections say."""
+    """Return a handler that takes what our connections say."""
     if isinstance(handler, ReplicationCommandHandler):
         return handler
     return ForeignHandler(handler, run_as_background_process, observer)

@@ -29,7 +29,7 @@ ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 
 
 def is_turned_on() -> bool:
-    """Tell whether the extension is spoken in this process."""
+    """Return whether the extension is spoken in this process."""
     return os.environ.get(ENVIRONMENT, "true") != "false"
 
 
@@ -53,6 +53,6 @@ def make_extension(
 
 
 def extension_of(handler: Any) -> ReplicationExtension | None:
-    """Give the extension of a command handler, which may be a stock one."""
+    """Return the extension of a command handler, which may be a stock one."""
     extension = getattr(handler, "extension", None)
     return extension if isinstance(extension, ReplicationExtension) else None

@@ -37,7 +37,7 @@ class ExternalCache:
         )
 
     def is_enabled(self) -> bool:
-        """Tell whether there is a Redis."""
+        """Return whether there is a Redis."""
         return self._cache.is_enabled()
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
@@ -50,7 +50,7 @@ class ExternalCache:
             logger.warning("Cannot set a value of the external cache: %s", error)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
-        """Give a value, or ``None`` if there is none."""
+        """Return a value, or ``None`` if there is none."""
         try:
             return await _in_sentinel_context(self._cache.get(cache_name, key))
         except txredisapi.RedisError as error:

@@ -162,14 +162,14 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     # -- for the host -------------------------------------------------------------
 
     def get_streams(self) -> Mapping[str, Any]:
-        """Give the host's own stream objects, by name."""
+        """Return the host's own stream objects, by name."""
         return {
             name: stream.original
             for name, stream in self.host.streams.get_streams().items()
         }
 
     def get_streams_to_replicate(self) -> Sequence[Any]:
-        """Give the host's own objects of the streams that this process writes."""
+        """Return the host's own objects of the streams that this process writes."""
         return [
             stream.original for stream in self.host.streams.get_streams_to_replicate()
         ]

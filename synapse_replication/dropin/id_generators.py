@@ -80,7 +80,7 @@ class HostDatabase:
 
 
 def is_postgres(engine: Any) -> bool:
-    """Tell whether it is PostgreSQL that the host talks to."""
+    """Return whether it is PostgreSQL that the host talks to."""
     engines = importlib.import_module("synapse.storage.engines")
     return isinstance(engine, engines.PostgresEngine)
 
@@ -103,7 +103,7 @@ class _SqliteCursor:
 
 
 class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
-    """Gives out a stream's ids and knows what is complete.
+    """Returns out a stream's ids and knows what is complete.
 
     :param db_conn: an open connection, used while this is made.
     :param db: the host's pool.
@@ -187,7 +187,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             generators[instance_name, sequence_name] = self
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Take note that a writer has nothing open up to ``new_id``."""
+        """Record that a writer has nothing open up to ``new_id``."""
         super().advance(instance_name, new_id)
         self._report_position()
 
@@ -211,7 +211,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:
-        """Tell how far ids were given out."""
+        """Return how far ids were given out."""
         if self._is_postgres:
             return await super().get_max_allocated_token()
         return self.get_current_token()

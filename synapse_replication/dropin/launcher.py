@@ -43,7 +43,7 @@ def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, 
 
     :param only: the parts; all if empty.
     :param excepted: the parts to leave as they are.
-    :raises SubstitutionError: there is no such part, or none is left.
+    :raises SubstitutionError: if there is no such part, or none is left.
     """
     only, excepted = set(only), set(excepted)
     if unknown := sorted((only | excepted) - set(PARTS)):
@@ -56,7 +56,7 @@ def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, 
 
 
 def installed_version() -> str | None:
-    """Give the version of Synapse that is installed here, if one is."""
+    """Return the version of Synapse that is installed here, if one is."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:

@@ -84,7 +84,7 @@ def watch_backlog(hs: Any, backlog: Backlog) -> None:
 
 @functools.cache
 def host_metrics() -> ReplicationMetrics:
-    """Give the metrics of this process, in the host's registry."""
+    """Return the metrics of this process, in the host's registry."""
     found: dict[str, Any] = {}
     for module in _MODULES:
         found |= adopt_metrics(vars(importlib.import_module(module)), REGISTRY)

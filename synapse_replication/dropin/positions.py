@@ -25,13 +25,13 @@ class HostPositions(WriterPositions):
     _first_is_taken = False
 
     def is_usable(self, fetch: int, id_: int) -> bool:
-        """Tell whether an id that was given may be used."""
+        """Return whether an id that was given may be used."""
         if id_ != FIRST_POSITION or self._first_is_taken:
             return super().is_usable(fetch, id_)
         return self._fetches[fetch] <= FIRST_POSITION and id_ not in self._in_flight
 
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
-        """Take note of which ids a fetch brought, or that it failed (none)."""
+        """Record which ids a fetch brought, or that it failed (none)."""
         super().end_fetch(fetch, ids)
         self._first_is_taken = self._first_is_taken or FIRST_POSITION in ids
 

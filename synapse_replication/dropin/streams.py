@@ -46,7 +46,7 @@ class HostRowCodec(RowCodec[Any]):
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that came together.
 
-        :raises RowDecodeError: one of them is no row of this stream.
+        :raises RowDecodeError: if one of them is no row of this stream.
         """
         rows = []
         for index, text in enumerate(texts):
@@ -60,7 +60,7 @@ class HostRowCodec(RowCodec[Any]):
     def from_json(self, value: Any) -> Any:
         """Make a row of a JSON value.
 
-        :raises RowDecodeError: it is no row of this stream.
+        :raises RowDecodeError: if it is no row of this stream.
         """
         try:
             return self._parse_row(value)
@@ -68,7 +68,7 @@ class HostRowCodec(RowCodec[Any]):
             raise RowDecodeError(self.stream_name, 0, repr(error)) from error
 
     def to_json(self, row: Any) -> Any:
-        """Give the value itself: the host gives rows to send as JSON values."""
+        """Return the value itself: the host gives rows to send as JSON values."""
         return row
 
 
@@ -161,13 +161,13 @@ class HostStream:
         ]
 
     def minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce."""
+        """Return what this process, as a writer, may announce."""
         return int(self.original.current_token(self._instance_name))
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell whether we may have written rows after ``from_token``.
+        """Return whether we may have written rows after ``from_token``.
 
-        What the host's own ids say of it is not always so (C11); ours keep it.
+        What the host's own ids say of it is not always so; ours keep it.
         """
         if not self._tells_local_updates:
             return True
@@ -221,7 +221,7 @@ def sequence_reader(
 
 
 def ids_are_ours() -> bool:
-    """Tell whether the host's ids come from our generator."""
+    """Return whether the host's ids come from our generator."""
     module = importlib.import_module("synapse.storage.util.id_generators")
     return issubclass(module.MultiWriterIdGenerator, MultiWriterIdGenerator)
 
@@ -250,16 +250,16 @@ class HostStreams:
         ]
 
     def get_streams(self) -> Mapping[str, HostStream]:
-        """Give every stream, by its name on the wire."""
+        """Return every stream, by its name on the wire."""
         return self._streams
 
     def get_streams_to_replicate(self) -> Sequence[HostStream]:
-        """Give those that this process writes."""
+        """Return those that this process writes."""
         return self._written
 
 
 def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
-    """Tell whether a process writes a stream.
+    """Return whether a process writes a stream.
 
     :param worker_config: the host's configuration of workers.
     """

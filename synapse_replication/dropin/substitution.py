@@ -145,7 +145,7 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
     """Put ours in place, after a check of all.
 
     :return: what stood there before, by dotted name.
-    :raises SubstitutionError: something is not as we know it; nothing was changed.
+    :raises SubstitutionError: if something is not as we know it; nothing was changed.
         Or some module still holds an original.
     """
     substitutions = list(substitutions)

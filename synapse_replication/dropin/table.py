@@ -1,7 +1,7 @@
 """What is replaced in Synapse, and how its callers call it.
 
 Each entry was found by looking at the installed packages from outside: names, and
-the parameters that ``inspect.signature`` gives. Spec, sections 2 to 7.
+the parameters that ``inspect.signature`` gives.
 """
 
 from __future__ import annotations

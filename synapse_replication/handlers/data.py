@@ -7,8 +7,6 @@ who wait for that position go on. So nobody who saw a position reads older data.
 
 Waiters are kept by (stream, writer), in order of position; each wakes on its writer
 alone. One that times out or is cancelled leaves nothing behind.
-
-Spec, section 5; cases C41, C43, C44.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class AdvancingStream(Stream, Protocol):
     """A stream that is told where its writers stand."""
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Take note that a writer's rows up to ``token`` were handled here."""
+        """Record that a writer's rows up to ``token`` were handled here."""
         ...
 
 
@@ -47,7 +45,7 @@ class LargestToken(Protocol):
     """Tells the largest token of a stream that any writer may have allocated."""
 
     def __call__(self, stream_name: str) -> Awaitable[int | None]:
-        """Give the token; ``None`` if it cannot be told."""
+        """Return the token; ``None`` if it cannot be told."""
         ...
 
 
@@ -62,7 +60,7 @@ _by_position: Callable[[_Waiter], int] = attrgetter("position")
 
 
 class ReplicationDataHandler:
-    """A row sink that hands on, then advances the streams, then wakes who waits.
+    """A row sink that delivers, then advances the streams, then wakes who waits.
 
     Used in the reactor's thread only.
 
@@ -114,7 +112,7 @@ class ReplicationDataHandler:
         return None
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Give the epochs that the host saved, if it saves them."""
+        """Return the epochs that the host saved, if it saves them."""
         return self._sink.saved_epochs() if isinstance(self._sink, EpochSink) else {}
 
     def on_epoch(
@@ -168,7 +166,7 @@ class ReplicationDataHandler:
         """Wait until a writer's rows up to ``position`` were handled here.
 
         :param timeout: s at most.
-        :raises WaitTimeoutError: they were not, in time.
+        :raises WaitTimeoutError: if they were not, in time.
         """
         stream = self._streams[stream_name]
         if position <= stream.current_token(instance_name):
@@ -219,7 +217,7 @@ class ReplicationDataHandler:
         return self._tokens.subscribe(stream_name, callback)
 
     def own_rows_written(self) -> None:
-        """Take note that this process wrote rows, which moves its own position."""
+        """Record that this process wrote rows, which moves its own position."""
         if self._tokens.interests:
             self._tokens.moved()
 

@@ -2,9 +2,9 @@
 
 Theory of operation: a process that starts again has another epoch. The newest that was
 heard of a name is the present one, and those before it are *stale*: what they still
-say is not acted on. A stale one that goes on talking is a second process of that name
-(C63). If the present one has gone, or is silent for long, the stale one is the one
-that is left, and takes its place.
+say is not acted on. A stale one that goes on talking is a second process of that name.
+If the present one has gone, or is silent for long, the stale one is the one that is
+left, and takes its place.
 
 Bounded: beyond a thousand names, the oldest are forgotten. An instance that seems to
 start again more often than any does is taken for several of one name: of its new
@@ -26,7 +26,7 @@ import attrs
 from synapse_replication.handlers.interfaces import EpochSink, RowSink
 from synapse_replication.recent import RecentDict
 
-__all__ = ["HandledEpochs", "Heard", "PeerEpochs"]
+__all__ = ["EpochStatus", "HandledEpochs", "PeerEpochs"]
 
 #: How many instances are remembered.
 MAX_INSTANCES = 1000
@@ -42,7 +42,7 @@ SETTLED_AFTER = 1.0
 SILENT_AFTER = 30.0
 
 
-class Heard(enum.Enum):
+class EpochStatus(enum.Enum):
     """What an epoch is, when it is heard."""
 
     FIRST = "first"  #: nothing was known of the instance
@@ -82,28 +82,28 @@ class PeerEpochs:
         self._peers: RecentDict[str, _Peer] = RecentDict(MAX_INSTANCES)
 
     def epoch_of(self, instance_name: str) -> str | None:
-        """Give the present epoch; ``None`` if it is not known or has gone."""
+        """Return the present epoch; ``None`` if it is not known or has gone."""
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.is_gone else peer.epoch
 
     def has_backlog(self, instance_name: str) -> bool:
-        """Tell whether a process that speaks keeps what it sent last."""
+        """Return whether a process that speaks keeps what it sent last."""
         peer = self._peers.get(instance_name)
         return peer is not None and peer.has_backlog
 
-    def hear(
+    def observe(
         self, instance_name: str, epoch: str, now: float, *, has_backlog: bool = True
-    ) -> Heard:
-        """Take note that a process spoke.
+    ) -> EpochStatus:
+        """Record that a process spoke.
 
         :param now: monotonic, s.
         :param has_backlog: it can be asked for what it sent last.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:
-            peer, heard = _Peer(epoch, now, now), Heard.FIRST
+            peer, heard = _Peer(epoch, now, now), EpochStatus.FIRST
         elif epoch == peer.epoch:
-            heard = Heard.SAME
+            heard = EpochStatus.SAME
         elif (
             epoch in peer.stale
             and not peer.is_gone
@@ -111,16 +111,16 @@ class PeerEpochs:
         ):
             is_late = now - peer.since < SETTLED_AFTER
             self._peers[instance_name] = peer
-            return Heard.LATE if is_late else Heard.DUPLICATE
+            return EpochStatus.LATE if is_late else EpochStatus.DUPLICATE
         elif not peer.may_change(now):
             self._peers[instance_name] = peer
-            return Heard.DUPLICATE
+            return EpochStatus.DUPLICATE
         else:
             if epoch in peer.stale:
                 peer.stale.remove(epoch)
             peer.stale.append(peer.epoch)
             peer.epoch, peer.since = epoch, now
-            heard = Heard.NEW
+            heard = EpochStatus.NEW
         peer.heard = now
         peer.has_backlog = has_backlog
         peer.is_gone = False
@@ -129,7 +129,7 @@ class PeerEpochs:
         return heard
 
     def leave(self, instance_name: str, epoch: str) -> None:
-        """Take note that a process said goodbye."""
+        """Record that a process said goodbye."""
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.is_gone = True
@@ -157,11 +157,11 @@ class HandledEpochs:
             }
 
     def is_present(self, instance_name: str, epoch: str) -> bool:
-        """Tell whether what was handled of a writer is of this epoch."""
+        """Return whether what was handled of a writer is of this epoch."""
         return self._epochs.get(instance_name) == epoch
 
     async def begin(self, instance_name: str, epoch: str) -> None:
-        """Take note that nothing was handled yet of this epoch, and now will be.
+        """Record that nothing was handled yet of this epoch, and now will be.
 
         The sink's failure is raised; nothing has changed then.
         """

@@ -2,16 +2,14 @@
 
 Theory of operation: connections, of whatever kind, give it what they receive and
 are given what it sends. Rows and positions go to the
-:class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their stream;
-every other command goes straight to the host. What this process sends goes to all
-its connections.
+:class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
+stream; every other command goes straight to the host. What this process sends goes to
+all its connections.
 
 ``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the
 host has something to wait for, and only then a background process is started.
 
 Counting commands and refused lines is the connections' affair.
-
-Spec, sections 5 and 6; cases C1, C2, C11, C17 to C20, C51, C54.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.relay import CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.handlers.user_syncs import RepeatedSyncs
+from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.standard import (
     CancelTaskCommand,
@@ -99,7 +97,7 @@ class ReplicationCommandHandler(CommandSender):
     Used in the reactor's thread only. After :meth:`start_replication` no channel
     can be added.
 
-    :raises StreamConfigurationError: the host writes a stream that it does not
+    :raises StreamConfigurationError: if the host writes a stream that it does not
         know.
     """
 
@@ -118,7 +116,7 @@ class ReplicationCommandHandler(CommandSender):
             keeps_unsent=options.expects_links and not options.passive,
         )
         self._is_started = False
-        self._syncs = RepeatedSyncs()
+        self._syncs = UserSyncDeduplicator()
         self._admission = WriterAdmission(options.writers)
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
@@ -171,7 +169,7 @@ class ReplicationCommandHandler(CommandSender):
         """Hear a Redis channel besides the main one.
 
         :param channel_name: what follows ``<server_name>/``.
-        :raises LocalProtocolError: replication was started already.
+        :raises LocalProtocolError: if replication was started already.
         """
         if self._is_started:
             raise LocalProtocolError(
@@ -344,7 +342,7 @@ class ReplicationCommandHandler(CommandSender):
 
     # -- what comes on the extension's channel --------------------------------------------
 
-    def writer_told(
+    def writer_reported(
         self,
         connection: ReplicationConnection,
         instance_name: str,
@@ -370,7 +368,9 @@ class ReplicationCommandHandler(CommandSender):
                 continue
             if epoch is not None:
                 receiver.put_epoch(link, instance_name, token, epoch)
-            receiver.put_told(link, instance_name, token, is_first=is_new_epoch)
+            receiver.enqueue_reported_position(
+                link, instance_name, token, is_first=is_new_epoch
+            )
 
     # -- commands, by name ---------------------------------------------------------------
 

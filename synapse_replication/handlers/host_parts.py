@@ -105,7 +105,7 @@ class SyncingUsers:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Take note that a user began, goes on, or ceased to sync with a process."""
+        """Record that a user began, goes on, or ceased to sync with a process."""
         key = (instance_id, user_id, device_id)
         self._users.pop(key, None)
         if not is_syncing:

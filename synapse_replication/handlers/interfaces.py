@@ -3,8 +3,6 @@
 A host is anything that has the attributes of :class:`ReplicationHost`; nothing
 is inherited. ``app/host.py`` implements it for people who have no homeserver,
 ``dropin/`` for Synapse. Everything here is called in the reactor's thread.
-
-Spec, sections 1, 5 and 6; docs/plugging-in.rst.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class DelayedCall(Protocol):
         ...
 
     def active(self) -> bool:
-        """Tell whether it is still to be made."""
+        """Return whether it is still to be made."""
         ...
 
 
@@ -103,11 +101,11 @@ class StreamDirectory(Protocol):
     """Which streams there are, and which of them this process writes."""
 
     def get_streams(self) -> Mapping[str, Stream]:
-        """Give every stream that this process follows, by its name on the wire."""
+        """Return every stream that this process follows, by its name on the wire."""
         ...
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Give those that this process writes, in the order of sending."""
+        """Return those that this process writes, in the order of sending."""
         ...
 
 
@@ -129,7 +127,7 @@ class RowSink(Protocol):
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Take note that a writer has nothing more up to ``token``.
+        """Record that a writer has nothing more up to ``token``.
 
         The token may be lower than the current one for a stream that was reset.
         """
@@ -148,13 +146,13 @@ class EpochSink(Protocol):
     """
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Give the epoch of each ``(stream, writer)``. Asked for at the start."""
+        """Return the epoch of each ``(stream, writer)``. Asked for at the start."""
         ...
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
-        """Take note that what comes next is of this epoch, and begins after token 0.
+        """Record that what comes next is of this epoch, and begins after token 0.
 
         To be saved in one step: the epoch, and 0 as the token that was reached.
         Told of streams held in memory alone, seldom, and in order with the rows. If
@@ -184,7 +182,7 @@ class CommandSink(Protocol):
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Give the users to announce on a new connection (workers only)."""
+        """Return the users to announce on a new connection (workers only)."""
         ...
 
     def on_user_sync(
@@ -195,7 +193,7 @@ class CommandSink(Protocol):
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
-        """Take note that a user began, goes on or ceased to sync with a process.
+        """Record that a user began, goes on or ceased to sync with a process.
 
         What says nothing new is told once in 10 s at most.
         """
@@ -310,7 +308,7 @@ class ReplicationConnection(Protocol):
     def send_command(self, command: Command) -> None:
         """Send one command.
 
-        :raises LineTooLongError: its line is too long for the peer; nothing was
+        :raises LineTooLongError: if its line is too long for the peer; nothing was
             sent.
         """
         ...
@@ -319,7 +317,7 @@ class ReplicationConnection(Protocol):
         """Send lines that are encoded already, all of one command, in order.
 
         :param lines: without their ends.
-        :raises LineTooLongError: one is too long; none was sent.
+        :raises LineTooLongError: if one is too long; none was sent.
         """
         ...
 

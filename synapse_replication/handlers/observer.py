@@ -6,7 +6,7 @@ overrides what it wants (``instrumentation/``), and
 :class:`~synapse_replication.instrumentation.composite.CompositeObserver` fans out.
 
 No method may raise, wait or call back. What is told of rows and commands is told
-once a chunk with a count, never once a row. Spec, sections 10 and 11.
+once a chunk with a count, never once a row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.wire.connection import CloseReason
 
 __all__ = [
-    "CatchUp",
+    "CatchUpEvent",
     "CloseReason",
     "CommandDropReason",
     "ConnectionBuffers",
     "DiscardReason",
-    "PeerNews",
+    "PeerHeartbeat",
     "ReplicationObserver",
     "Resync",
 ]
@@ -39,7 +39,7 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 class DiscardReason(enum.Enum):
-    """Why a received row, POSITION or USER_SYNC was not handed on."""
+    """Why a received row, POSITION or USER_SYNC was not delivered."""
 
     UNKNOWN_STREAM = "unknown_stream"
     UNDECLARED_WRITER = "undeclared_writer"  #: the configuration does not name it
@@ -72,7 +72,7 @@ class Resync(enum.Enum):
 
 
 @attrs.frozen
-class CatchUp:
+class CatchUpEvent:
     """One catch-up: a writer's rows in ``(from_token, upto_token]`` are fetched."""
 
     stream_name: str
@@ -100,7 +100,7 @@ class ConnectionBuffers:
 
 
 @attrs.frozen
-class PeerNews:
+class PeerHeartbeat:
     """What another process told of itself on the extension.
 
     :ivar epoch: random, made anew at each start.
@@ -131,7 +131,7 @@ class ReplicationObserver:
         """``count`` commands of one name were written to a connection."""
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
-        """A line was passed over: it did not parse, or is not allowed here."""
+        """A line was skipped: it did not parse, or is not allowed here."""
 
     def request_refused(self, status: int, why: str) -> None:
         """An HTTP request was refused, for its parameters, its secret, ...
@@ -147,7 +147,7 @@ class ReplicationObserver:
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
-        """Rows (or one POSITION) were not handed on.
+        """Rows (or one POSITION) were not delivered.
 
         ``stream_name`` comes from the peer if the reason is ``UNKNOWN_STREAM``:
         no metric label may be made of it.
@@ -199,15 +199,15 @@ class ReplicationObserver:
 
     # -- catch-up ---------------------------------------------------------------------
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         """A catch-up begins; it ends when the context does."""
         return contextlib.nullcontext()
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
-        """A page of a catch-up was handed on."""
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
+        """A page of a catch-up was delivered."""
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         """A catch-up failed for the ``attempt``-th time; again in ``retry_in`` s."""
 
@@ -254,7 +254,7 @@ class ReplicationObserver:
     ) -> None:
         """A writer told that it sent rows which did not come; they are fetched."""
 
-    def peer_heard(self, news: PeerNews) -> None:
+    def peer_heard(self, news: PeerHeartbeat) -> None:
         """A process of ours said hello, goodbye, or that it is there."""
 
     def epoch_changed(self, instance_name: str) -> None:

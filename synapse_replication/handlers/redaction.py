@@ -20,7 +20,7 @@ __all__ = ["without_secrets"]
 
 
 def without_secrets(error: Exception, command: Command) -> Exception:
-    """Give an error of the host such that its text may be shown.
+    """Return an error of the host such that its text may be shown.
 
     :return: the same, or, if its text or that of one which it came of repeats a secret,
         one with its traceback and its words, where the secrets are ``***``.

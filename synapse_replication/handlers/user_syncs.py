@@ -2,9 +2,10 @@
 
 Theory of operation: in a presence storm, or when a process connects again and tells of
 all its syncing users, the same is said of the same users over and over, and for each a
-host may look at, and send on, a user's presence (C50). What was said of a user, device
+host may look at, and send on, a user's presence. What was said of a user, device
 and process last is remembered; the same again within :data:`REFRESH_AFTER` of when the
-host was told, with a time of syncing less than :data:`RESOLUTION_MS` later, is a repeat.
+host was told, with a time of syncing less than :data:`RESOLUTION_MS` later, is a
+repeat.
 
 That is sound: a start after an end, or an end after a start, is never a repeat, so the
 host knows at any time who syncs. It hears of a user that goes on syncing at least each
@@ -23,7 +24,7 @@ import attrs
 from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands.standard import UserSyncCommand
 
-__all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "RepeatedSyncs"]
+__all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "UserSyncDeduplicator"]
 
 #: After so long the same is news again, in s.
 REFRESH_AFTER: Final = 10.0
@@ -34,22 +35,22 @@ MAX_REMEMBERED: Final = 10_000
 
 
 @attrs.define
-class _Said:
+class _LastSync:
     is_syncing: bool
     last_sync_ms: int
     told_at: float
 
 
-class RepeatedSyncs:
+class UserSyncDeduplicator:
     """What was said last of each user, on a process, with a device."""
 
     def __init__(self) -> None:
-        self._said: RecentDict[tuple[str, str, str | None], _Said] = RecentDict(
+        self._said: RecentDict[tuple[str, str, str | None], _LastSync] = RecentDict(
             MAX_REMEMBERED
         )
 
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
-        """Tell whether a command says nothing new; if it does, remember it.
+        """Return whether a command says nothing new; if it does, remember it.
 
         :param now: monotonic, s.
         """
@@ -62,7 +63,7 @@ class RepeatedSyncs:
             and now - said.told_at < REFRESH_AFTER
         ):
             return True
-        self._said[key] = _Said(command.is_syncing, command.last_sync_ms, now)
+        self._said[key] = _LastSync(command.is_syncing, command.last_sync_ms, now)
         return False
 
     def forget(self, command: UserSyncCommand) -> None:

@@ -11,8 +11,6 @@ answer 500 to a wrong secret; ours answer 401.
 Processes that speak our extension are also told the ``epoch`` of which rows are
 wanted, and answer 409 if they are of another; with ``backlog=1`` they answer from what
 they sent last, or 410. Stock processes are not sent these.
-
-Spec, section 8.
 """
 
 from __future__ import annotations
@@ -192,7 +190,7 @@ class HttpCatchUpClient:
         self._observer = observer or ReplicationObserver()
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
-        """Give the update function of one stream. The writer sets the page's size."""
+        """Return the update function of one stream. The writer sets the page's size."""
 
         async def fetch(
             instance_name: str, from_token: int, upto_token: int, limit: int
@@ -208,7 +206,7 @@ class HttpCatchUpClient:
     ) -> StreamUpdateResult:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
 
-        :raises HttpCatchUpError: the process is not known, did not answer in time,
+        :raises HttpCatchUpError: if the process is not known, did not answer in time,
             or refused.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
@@ -310,7 +308,7 @@ class HttpCatchUpClient:
             raise HttpCatchUpError("GET", shown, None, text) from error
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))
-            raise HttpCatchUpError("GET", shown, status, text, _mend(status))
+            raise HttpCatchUpError("GET", shown, status, text, _hint_for(status))
         return shown, body
 
     async def _request(
@@ -346,7 +344,7 @@ def _explain(error: Exception) -> str:
     return "; ".join(map(explain, causes or [error]))
 
 
-def _mend(status: int) -> str:
+def _hint_for(status: int) -> str:
     if status in (401, 403):
         return _SECRET_MEND
     if status == 404:

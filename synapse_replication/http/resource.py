@@ -2,9 +2,6 @@
 
 Answers are not kept: a request changes nothing, so that one that is repeated
 may be answered anew, whatever its ``txn_id``.
-
-Spec, section 8; FACTS of what stock processes answer: a missing parameter is 400
-``M_MISSING_PARAM``, one that is no integer 400 ``M_INVALID_PARAM``, an unknown
 stream 400 ``M_UNKNOWN``, a path without ``txn_id`` 404, another method 405. A wrong
 secret is 401 here.
 
@@ -142,7 +139,7 @@ class ReplicationResource(Resource):
     def _read(self, request: Any) -> tuple[Stream, int, int]:
         """Read what is asked for.
 
-        :raises _RefusedError: it is refused.
+        :raises _RefusedError: if it is refused.
         """
         path: Sequence[bytes] = request.postpath
         if len(path) != 3 or path[0] != _ENDPOINT or not path[2]:

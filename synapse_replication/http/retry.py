@@ -24,7 +24,7 @@ def with_retries(
     """Make an update function that asks again when there was no answer or a 5xx.
 
     Each request is a new one (with a new ``txn_id``): fetching changes nothing,
-    so that one whose answer was lost may be repeated (C61).
+    so that one whose answer was lost may be repeated.
 
     :param random: gives a number in [0, 1); delays vary by half.
     :param attempts: requests at most.

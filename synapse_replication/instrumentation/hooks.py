@@ -27,9 +27,9 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
-    PeerNews,
+    PeerHeartbeat,
     ReplicationObserver,
     Resync,
 )
@@ -45,10 +45,10 @@ __all__ = [
     "ConfigurationReloaded",
     "LinkDown",
     "LinkUp",
+    "PeerOffline",
+    "PeerOnline",
     "PositionPersistFailed",
     "PositionPersisted",
-    "ReplicaOffline",
-    "ReplicaOnline",
     "ReplicationHooks",
     "Resynced",
     "Stalled",
@@ -81,7 +81,7 @@ class LinkDown:
 
 
 @attrs.frozen
-class ReplicaOnline:
+class PeerOnline:
     """Another process came, or came back; ``where`` is for people."""
 
     instance_name: str
@@ -89,7 +89,7 @@ class ReplicaOnline:
 
 
 @attrs.frozen
-class ReplicaOffline:
+class PeerOffline:
     """Another process said goodbye, or was silent for too long."""
 
     instance_name: str
@@ -195,8 +195,8 @@ class Stopping:
 HookEvent: TypeAlias = (
     LinkUp
     | LinkDown
-    | ReplicaOnline
-    | ReplicaOffline
+    | PeerOnline
+    | PeerOffline
     | CaughtUp
     | CatchUpProgress
     | Stalled
@@ -318,14 +318,14 @@ class ReplicationHooks(ReplicationObserver):
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._tell(LinkDown(connection, why))
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         self._progress(event, event.from_token)
         return contextlib.nullcontext()
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._progress(event, upto_token)
 
-    def _progress(self, event: CatchUp, position: int) -> None:
+    def _progress(self, event: CatchUpEvent, position: int) -> None:
         stream_name, instance_name = event.stream_name, event.instance_name
         self._tell(
             CatchUpProgress(
@@ -360,7 +360,7 @@ class ReplicationHooks(ReplicationObserver):
         event = PositionPersistFailed(stream_name, instance_name, token, str(error))
         self._tell(event, (PositionPersistFailed, stream_name, instance_name))
 
-    def peer_heard(self, news: PeerNews) -> None:
+    def peer_heard(self, news: PeerHeartbeat) -> None:
         name = news.instance_name
         if news.is_leaving:
             return
@@ -386,9 +386,9 @@ class ReplicationHooks(ReplicationObserver):
     def _compare_members(self, status: ProcessStatus) -> None:
         here = {m.instance_name: m for m in status.members if not m.is_gone}
         for name in sorted(here.keys() - self._online):
-            self._tell(ReplicaOnline(name, here[name].where))
+            self._tell(PeerOnline(name, here[name].where))
         for name in _gone(self._online, here):
-            self._tell(ReplicaOffline(name))
+            self._tell(PeerOffline(name))
         self._online = set(here)
 
     def _compare_writers(self, status: ProcessStatus) -> None:

@@ -2,7 +2,7 @@
 
 A failure that repeats is logged once a minute with the number of those like it
 that were left out, so that a peer that sends rubbish or a server that is down
-cannot fill a disk. Spec, section 2; cases C21 and C56.
+cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     CommandDropReason,
     DiscardReason,
@@ -168,7 +168,7 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("line_refused", connection, type(error)),
-            "Passed over a line from {connection}: {error}",
+            "Skipped a line from {connection}: {error}",
             connection=connection,
             error=error,
         )
@@ -211,7 +211,7 @@ class LoggingObserver(ReplicationObserver):
             self._logger.info,
             ("extra_fields", stream_name),
             "Rows of stream {stream} have fields that are not known here; a newer "
-            "peer sends them, and they were passed over",
+            "peer sends them, and they were skipped",
             stream=stream_name,
         )
 
@@ -276,7 +276,7 @@ class LoggingObserver(ReplicationObserver):
             last_token=last_token,
         )
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._logger.debug(
             "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",
             stream=event.stream_name,
@@ -287,7 +287,7 @@ class LoggingObserver(ReplicationObserver):
         )
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self._repeating(
             self._logger.warn,
@@ -356,7 +356,7 @@ class LoggingObserver(ReplicationObserver):
             self._logger.info,
             ("unknown_fields", connection),
             "Messages of the extension have fields that are not known here; a newer "
-            "peer sends them, and they were passed over",
+            "peer sends them, and they were skipped",
         )
 
     # -- connections ----------------------------------------------------------------

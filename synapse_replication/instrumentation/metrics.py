@@ -4,8 +4,6 @@ The first group carries the names that a homeserver's dashboards and alerts know
 already; the second adds what those lack. Every one also carries ``server_name``,
 so that several servers in one process do not mix. Counters are exposed with the
 ending ``_total``, as Prometheus wants it.
-
-Spec, section 10. The reference in ``docs/metrics.rst`` is made of this module.
 """
 
 from __future__ import annotations
@@ -197,13 +195,13 @@ DISCARDED = _counter(
     "synapse_replication_discarded",
     "stream_name",
     "reason",
-    says="Rows and positions that were not handed on, by reason.",
+    says="Rows and positions that were not delivered, by reason.",
 )
 REFUSED_LINES = _counter(
     "synapse_replication_refused_lines",
     "name",
     "error",
-    says="Lines that were passed over: they did not parse or are not allowed.",
+    says="Lines that were skipped: they did not parse or are not allowed.",
 )
 REFUSED_REQUESTS = _counter(
     "synapse_replication_refused_requests",

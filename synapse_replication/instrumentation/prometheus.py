@@ -9,8 +9,6 @@ every chunk of rows is kept in plain dicts, and read when it is scraped.
 Label values that a peer could make up (names of connections and of writers) are
 bounded: what comes after the first thousand children of a metric is counted
 under ``other``.
-
-Spec, section 10; case C56.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     CommandDropReason,
     ConnectionBuffers,
@@ -108,7 +106,7 @@ class ReplicationMetrics(Collector):
         registry.register(self)
 
     def children(self, definition: MetricDefinition, server_name: str) -> Children:
-        """Give the children of a metric that belong to one server."""
+        """Return the children of a metric that belong to one server."""
         return Children(self._families[definition.name], server_name)
 
     def scrape(self, server_name: str, observer: PrometheusObserver) -> None:
@@ -157,7 +155,7 @@ class Children:
         self._cache: dict[tuple[str, ...], Any] = {}
 
     def get(self, *values: str) -> Any:
-        """Give the child for these label values, ``server_name`` left out."""
+        """Return the child for these label values, ``server_name`` left out."""
         child = self._cache.get(values)
         if child is None:
             if len(self._cache) >= MAX_CHILDREN:
@@ -216,7 +214,7 @@ class PrometheusObserver(ReplicationObserver):
         self._backlog = backlog
 
     def read_gauges(self) -> dict[tuple[Any, ...], float]:
-        """Give what is read at each scrape.
+        """Return what is read at each scrape.
 
         :return: values by ``(definition, *label values)``; connections of one
             name are added up.
@@ -318,7 +316,7 @@ class PrometheusObserver(ReplicationObserver):
         self._current.get(stream_name).set(to_token)
 
     @contextlib.contextmanager
-    def _catching_up(self, event: CatchUp) -> Iterator[None]:
+    def _catching_up(self, event: CatchUpEvent) -> Iterator[None]:
         started = self._monotonic()
         try:
             yield
@@ -327,16 +325,16 @@ class PrometheusObserver(ReplicationObserver):
                 self._monotonic() - started
             )
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._catching_up(event)
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._count(
             metrics.CATCH_UP_ROWS, event.stream_name, event.instance_name, count=rows
         )
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self._count(metrics.CATCH_UP_FAILURES, event.stream_name)
 

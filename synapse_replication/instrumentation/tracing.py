@@ -4,7 +4,7 @@ Sending and commands that are handled at once make no span. Each background
 process is a trace of its own: it serves many requests, so it belongs into none
 of theirs; so is each write of a position. A request for rows takes its trace along in
 the header ``traceparent`` (W3C Trace Context), and what the writer does for it is part
-of that trace. Spec, section 11.
+of that trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from synapse_replication.handlers.observer import CatchUp, ReplicationObserver
+from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
 
 __all__ = ["TracingObserver"]
 
@@ -43,7 +43,7 @@ class TracingObserver(ReplicationObserver):
             attributes={"server_name": self._server_name},
         )
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span(
             "replication-catch-up",
             attributes={

@@ -12,7 +12,7 @@ __all__ = ["new_folder"]
 def new_folder(out: str) -> Path:
     """Check the name of a folder that is to be made.
 
-    :raises PipelineError: it exists, or could not be made.
+    :raises PipelineError: if it exists, or could not be made.
     """
     folder = Path(out).absolute()
     if folder.exists():

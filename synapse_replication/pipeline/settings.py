@@ -37,7 +37,7 @@ class PipelineSettings:
 def settings_of_dsn(dsn: str) -> PipelineSettings:
     """Take libpq's text: ``host=... dbname=...`` or ``postgresql://...``.
 
-    :raises PipelineError: it is none; the text is not repeated.
+    :raises PipelineError: if it is none; the text is not repeated.
     """
     import psycopg2
     from psycopg2.extensions import parse_dsn
@@ -55,7 +55,7 @@ def settings_of_dsn(dsn: str) -> PipelineSettings:
 def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
     """Take the configuration of a homeserver, one file or several.
 
-    :raises PipelineError: it has a mistake, or no PostgreSQL database.
+    :raises PipelineError: if it has a mistake, or no PostgreSQL database.
     """
     try:
         config = load_deployment(paths)

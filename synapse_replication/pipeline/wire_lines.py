@@ -87,7 +87,7 @@ def read_recordings(
 
     :param paths: of files, or of folders: of those, all files below whose names end
         with one of :data:`SUFFIXES`.
-    :raises PipelineError: a path does not exist, or a folder holds no recording.
+    :raises PipelineError: if a path does not exist, or a folder holds no recording.
     """
     files = _find_files(paths)
     if not files:
@@ -257,7 +257,7 @@ class _LinesOf:
                 pass
 
     def readline(self, size: int, /) -> bytes:
-        """Give a line, or ``size`` bytes of it; nothing behind the last one."""
+        """Return a line, or ``size`` bytes of it; nothing behind the last one."""
         if not self._within_line and self._place >= self._end:
             return b""
         text = self._file.readline(size)

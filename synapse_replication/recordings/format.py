@@ -2,7 +2,7 @@
 
 ``t`` is the time of arrival in s, from any beginning; ``channel`` the Redis channel;
 ``line`` the command; ``time_ms``, which may be missing, the time of arrival in ms
-since the epoch of 1970. What else is in the object is passed over.
+since the epoch of 1970. What else is in the object is skipped.
 
 Where the bytes come from is the caller's business.
 """
@@ -83,7 +83,7 @@ class LineSource(Protocol):
     """A binary file, as far as it is needed here."""
 
     def readline(self, size: int, /) -> bytes:
-        """Give a line with its end, or as much of it as was asked for."""
+        """Return a line with its end, or as much of it as was asked for."""
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -120,7 +120,7 @@ def read_records(
 
     :param file: uncompressed, or what :func:`unpacked` returns.
     :param first_number: of the first line.
-    :raises OSError: the file cannot be read.
+    :raises OSError: if the file cannot be read.
     """
     number = first_number - 1
     while True:

@@ -37,7 +37,7 @@ def read_recording(path: Path) -> Iterator[Record | RecordingError]:
     What is no record is given in its place, as an error; blank lines are passed
     over. A file that is cut off gives an error as its last.
 
-    :raises OSError: the file cannot be opened or read.
+    :raises OSError: if the file cannot be opened or read.
     """
     with path.open("rb") as file:
         yield from read_records(unpacked(file))

@@ -72,7 +72,7 @@ class _RecordedStream:
         self._report = report
 
     def current_token(self, instance_name: str) -> int:
-        """Tell up to where the recording was read."""
+        """Return up to where the recording was read."""
         return self.positions.get(instance_name, _NOWHERE)
 
     def minimal_local_current_token(self) -> int:
@@ -86,7 +86,7 @@ class _RecordedStream:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Take note of what is not in the recording."""
+        """Record what is not in the recording."""
         if from_token != _NOWHERE:
             gap = Gap(self.description.name, instance_name, from_token, upto_token)
             self._report.gaps.append(gap)
@@ -280,7 +280,7 @@ class _Replay:
                     self.report.add_unparsable(record.number, str(error))
 
     def finish(self) -> Report:
-        """Give the report."""
+        """Return the report."""
         if self._processes.count:
             self.report.failures["replication waits for something"] += 1
         for name, stream in self._streams.items():

@@ -62,7 +62,7 @@ class Report:
         writer had reached, by stream.
     :ivar resets: how often a writer began again from an earlier token, by stream.
     :ivar last_position: by stream and writer.
-    :ivar discarded: rows and positions that the handler did not hand on.
+    :ivar discarded: rows and positions that the handler did not deliver.
     :ivar extra_fields: rows with more fields than we know, by stream.
     :ivar gaps: where rows may be missing.
     :ivar unparsable: the first thousand lines that do not parse.
@@ -94,13 +94,13 @@ class Report:
         )
 
     def add_unparsable(self, number: int, error: str) -> None:
-        """Take note of a line that does not parse."""
+        """Record a line that does not parse."""
         self.unparsable_lines += 1
         if len(self.unparsable) < _MAX_UNPARSABLE:
             self.unparsable.append(Unparsable(number, error))
 
     def to_json(self) -> dict[str, Any]:
-        """Give what JSON can say of it."""
+        """Return what JSON can say of it."""
         discarded: dict[str, dict[str, int]] = {}
         for (reason, stream), count in sorted(
             self.discarded.items(), key=lambda item: (item[0][0].value, item[0][1])

@@ -30,7 +30,7 @@ from synapse_replication.wire.commands.standard import UserIpCommand
 __all__ = ["RecordingFiles", "RecordingWriteError"]
 
 _PARTIAL: Final = ".partial"
-_MENDED: Final = ".mended"
+_REPAIRED: Final = ".repaired"
 _USER_IP: Final = UserIpCommand.NAME.encode()
 _BUFFER_BYTES: Final = 256 * 1024
 _COPIED_AT_ONCE: Final = 1024 * 1024
@@ -69,7 +69,7 @@ class RecordingFiles:
     :param compressed: with gzip.
     :param now: monotonic s.
     :param wall: s since the epoch.
-    :raises RecordingWriteError: the folder cannot be used, or another process
+    :raises RecordingWriteError: if the folder cannot be used, or another process
         records into it.
     """
 
@@ -92,7 +92,7 @@ class RecordingFiles:
         self._current: _Open | None = None
         self._lock: IO[bytes] | None = None
         self._count = 0
-        with _told(folder):
+        with _explaining_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / ".lock").open("ab")
             try:
@@ -109,7 +109,7 @@ class RecordingFiles:
     def see(self, channel: str, line: bytes) -> None:
         """Write a line, unless it is personal.
 
-        :raises RecordingWriteError: it cannot be written; what was written before is
+        :raises RecordingWriteError: if it cannot be written; what was written before is
             kept.
         """
         if line.lstrip().startswith(_USER_IP) or channel.endswith("/USER_IP"):
@@ -120,7 +120,7 @@ class RecordingFiles:
             "channel": channel,
             "line": line.decode("utf-8", "replace"),
         }
-        with _told(self._folder):
+        with _explaining_os_errors(self._folder):
             current = self._current
             if current is None:
                 current = self._current = self._open()
@@ -134,7 +134,7 @@ class RecordingFiles:
 
         To be called once a second: so much is lost with the machine at most.
 
-        :raises RecordingWriteError: it cannot be written.
+        :raises RecordingWriteError: if it cannot be written.
         """
         current = self._current
         if current is None:
@@ -142,7 +142,7 @@ class RecordingFiles:
         if self._now() - current.started >= self._roll_seconds:
             self.roll()
         elif current.unsynced:
-            with _told(self._folder):
+            with _explaining_os_errors(self._folder):
                 current.file.flush()
                 current.raw.flush()
                 os.fsync(current.raw.fileno())
@@ -151,12 +151,12 @@ class RecordingFiles:
     def roll(self) -> None:
         """Close the file, if there is one; the next line begins another.
 
-        :raises RecordingWriteError: it cannot be written.
+        :raises RecordingWriteError: if it cannot be written.
         """
         current, self._current = self._current, None
         if current is None:
             return
-        with _told(self._folder):
+        with _explaining_os_errors(self._folder):
             try:
                 if current.file is not current.raw:
                     current.file.close()
@@ -169,7 +169,7 @@ class RecordingFiles:
     def close(self) -> None:
         """Close the file, and let others record into the folder.
 
-        :raises RecordingWriteError: it cannot be written.
+        :raises RecordingWriteError: if it cannot be written.
         """
         try:
             self.roll()
@@ -193,7 +193,7 @@ class RecordingFiles:
         return _Open(path, raw, file, self._now())
 
 
-class _told:  # noqa: N801 -- a context, used like a function
+class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
     """Says what to do when the disk does not take what it is given."""
 
     def __init__(self, folder: Path) -> None:
@@ -207,7 +207,7 @@ class _told:  # noqa: N801 -- a context, used like a function
     ) -> None:
         if isinstance(error, OSError):
             raise RecordingWriteError(
-                f"cannot record into {self._folder}: {error.strerror}; mend that and "
+                f"cannot record into {self._folder}: {error.strerror}; correct that and "
                 "start again: what was recorded before is kept"
             ) from error
 
@@ -215,14 +215,14 @@ class _told:  # noqa: N801 -- a context, used like a function
 def _make_whole(partial: Path) -> None:
     """Keep the whole lines of a file that a kill cut off."""
     name = partial.with_suffix("")
-    mended = partial.with_suffix(_MENDED)
+    repaired = partial.with_suffix(_REPAIRED)
     if name.exists():
         # Cut off in the middle of this.
         partial.unlink()
         return
     compressed = name.suffix == ".gz"
     lines = 0
-    with partial.open("rb") as read, mended.open("wb") as raw:
+    with partial.open("rb") as read, repaired.open("wb") as raw:
         if compressed:
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
                 for line in _whole_lines(gzip.GzipFile(fileobj=read)):
@@ -235,9 +235,9 @@ def _make_whole(partial: Path) -> None:
         raw.flush()
         os.fsync(raw.fileno())
     if lines:
-        rename_durably(mended, name)
+        rename_durably(repaired, name)
     else:
-        mended.unlink()
+        repaired.unlink()
     partial.unlink()
 
 

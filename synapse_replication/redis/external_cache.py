@@ -1,7 +1,4 @@
-"""Small values that all processes share, in Redis, until they expire.
-
-Spec, sections 4 and 10.
-"""
+"""Small values that all processes share, in Redis, until they expire."""
 
 from __future__ import annotations
 
@@ -35,14 +32,14 @@ class ExternalCache:
         self._observer = observer
 
     def is_enabled(self) -> bool:
-        """Tell whether there is a Redis: whether values are kept at all."""
+        """Return whether there is a Redis: whether values are kept at all."""
         return self._factory is not None
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
         """Keep a value for ``expiry_ms`` ms. Does nothing if there is no Redis.
 
-        :raises ValueError: the value is not JSON, or the time is not positive.
-        :raises txredisapi.RedisError: there is no connection now, or Redis does not
+        :raises ValueError: if the value is not JSON, or the time is not positive.
+        :raises txredisapi.RedisError: if there is no connection now, or Redis does not
             answer, or refuses.
         """
         if expiry_ms <= 0:
@@ -56,9 +53,9 @@ class ExternalCache:
         self._observer.external_cache_set(cache_name, self._clock.seconds() - started)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
-        """Give a value, or ``None`` if there is none (any more).
+        """Return a value, or ``None`` if there is none (any more).
 
-        :raises txredisapi.RedisError: there is no connection now, or Redis does not
+        :raises txredisapi.RedisError: if there is no connection now, or Redis does not
             answer, or refuses.
         :raises ValueError: what Redis has under the key is not JSON.
         """

@@ -3,15 +3,13 @@
 Theory of operation: txredisapi's factory gives up for good at the first failed
 AUTH, counts a connection as up before it is, waits for ever for what does not
 come, and never resets its delay. :class:`SynapseRedisFactory` and
-:class:`RedisLink`, which every protocol of ours mixes in, mend that:
+:class:`RedisLink`, which every protocol of ours mixes in, correct that:
 
 - from ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs;
   whatever fails or stalls until then cuts the connection, and it is tried again
   with a growing delay. Which reply means "established" is the protocol's choice;
 - the delay is reset only when :meth:`RedisLink.link_proved` was called;
 - every connection is pinged, and cut if no reply comes.
-
-Spec, section 4; cases C14, C15, C16, C21.
 """
 
 from __future__ import annotations
@@ -272,7 +270,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     @continueTrying.setter
     def continueTrying(self, value: object) -> None:
-        """Pass over: txredisapi sets it after a failed AUTH, ends for good (C15)."""
+        """Pass over: txredisapi sets it after a failed AUTH, ends for good."""
 
     def stopTrying(self) -> None:
         self._stopped = True
@@ -335,11 +333,11 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._why = self._why or why
 
     def link_established(self) -> None:
-        """Take note that a connection can do what it is for."""
+        """Record that a connection can do what it is for."""
         self.observer.connection_made(self.name)
 
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
-        """Take note that a connection ended."""
+        """Record that a connection ended."""
         self._note(why)
         if established:
             stopped = not self.continueTrying

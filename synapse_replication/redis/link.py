@@ -116,8 +116,8 @@ class RedisReplicationLink:
     def start(self) -> None:
         """Open both connections, and open them again whenever they are lost.
 
-        :raises OSError: a file of the TLS options cannot be read.
-        :raises ValueError: a file of the TLS options holds no certificate.
+        :raises OSError: if a file of the TLS options cannot be read.
+        :raises ValueError: if a file of the TLS options holds no certificate.
         """
         for factory in (self._outbound, self._inbound):
             if self._master is not None:

@@ -11,9 +11,9 @@ from twisted.internet.protocol import ClientFactory
 
 from synapse_replication.transport.tls import client_context
 
-__all__ = ["Place", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
+__all__ = ["HostPort", "RedisOptions", "RedisTlsOptions", "SentinelOptions"]
 
-Place: TypeAlias = tuple[str, int]
+HostPort: TypeAlias = tuple[str, int]
 """A host and a port."""
 
 
@@ -37,8 +37,8 @@ class RedisTlsOptions:
     def context_factory(self, host: str) -> Any:
         """Read the files and make what ``connectSSL`` wants.
 
-        :raises OSError: a file cannot be read.
-        :raises ValueError: a file does not hold what it should.
+        :raises OSError: if a file cannot be read.
+        :raises ValueError: if a file does not hold what it should.
         """
         return client_context(
             self.hostname or host,
@@ -58,7 +58,7 @@ class SentinelOptions:
     """
 
     master: str
-    places: tuple[Place, ...]
+    places: tuple[HostPort, ...]
     username: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
 

@@ -45,11 +45,11 @@ class Reader(Protocol):
         ...
 
     def gets(self) -> Any:
-        """Give the next reply, or ``False`` if there is none yet.
+        """Return the next reply, or ``False`` if there is none yet.
 
         An error reply is returned, as a ``ResponseError``.
 
-        :raises InvalidData: the bytes are no reply of Redis.
+        :raises InvalidData: if the bytes are no reply of Redis.
         """
         ...
 

@@ -19,7 +19,7 @@ about one thing come from one process. One that Redis refused (an ACL without it
 channel) is not: it would be refused for ever, and cost a connection each time.
 
 Rows may come faster than Redis takes them, and what waits there delays all that is
-published after it. So the sender is *behind* from :data:`MUCH_UNANSWERED` publishes that
+published after it. So the sender is *behind* from :data:`HIGH_WATERMARK` publishes that
 were not answered, or when the transport is full, until few are left: then it says so,
 while Redis still has work to do. It is behind sooner while there is something that
 would be delayed.
@@ -36,8 +36,6 @@ has no kernel buffer in which anything could be left.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
-
-Spec, section 4; cases C2, C12, C14 and the first of "the four that matter most".
 """
 
 from __future__ import annotations
@@ -70,13 +68,13 @@ from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.resp import encode_publishes
 
 __all__ = [
-    "COMPANY_LASTS",
+    "COALESCE_WINDOW",
     "EXTENSION",
-    "FEW_IN_COMPANY",
-    "FEW_UNANSWERED",
-    "GATHER_WITHIN",
-    "MUCH_IN_COMPANY",
-    "MUCH_UNANSWERED",
+    "HIGH_WATERMARK",
+    "LOW_WATERMARK",
+    "SHARED_HIGH_WATERMARK",
+    "SHARED_LOW_WATERMARK",
+    "SHARED_WINDOW",
     "RedisSender",
     "RedisSenderProtocol",
     "SenderFactory",
@@ -92,15 +90,15 @@ _NOT_KEPT = _RECOVERABLE | {EXTENSION}
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 #: So many publishes without an answer are much, and so many are few: 3 ms of Redis's
 #: work, more when processors are short. Fewer cost a fifth of the rows a second there.
-MUCH_UNANSWERED, FEW_UNANSWERED = 1_000, 500
+HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500
 #: The same while other things are published between the long pages: those are to wait
 #: for less than 1 ms.
-MUCH_IN_COMPANY, FEW_IN_COMPANY = 250, 100
+SHARED_HIGH_WATERMARK, SHARED_LOW_WATERMARK = 250, 100
 #: Fewer lines at once are no part of a long page; then there is company for so long, s.
 SHORT_LINES = 10
-COMPANY_LASTS = 0.5
+SHARED_WINDOW = 0.5
 #: What is published within so many s after a write is gathered until the turn's end.
-GATHER_WITHIN = 0.0005
+COALESCE_WINDOW = 0.0005
 #: A server that never answered what only fencing asks, and ended so many connections
 #: on which that was asked, is not asked any more: it may be why they ended.
 MAX_HANG_UPS = 3
@@ -159,7 +157,7 @@ class RedisSender:
         self._was_behind = False
         self._company_until = -math.inf
         self._when_ready: list[Callable[[], object]] = []
-        self._kept: deque[tuple[str, bytes, bytes]] = deque()
+        self._retained: deque[tuple[str, bytes, bytes]] = deque()
         self._lost = 0
         # How many publishes were written on this connection; and those of them that
         # would be published again, with how many there were after each.
@@ -192,10 +190,10 @@ class RedisSender:
     @property
     def is_behind(self) -> bool:
         """Whether much was published and not answered, so that more only waits."""
-        much = MUCH_IN_COMPANY if self._has_company() else MUCH_UNANSWERED
+        much = SHARED_HIGH_WATERMARK if self._has_other_traffic() else HIGH_WATERMARK
         return self._paused or self.unacknowledged >= much
 
-    def _has_company(self) -> bool:
+    def _has_other_traffic(self) -> bool:
         return self._clock.seconds() < self._company_until
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
@@ -205,8 +203,8 @@ class RedisSender:
         """
         self._when_ready.append(callback)
 
-    def _look_whether_ready(self) -> None:
-        few = FEW_IN_COMPANY if self._has_company() else FEW_UNANSWERED
+    def _notify_if_writable(self) -> None:
+        few = SHARED_LOW_WATERMARK if self._has_other_traffic() else LOW_WATERMARK
         if self._was_behind and not self._paused and self.unacknowledged <= few:
             self._was_behind = False
             for callback in self._when_ready:
@@ -221,11 +219,11 @@ class RedisSender:
         if not lines:
             return
         if self._protocol is None:
-            self._keep(command_name, channel.encode(), lines)
+            self._retain_for_reconnect(command_name, channel.encode(), lines)
             return
         # The extension goes with each page.
         if len(lines) < SHORT_LINES and command_name != EXTENSION:
-            self._company_until = self._clock.seconds() + COMPANY_LASTS
+            self._company_until = self._clock.seconds() + SHARED_WINDOW
             # Who looks now may find it behind where it was not.
             self._was_behind = self._was_behind or self.is_behind
         self._pending.append((command_name, channel.encode(), lines))
@@ -244,7 +242,7 @@ class RedisSender:
             self._flush_call = self._clock.callLater(0, self._flush_later)
 
     def _is_quiet(self) -> bool:
-        return self._clock.seconds() - self._last_flush > GATHER_WITHIN
+        return self._clock.seconds() - self._last_flush > COALESCE_WINDOW
 
     def flush(self) -> None:
         """Write what waits, unless the transport asked for a pause."""
@@ -281,15 +279,17 @@ class RedisSender:
         self._flush_call = None
         self.flush()
 
-    def _keep(self, command_name: str, channel: bytes, lines: Sequence[bytes]) -> None:
+    def _retain_for_reconnect(
+        self, command_name: str, channel: bytes, lines: Sequence[bytes]
+    ) -> None:
         """Set aside what can be sent later; count the rest as lost."""
         if command_name in _RECOVERABLE:
             self._lost += len(lines)
             return
         if command_name == EXTENSION:
             return
-        room = MAX_KEPT - len(self._kept)
-        self._kept.extend((command_name, channel, line) for line in lines[:room])
+        room = MAX_KEPT - len(self._retained)
+        self._retained.extend((command_name, channel, line) for line in lines[:room])
         if len(lines) > room:
             self._lost += len(lines) - room
             self._observer.commands_dropped(
@@ -306,7 +306,7 @@ class RedisSender:
 
     def acknowledged(self) -> None:
         """Look what may go on, now that there are fewer unanswered publishes."""
-        self._look_whether_ready()
+        self._notify_if_writable()
         self._wake_drained()
 
     def _wake_drained(self) -> None:
@@ -334,14 +334,14 @@ class RedisSender:
                 self._drop_protocol(0)
                 return
             self._lost = 0
-        kept, self._kept = self._kept, deque()
+        kept, self._retained = self._retained, deque()
         for command_name, channel, line in kept:
             self.publish(command_name, channel.decode(), [line])
 
     def connection_down(
         self, protocol: RedisSenderProtocol, count: int, *, is_refused: bool = False
     ) -> None:
-        """Take note that a connection ended with ``count`` unanswered publishes.
+        """Record that a connection ended with ``count`` unanswered publishes.
 
         :param is_refused: the first of them was refused.
         """
@@ -366,10 +366,12 @@ class RedisSender:
         unanswered, self._unanswered = self._unanswered, deque()
         for end, (command_name, channel, lines) in unanswered:
             if end > done:
-                self._keep(command_name, channel, lines[-(end - done) :])
+                self._retain_for_reconnect(
+                    command_name, channel, lines[-(end - done) :]
+                )
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         for command_name, channel, lines in pending:
-            self._keep(command_name, channel, lines)
+            self._retain_for_reconnect(command_name, channel, lines)
         self.acknowledged()
 
     def pause(self) -> None:
@@ -380,7 +382,7 @@ class RedisSender:
         """Write on."""
         self._paused = False
         self.flush()
-        self._look_whether_ready()
+        self._notify_if_writable()
 
 
 @implementer(IPushProducer)
@@ -444,7 +446,11 @@ class RedisSenderProtocol(RedisProtocol):
         on this one: positions that are over, and half of a batch.
         """
         earlier = self.factory.earlier
-        if self._may_fence and earlier is not None and not self.factory.may_not_fence:
+        if (
+            self._may_fence
+            and earlier is not None
+            and not self.factory.fencing_unavailable
+        ):
             number, address = earlier
             self._ask_about_clients("KILL", "ID", number, "ADDR", address)
         super().authenticated()
@@ -452,7 +458,7 @@ class RedisSenderProtocol(RedisProtocol):
     def _ask_name(self) -> None:
         """Ask how the connection is named, now that there is something to fence."""
         self._was_named = True
-        if self._may_fence and not self.factory.may_not_fence:
+        if self._may_fence and not self.factory.fencing_unavailable:
             self._ask_about_clients("INFO").addCallback(self._is_client)
 
     def _ask_about_clients(self, *args: str) -> Deferred[Any]:
@@ -482,7 +488,7 @@ class RedisSenderProtocol(RedisProtocol):
         if (
             not isinstance(error, txredisapi.ResponseError)
             or str(error).startswith("NOAUTH")
-            or self.factory.may_not_fence
+            or self.factory.fencing_unavailable
         ):
             return
         self._question_answered(None)
@@ -567,7 +573,7 @@ class SenderFactory(SynapseRedisFactory):
     :ivar earlier: the number that Redis gave to the newest connection, and the address
         from which it sees it, behind address translation, too. Both, since another
         Redis, or one that started again, gives the same numbers.
-    :ivar may_not_fence: Redis will not do it, or cannot.
+    :ivar fencing_unavailable: Redis will not do it, or cannot.
     :ivar answers_questions: the server answered what fencing asks, if only once.
     :ivar hang_ups: so many connections the server ended instead of an answer.
     """
@@ -578,11 +584,11 @@ class SenderFactory(SynapseRedisFactory):
         super().__init__(*args, **kwargs)
         self.sender = sender
         self.earlier: tuple[str, str] | None = None
-        self.may_not_fence = False
+        self.fencing_unavailable = False
         self.answers_questions = False
         self.hang_ups = 0
 
     def fencing_refused(self, why: str) -> None:
         """Fence no more, and report it."""
-        self.may_not_fence = True
+        self.fencing_unavailable = True
         self.observer.feature_unavailable(_FENCING, why)

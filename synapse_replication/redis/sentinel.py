@@ -13,8 +13,6 @@ one that knew is asked first the next time. It is asked
 
 Rejected: a lasting subscription to ``+switch-master``. It can be half-open, and
 says nothing of what was missed; a question has an answer within its time or not.
-
-Spec, section 4; case C23.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from zope.interface import implementer
 from synapse_replication.errors import ReplicationError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
-from synapse_replication.redis.options import Place, RedisOptions, SentinelOptions
+from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import encode, new_reader
 
 __all__ = ["CHECK_INTERVAL", "MasterConnector", "SentinelError", "SentinelMaster"]
@@ -77,8 +75,8 @@ class SentinelMaster:
         # The one that knew comes first.
         self._places = list(sentinel.places)
         self._connectors: list[MasterConnector] = []
-        self._waiters: list[Deferred[Place]] = []
-        self._search: Deferred[Place] | None = None
+        self._waiters: list[Deferred[HostPort]] = []
+        self._search: Deferred[HostPort] | None = None
         self._checks = LoopingCall(self._check)
         self._checks.clock = reactor
 
@@ -86,8 +84,8 @@ class SentinelMaster:
         """Open one connection to the master, and have it follow the master.
 
         :param timeout: for the connection to be made, in s.
-        :raises OSError: a file of the TLS options cannot be read.
-        :raises ValueError: a file of the TLS options holds no certificate.
+        :raises OSError: if a file of the TLS options cannot be read.
+        :raises ValueError: if a file of the TLS options holds no certificate.
         """
         if self._options.tls is not None:
             # Later it would only be found when the master was.
@@ -112,23 +110,23 @@ class SentinelMaster:
 
     # -- asking ---------------------------------------------------------------------
 
-    def locate(self) -> Deferred[Place]:
+    def locate(self) -> Deferred[HostPort]:
         """Ask where the master is, all that ask at once by one question.
 
         Fails with :class:`~synapse_replication.errors.SentinelError`.
         """
-        waiter: Deferred[Place] = Deferred(self._forget)
+        waiter: Deferred[HostPort] = Deferred(self._forget)
         self._waiters.append(waiter)
         if self._search is None:
             self._search = Deferred.fromCoroutine(self._ask_all())
             self._search.addBoth(self._searched)
         return waiter
 
-    def _forget(self, waiter: Deferred[Place]) -> None:
+    def _forget(self, waiter: Deferred[HostPort]) -> None:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 
-    def _searched(self, result: Place | Failure) -> None:
+    def _searched(self, result: HostPort | Failure) -> None:
         self._search = None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -140,7 +138,7 @@ class SentinelMaster:
             else:
                 waiter.callback(result)
 
-    async def _ask_all(self) -> Place:
+    async def _ask_all(self) -> HostPort:
         reasons = []
         for place in list(self._places):
             try:
@@ -158,8 +156,8 @@ class SentinelMaster:
             + "; ".join(reasons)
         )
 
-    def _ask(self, place: Place) -> Deferred[Place]:
-        question = _Question(self._sentinel)
+    def _ask(self, place: HostPort) -> Deferred[HostPort]:
+        question = _MasterQuery(self._sentinel)
         host, port = place
         options = attrs.evolve(self._options, host=host, port=port)
         question.connector = options.connect(self._reactor, question, ANSWER_TIMEOUT)
@@ -178,7 +176,7 @@ class SentinelMaster:
         if self._search is None:
             self.locate().addCallbacks(self._follow, failed)
 
-    def _follow(self, master: Place) -> None:
+    def _follow(self, master: HostPort) -> None:
         for connector in self._connectors:
             connector.follow(master)
 
@@ -199,7 +197,7 @@ class MasterConnector:
         self._reactor = reactor
         self._options = options
         self._timeout = timeout
-        self._search: Deferred[Place] | None = None
+        self._search: Deferred[HostPort] | None = None
         self._inner: IConnector | None = None
         self.factory = factory
 
@@ -208,7 +206,7 @@ class MasterConnector:
         self._search = search = self._master.locate()
         search.addCallbacks(self._found, self._not_found)
 
-    def _found(self, place: Place) -> None:
+    def _found(self, place: HostPort) -> None:
         self._search = None
         host, port = place
         self._options = attrs.evolve(self._options, host=host, port=port)
@@ -235,7 +233,7 @@ class MasterConnector:
         self._inner = None
         self.factory.clientConnectionLost(self, reason)
 
-    def follow(self, master: Place) -> None:
+    def follow(self, master: HostPort) -> None:
         """Leave what is the master no longer; the factory connects again."""
         if self._inner is None or master == (self._options.host, self._options.port):
             return
@@ -280,7 +278,7 @@ class _ToMaster(ClientFactory):
         self._connector.closed(reason)
 
 
-class _Question(ClientFactory):
+class _MasterQuery(ClientFactory):
     """Asks one Sentinel for the master, once.
 
     :ivar answer: fires with the host and the port.
@@ -291,16 +289,16 @@ class _Question(ClientFactory):
     def __init__(self, options: SentinelOptions) -> None:
         self.options = options
         self.connector: IConnector | None = None
-        self.answer: Deferred[Place] = Deferred(lambda _: self._hang_up())
+        self.answer: Deferred[HostPort] = Deferred(lambda _: self._hang_up())
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        return _Asking(self)
+        return _MasterQueryProtocol(self)
 
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
         self.failed(safe_str(reason.value))
 
     def failed(self, why: str) -> None:
-        """Give up, unless there was an answer."""
+        """Return up, unless there was an answer."""
         if not self.answer.called:
             self.answer.errback(SentinelError(why))
 
@@ -309,10 +307,10 @@ class _Question(ClientFactory):
             self.connector.disconnect()
 
 
-class _Asking(Protocol):
+class _MasterQueryProtocol(Protocol):
     """The connection of one question."""
 
-    def __init__(self, question: _Question) -> None:
+    def __init__(self, question: _MasterQuery) -> None:
         self._question = question
         self._reader = new_reader()
         self._length = 0
@@ -378,7 +376,7 @@ class _Asking(Protocol):
         self._question.failed(safe_str(reason.value))
 
 
-def _read_place(reply: Sequence[Any]) -> Place | None:
+def _read_place(reply: Sequence[Any]) -> HostPort | None:
     try:
         host, port = (word.decode("ascii") for word in reply)
         number = int(port)

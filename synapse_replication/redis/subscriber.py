@@ -8,8 +8,6 @@ messages that arrived together go to the handler together.
 What the handler sends on this connection is published by the process's
 :class:`~synapse_replication.redis.sender.RedisSender`: a connection that
 subscribed can say nothing else.
-
-Spec, section 4; cases C1, C14, C16, C22.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class ConnectionHandler(Protocol):
     """What is asked of the command handler."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Take note of a connection that can send and receive."""
+        """Record a connection that can send and receive."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
@@ -69,7 +67,7 @@ class ConnectionHandler(Protocol):
         ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Take note that a connection that was behind is so no more."""
+        """Record that a connection that was behind is so no more."""
         ...
 
 
@@ -77,7 +75,7 @@ class ExtensionHandler(Protocol):
     """What is asked of the extension; see ``handlers/extension/extension.py``."""
 
     def extension_up(self, connection: RedisSubscriber) -> None:
-        """Take note that messages can be sent and received on a link."""
+        """Record that messages can be sent and received on a link."""
         ...
 
     def extension_down(self, connection: RedisSubscriber) -> None:
@@ -85,7 +83,7 @@ class ExtensionHandler(Protocol):
         ...
 
     def sending_resumed(self) -> None:
-        """Take note that what was sent before may not have arrived. Never raises."""
+        """Record that what was sent before may not have arrived. Never raises."""
         ...
 
     def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
@@ -272,15 +270,15 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
     def send_command(self, command: Command) -> None:
         """Publish one command.
 
-        :raises LineTooLongError: its line is too long; nothing was published.
-        :raises LocalProtocolError: a field holds what a line cannot say.
+        :raises LineTooLongError: if its line is too long; nothing was published.
+        :raises LocalProtocolError: if a field holds what a line cannot say.
         """
         self.send_lines(command.NAME, [encode_command(command)])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order.
 
-        :raises LineTooLongError: one is too long; none was published.
+        :raises LineTooLongError: if one is too long; none was published.
         """
         longest = max(map(len, lines), default=0)
         if longest > MAX_LINE_LENGTH:

@@ -1,7 +1,7 @@
-"""Compare sequences, tables and stored positions; say what disagrees; mend it.
+"""Compare sequences, tables and stored positions; say what disagrees; repair it.
 
 Theory of operation: :func:`examine` reads, scans nothing big, and gives a
-:class:`Report`. Each :class:`Problem` carries the statements that mend it, so that
+:class:`Report`. Each :class:`Problem` carries the statements that repair it, so that
 a person can run them; :func:`repair` runs just these. A position is not moved
 back, as a rule: a sequence is brought forward instead. What a sequence does is not
 undone by a rollback, so sequences come last.
@@ -15,8 +15,6 @@ is shown, and a person decides about it.
 A position that is ahead of the rows alone is no problem: ids without rows are
 normal (rolled back, or the rows were deleted since). One ahead of the sequence is:
 no row can be there, and the next ids would lie below it.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -69,14 +67,14 @@ class Problem:
 
     :ivar stream_name: the stream, ``None`` if it is about the table itself.
     :ivar text: what is wrong, with the names and values.
-    :ivar mend: the statements that mend it; none if a person must decide.
+    :ivar hint: the statements that repair it; none if a person must decide.
     :ivar instance_name: the writer whose position it is about, if it is.
     """
 
     kind: ProblemKind
     stream_name: str | None
     text: str
-    mend: tuple[str, ...]
+    hint: tuple[str, ...]
     instance_name: str | None = None
 
 
@@ -160,30 +158,30 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
 def repair(
     txn: Any, streams: Sequence[tuple[str, IdStream]]
 ) -> tuple[list[Problem], Report]:
-    """Mend all that disagrees, in one transaction, which the caller commits.
+    """Repair all that disagrees, in one transaction, which the caller commits.
 
     Others that repair at the same time wait.
 
-    :return: what was mended, and how it is now.
-    :raises StorageError: something still disagrees; roll back.
+    :return: what was repaired, and how it is now.
+    :raises StorageError: if something still disagrees; roll back.
     """
     txn.execute(queries.LOCK_POSITIONS)
-    mended: list[Problem] = []
+    repaired: list[Problem] = []
     for _ in range(MAX_ROUNDS):
         report = examine(txn, streams)
         if not report.problems:
-            return mended, report
+            return repaired, report
         for problem in sorted(report.problems, key=_moves_a_sequence):
-            for statement in problem.mend:
+            for statement in problem.hint:
                 txn.execute(statement)
-        mended += report.problems
+        repaired += report.problems
     report = examine(txn, streams)
     if report.problems:
         raise StorageError(
             "still wrong after the repair, is it being written to? "
             + "; ".join(problem.text for problem in report.problems)
         )
-    return mended, report
+    return repaired, report
 
 
 def _moves_a_sequence(problem: Problem) -> bool:
@@ -307,8 +305,8 @@ def _sequence_problem(
         )
         return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, ())
     text += "ids would be given out twice"
-    mend = (_forward(stream.sequence, id_),)
-    return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, mend)
+    hint = (_forward(stream.sequence, id_),)
+    return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, hint)
 
 
 def _position_problem(
@@ -320,15 +318,15 @@ def _position_problem(
     )
     if abs(position) - last > PLAUSIBLE_DISTANCE:
         text += "no such id was ever given out"
-        mend = (
+        hint = (
             f"UPDATE stream_positions SET stream_id = "
             f"{stream.sign * max(last, FIRST_POSITION)} "
             f"WHERE {_row(stream, writer)} AND stream_id = {position};"
         )
     else:
         text += "the next rows would lie below what counts as complete"
-        mend = _forward(stream.sequence, abs(position))
-    return Problem(ProblemKind.POSITION_AHEAD, name, text, (mend,), writer)
+        hint = _forward(stream.sequence, abs(position))
+    return Problem(ProblemKind.POSITION_AHEAD, name, text, (hint,), writer)
 
 
 def _forward(sequence: str, value: int) -> str:

@@ -25,8 +25,6 @@ has begun is not stopped by cancelling its Deferred, and whoever waits learns of
 the cancellation when it has ended, not before: else a block that holds an id would
 be left, and its position announced, ahead of a commit that is still to come. A
 coroutine that is closed cannot wait; what it holds is kept by :meth:`Database.settled`.
-
-Spec, section 7, "Threads".
 """
 
 from __future__ import annotations
@@ -106,7 +104,7 @@ def connect(
     """Open one connection.
 
     :param conninfo: a DSN or URI, or libpq's parameters by name.
-    :raises psycopg2.OperationalError: nothing answers there, or it refuses.
+    :raises psycopg2.OperationalError: if nothing answers there, or it refuses.
     """
     if isinstance(conninfo, str):
         return psycopg2.connect(conninfo)
@@ -343,7 +341,7 @@ class _Attempt:
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:
-    """Give one that fires with another, for somebody else to wait for."""
+    """Return one that fires with another, for somebody else to wait for."""
     follower: Deferred[None] = Deferred()
     ended.addCallback(lambda _: follower.callback(None))
     return follower

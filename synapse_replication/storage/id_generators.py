@@ -24,18 +24,15 @@ its coroutine was closed or forgotten) leaves them finished. Neither waits for
 the database, so both work where waiting is not allowed. One case apart: the coroutine
 was closed, or forgotten, *inside* its block. Its transaction may be under way in its
 thread, and be committed yet; so the ids are kept open until all transactions that the
-database was asked for by then have ended, if it tells (a :class:`Database` does, a host's
-own does not). A block that was left
-without an exception waits until a position that covers what it covers is kept in
-``stream_positions``; if that fails, the row is committed all the same: the
-failure is reported, and tried again later.
+database was asked for by then have ended, if it tells (a :class:`Database` does, a
+host's own does not). A block that was left without an exception waits until a position
+that covers what it covers is kept in ``stream_positions``; if that fails, the row is
+committed all the same: the failure is reported, and tried again later.
 
 *Threads.* Every method may be called in any thread, except those that are
 awaited and the callbacks, which belong to the reactor's. A coroutine may be
 collected while this very thread holds the lock; so finishing never waits for the
 lock: ids are put down, and whoever holds the lock finishes them when letting go.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -77,7 +74,7 @@ def _do_nothing() -> None: ...
 
 
 class MultiWriterIdGenerator:
-    """Gives out a stream's ids and knows what is complete, as one process sees it.
+    """Returns out a stream's ids and knows what is complete, as one process sees it.
 
     Ids and tokens are below zero if the stream's are.
 
@@ -121,7 +118,7 @@ class MultiWriterIdGenerator:
         # Only in the reactor's thread. Each list is as long as there are callers.
         self._wanted: list[_Request] = []
         self._fetching = False
-        self._unkept: list[Deferred[None]] = []
+        self._awaiting_persist: list[Deferred[None]] = []
         self._keeping = False
         self._gathers = False
         self._retry_is_due = False
@@ -134,7 +131,7 @@ class MultiWriterIdGenerator:
     # -- ids ---------------------------------------------------------------------------
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Give an id; it is finished when the block is left, however.
+        """Return an id; it is finished when the block is left, however.
 
         :raises StreamConfigurationError: (on entering) we are no writer.
         :raises SequenceBehindError: (on entering) the sequence went backwards.
@@ -142,14 +139,14 @@ class MultiWriterIdGenerator:
         return _Block(self, 1, lambda ids: ids[0])
 
     def get_next_mult(self, n: int) -> AbstractAsyncContextManager[list[int]]:
-        """Give ``n`` ids in ascending order of distance from zero.
+        """Return ``n`` ids in ascending order of distance from zero.
 
         They are finished together, when the block is left.
         """
         return _Block(self, n, lambda ids: ids)
 
     def get_next_txn(self, txn: Any) -> int:
-        """Give an id that is finished when a transaction ends, however.
+        """Return an id that is finished when a transaction ends, however.
 
         :param txn: a :class:`~synapse_replication.storage.database.Transaction`,
             or a cursor of the host with ``call_after`` and ``call_on_exception``.
@@ -157,7 +154,7 @@ class MultiWriterIdGenerator:
         return self.get_next_mult_txn(txn, 1)[0]
 
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
-        """Give ``n`` ids that are finished when a transaction ends, however."""
+        """Return ``n`` ids that are finished when a transaction ends, however."""
         self._check_writer()
         are_new = False
         while not are_new:
@@ -175,7 +172,7 @@ class MultiWriterIdGenerator:
     # -- positions ---------------------------------------------------------------------
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Take note that a writer has nothing open up to ``new_id``.
+        """Record that a writer has nothing open up to ``new_id``.
 
         What is far beyond the sequence takes effect once the sequence was read again,
         if it turns out to be there.
@@ -189,22 +186,22 @@ class MultiWriterIdGenerator:
             self._sequence_check.hold_back(instance_name, id_)
 
     def get_positions(self) -> dict[str, int]:
-        """Give each writer's position: of others as heard, of us as written."""
+        """Return each writer's position: of others as heard, of us as written."""
         with self._locked() as positions:
             inside = positions.all_positions()
         return {writer: self._sign * id_ for writer, id_ in inside.items()}
 
     def get_current_token(self) -> int:
-        """Give the token up to which everything is persisted, of every writer."""
+        """Return the token up to which everything is persisted, of every writer."""
         return self.get_persisted_upto_position()
 
     def get_persisted_upto_position(self) -> int:
-        """Give the token up to which everything is persisted, of every writer."""
+        """Return the token up to which everything is persisted, of every writer."""
         with self._locked() as positions:
             return self._sign * positions.persisted_upto
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Tell up to where all ids of a writer are finished.
+        """Return up to where all ids of a writer are finished.
 
         For ourselves it is what may be announced. For others it may be ahead of
         what they themselves were heard of, see :meth:`get_writer_position`.
@@ -223,12 +220,12 @@ class MultiWriterIdGenerator:
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
-        """Tell up to where a writer itself was heard of: its rows are here."""
+        """Return up to where a writer itself was heard of: its rows are here."""
         with self._locked() as positions:
             return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
-        """Give the greatest finished id of ours that may be announced.
+        """Return the greatest finished id of ours that may be announced.
 
         If it is at or below a token, we have written nothing between that and
         :meth:`get_current_token_for_writer` of ourselves, whichever of the two is
@@ -343,7 +340,7 @@ class MultiWriterIdGenerator:
             if request.given_up:
                 self._end_unclaimed(request)
         self._fetching = False
-        with self._gathering():
+        with self._batching():
             for request in requests:
                 request.wake(None)
             if given_up:
@@ -354,12 +351,12 @@ class MultiWriterIdGenerator:
     ) -> None:
         self._end_fetch(fetch, [])
         self._fetching = False
-        with self._gathering():
+        with self._batching():
             for request in requests:
                 request.wake(failure)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
-        """Give what a block is to wait for; a host may have rules of its own."""
+        """Return what a block is to wait for; a host may have rules of its own."""
         return deferred
 
     def give_up(self, request: _Request) -> None:
@@ -382,7 +379,7 @@ class MultiWriterIdGenerator:
         self._end(ids)
         return self._have_finished()
 
-    def end_block_at_once(self, ids: list[int]) -> None:
+    def release_without_waiting(self, ids: list[int]) -> None:
         """Finish a block's ids where nothing can be waited for, in any thread.
 
         At the latest when what its transaction may be is over.
@@ -409,14 +406,14 @@ class MultiWriterIdGenerator:
 
     def _keep_later(self) -> Deferred[None]:
         waiting: Deferred[None] = Deferred()
-        self._unkept.append(waiting)
+        self._awaiting_persist.append(waiting)
         if not self._keeping and not self._gathers:
-            self._keep()
+            self._persist_position()
         return waiting
 
-    def _keep(self) -> None:
+    def _persist_position(self) -> None:
         """Upsert the position, for all who wait for that now."""
-        waiting, self._unkept = self._unkept, []
+        waiting, self._awaiting_persist = self._awaiting_persist, []
         with self._locked() as positions:
             local = positions.local
         if local <= self._kept:
@@ -485,14 +482,14 @@ class MultiWriterIdGenerator:
         self._keep_later()
 
     def _fire(self, waiting: list[Deferred[None]]) -> None:
-        with self._gathering():
+        with self._batching():
             for deferred in waiting:
                 # Who was cancelled has been told already.
                 if not deferred.called:
                     deferred.callback(None)
 
     @contextmanager
-    def _gathering(self) -> Generator[None, None, None]:
+    def _batching(self) -> Generator[None, None, None]:
         """Begin no round trip before all who are woken inside have asked."""
         outer, self._gathers = self._gathers, True
         try:
@@ -502,8 +499,8 @@ class MultiWriterIdGenerator:
             if not outer:
                 if self._wanted and not self._fetching:
                     self._fetch()
-                if self._unkept and not self._keeping:
-                    self._keep()
+                if self._awaiting_persist and not self._keeping:
+                    self._persist_position()
 
 
 class _Request:
@@ -575,7 +572,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
     ) -> None:
         if kind is not None and issubclass(kind, GeneratorExit):
             # Nothing may be waited for, and this may be any thread.
-            self._generator.end_block_at_once(self._ids)
+            self._generator.release_without_waiting(self._ids)
             return
         kept = self._generator.end_block(self._ids)
         if kind is None:
@@ -594,7 +591,7 @@ async def load_id_generator(
 ) -> MultiWriterIdGenerator:
     """Read where a stream stands, and make its id generator.
 
-    :raises SequenceBehindError: the sequence is behind a table; the error says
+    :raises SequenceBehindError: if the sequence is behind a table; the error says
         what to do.
     """
     positions = await database.transact(

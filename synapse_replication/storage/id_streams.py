@@ -2,8 +2,6 @@
 
 Functions take a cursor, and block. Ids are distances from zero, whatever the stream's
 sign. Nothing here knows a reactor or a log.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ __all__ = [
 ]
 
 #: A table without a fitting index is read if it is no larger than this; else it is
-#: passed over.
+#: skipped.
 MAX_SCANNED_BYTES = 32 * 2**20
 
 
@@ -60,7 +58,7 @@ class IdStream:
 
     @property
     def sign(self) -> int:
-        """Give what to multiply with, from inside to outside and back."""
+        """Return what to multiply with, from inside to outside and back."""
         return -1 if self.negative else 1
 
 
@@ -98,14 +96,14 @@ def best_lookup(txn: Any, column: IdColumn) -> Lookup:
 
 
 def read_sequence(txn: Any, sequence: str) -> int:
-    """Give the last id that a sequence has given out, one below its first if none."""
+    """Return the last id that a sequence has given out, one below its first if none."""
     txn.execute(queries.sequence_state(sequence))
     last_value, is_called = txn.fetchone()
     return int(last_value) if is_called else int(last_value) - 1
 
 
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
-    """Give the greatest id in a table: 0 if it has none, ``None`` if it is big and no
+    """Return the greatest id in a table: 0 if it has none, ``None`` if it is big and no
     index leads to it.
     """
     lookup = best_lookup(txn, column)

@@ -5,12 +5,10 @@ lower bound and stops after a page of rows, but only where a token ends. Of a
 stream with several tables each is read so, and the page ends where the query
 that was cut first was cut: beyond that nothing is reported, even if another
 query has read it. So a token is never split, and the end that is reported is
-never beyond what was read (C5, C6).
+never beyond what was read.
 
 Ids below zero (backfill) are tokens above zero here: what leaves this module is
 as on the wire.
-
-Spec, sections 1, 4 and 7.
 """
 
 from __future__ import annotations
@@ -69,11 +67,11 @@ class WriterIds(Protocol):
     """What a stream wants of its id generator. Ids are negative if its are."""
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Give an id; it is finished when the context is left."""
+        """Return an id; it is finished when the context is left."""
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Tell up to where a writer has finished; of ours, what may be announced."""
+        """Return up to where a writer has finished; of ours, what may be announced."""
         ...
 
     def get_announceable_token(self) -> int:
@@ -81,14 +79,14 @@ class WriterIds(Protocol):
         ...
 
     def get_minimal_local_current_token(self) -> int:
-        """Give the greatest finished id of ours that may be announced.
+        """Return the greatest finished id of ours that may be announced.
 
         Nothing of ours lies between it and what may be announced.
         """
         ...
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Take note of how far another writer has got."""
+        """Record how far another writer has got."""
         ...
 
 
@@ -155,23 +153,23 @@ class PostgresStream:
         return self._description
 
     def current_token(self, instance_name: str) -> int:
-        """Tell how far this process has got with a writer's rows."""
+        """Return how far this process has got with a writer's rows."""
         return self._sign * self._ids.get_current_token_for_writer(instance_name)
 
     def minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce.
+        """Return what this process, as a writer, may announce.
 
-        It moves with the positions of others while we write nothing (C29).
+        It moves with the positions of others while we write nothing.
         """
         return self._sign * self._ids.get_announceable_token()
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell whether we may have written rows in the range (C11)."""
+        """Return whether we may have written rows in the range."""
         newest = self._sign * self._ids.get_minimal_local_current_token()
         return from_token < min(upto_token, newest)
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Take note that a writer's rows up to ``token`` were handled here."""
+        """Record that a writer's rows up to ``token`` were handled here."""
         self._ids.advance(instance_name, self._sign * token)
 
     async def get_updates_since(
@@ -185,7 +183,7 @@ class PostgresStream:
         after a switch to a standby a sequence may be a little behind what was
         announced, until a writer brings it forward.
 
-        :raises CatchUpError: the database did not answer, or has no such table.
+        :raises CatchUpError: if the database did not answer, or has no such table.
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
@@ -220,7 +218,7 @@ class PostgresStream:
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
         """Find the removed writers that have rows above our positions.
 
-        :raises CatchUpError: the database did not answer; a retry may help.
+        :raises CatchUpError: if the database did not answer; a retry may help.
         """
         if self._find_removed_writers is None:
             return {}
@@ -288,11 +286,11 @@ class PostgresStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: there are none, or one holds what JSON cannot
+        :raises LocalProtocolError: if there are none, or one holds what JSON cannot
             say.
-        :raises StreamConfigurationError: the rows of this stream are written by
+        :raises StreamConfigurationError: if the rows of this stream are written by
             other means.
-        :raises psycopg2.Error: the database refused them; nothing was written, and
+        :raises psycopg2.Error: if the database refused them; nothing was written, and
             the token is not used again.
         """
         name, insert = self._description.name, self._insert
@@ -395,7 +393,7 @@ def standard_stream(
 ) -> PostgresStream:
     """Make one of Synapse's streams, to be read from Synapse's tables.
 
-    :raises StreamConfigurationError: it is held in memory.
+    :raises StreamConfigurationError: if it is held in memory.
     """
     queries = STANDARD_QUERIES.get(stream.name)
     if queries is None:

@@ -3,8 +3,6 @@
 Values are named parameters; identifiers (tables, columns, sequences) cannot be,
 and are put in by :func:`identifier`. In ``stream_positions`` the ids of a stream
 that counts down are below zero, as in its tables.
-
-Spec, section 7.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class RemovedWriterFinder:
 
         Also those that were removed since the first call and have no such rows.
 
-        :raises CatchUpError: the database did not answer; a retry may help.
+        :raises CatchUpError: if the database did not answer; a retry may help.
         """
         if not self._stream.writers:
             # Anybody may write, and no positions are stored.
@@ -263,7 +263,7 @@ class RemovedWriterFinder:
     async def survey(self) -> WriterSurvey:
         """Survey the writers, once the transactions that are open have ended.
 
-        :raises psycopg2.Error: the database did not answer.
+        :raises psycopg2.Error: if the database did not answer.
         """
         survey = await self._survey()
         if survey.absent and survey.open_transactions:

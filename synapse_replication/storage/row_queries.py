@@ -1,7 +1,6 @@
 """Queries for the rows of a stream, as facts: text and its meaning, no driver.
 
-What pages of catch-up are read by; the pipeline reads ranges by them. Spec, sections
-1, 7 and 9.
+Pages of catch-up are read by them, and the ranges of the pipeline.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Everything here runs in a transaction's thread, with its cursor. Ids are
 distances from zero, whatever the stream's sign.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def fetch_ids(
 ) -> list[int]:
     """Take new ids from a sequence, in ascending order.
 
-    Those that are not usable are skipped and never used (C34). If the sequence is
+    Those that are not usable are skipped and never used. If the sequence is
     behind what this process knows as finished, it is brought forward to that, unless
     the distance is too great to be believed.
 
@@ -123,7 +121,7 @@ def _sequence_behind_memory(
 
 
 def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
-    """Give what ``stream_positions`` holds of a stream, also of removed writers.
+    """Return what ``stream_positions`` holds of a stream, also of removed writers.
 
     A position of the wrong sign is that of a stream nobody wrote.
     """
@@ -171,7 +169,7 @@ def load_positions(
 
     A declared writer also forgets removed ones, stores where it begins if it is
     new, and brings a sequence forward that is a little behind the stored
-    positions, as after the loss of a primary server (C34). Whoever only reads
+    positions, as after the loss of a primary server. Whoever only reads
     changes nothing.
 
     The order matters: nobody may begin to write between the first thing that is

@@ -12,7 +12,7 @@ more, and are not missed: the newer one says all that they said. The same holds
 for what was deleted: purged rooms, deactivated users, redacted relations.
 
 Streams held in memory (``typing``, ``federation``, ``presence_federation``) have
-no tables: their writers are asked. Spec, sections 8 and 9.
+no tables: their writers are asked.
 """
 
 from __future__ import annotations

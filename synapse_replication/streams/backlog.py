@@ -6,7 +6,7 @@ it in that range. A reader that lacks rows after ``start`` gets them from here; 
 lacks more asks the database.
 
 The range never has a hole. Each addition says from which token it goes on; if that is
-not where the backlog ends, something was passed over unseen, and it begins anew. What
+not where the backlog ends, something was skipped unseen, and it begins anew. What
 is over the bound is forgotten from the old end, a whole token at a time.
 """
 
@@ -100,8 +100,8 @@ class StreamBacklog:
             self._rows -= len(texts)
             self._bytes -= size
 
-    def pass_over(self, prev_token: int, new_token: int) -> None:
-        """Take note that there are no rows in ``(prev_token, new_token]``."""
+    def skip_range(self, prev_token: int, new_token: int) -> None:
+        """Record that there are no rows in ``(prev_token, new_token]``."""
         if prev_token != self.end:
             self._begin(prev_token)
         self.end = new_token
@@ -112,7 +112,7 @@ class StreamBacklog:
         self.start = self.end = token
 
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:
-        """Give the rows in ``(from_token, upto_token]``, one page.
+        """Return the rows in ``(from_token, upto_token]``, one page.
 
         :return: ``None`` if they are not all here, up to where this process got.
         """
@@ -143,25 +143,25 @@ class Backlog:
         self._streams: dict[str, StreamBacklog] = {}
 
     def of(self, stream_name: str) -> StreamBacklog:
-        """Give the backlog of a stream; an empty one at first."""
+        """Return the backlog of a stream; an empty one at first."""
         backlog = self._streams.get(stream_name)
         if backlog is None:
             backlog = self._streams[stream_name] = StreamBacklog(self._options)
         return backlog
 
     def resize(self, options: BacklogOptions) -> None:
-        """Give all streams other bounds, those that come later too."""
+        """Return all streams other bounds, those that come later too."""
         self._options = options
         for backlog in self._streams.values():
             backlog.resize(options)
 
     def __iter__(self) -> Iterator[tuple[str, StreamBacklog]]:
-        """Give each stream's name and backlog."""
+        """Return each stream's name and backlog."""
         return iter(self._streams.items())
 
     def read(
         self, stream_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult | None:
-        """Give a page of a stream, or ``None``; see :meth:`StreamBacklog.read`."""
+        """Return a page of a stream, or ``None``; see :meth:`StreamBacklog.read`."""
         backlog = self._streams.get(stream_name)
         return None if backlog is None else backlog.read(from_token, upto_token)

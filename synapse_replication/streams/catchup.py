@@ -5,8 +5,6 @@ promises that it wrote nothing in ``(prev, new]``. A reader that stands anywhere
 from ``prev`` to ``new`` has missed nothing. One that stands below ``prev`` may
 have. One that stands *above* ``new`` has either asked somebody who knows more
 (its database), or reads a stream that began again from an earlier token.
-
-Spec, section 5; cases C4, C9, C46, C53.
 """
 
 from __future__ import annotations
@@ -123,14 +121,14 @@ class Page:
     is_encoded: bool = False
 
     def batches(self) -> Iterator[tuple[int, list[JsonValue]]]:
-        """Give each token with its rows."""
+        """Return each token with its rows."""
         return gather_batches(self.tokens, self.values)
 
 
 def gather_batches(
     tokens: Iterable[int], rows: Iterable[T]
 ) -> Iterator[tuple[int, list[T]]]:
-    """Give each token with its rows.
+    """Return each token with its rows.
 
     :param tokens: of each row; the same ones stand together.
     """
@@ -160,7 +158,7 @@ def check_page(
     before it may still be on their way.
 
     :param take_encoded: leave rows that the source has as text as they are.
-    :raises CatchUpError: the answer does not bring us on.
+    :raises CatchUpError: if the answer does not bring us on.
     """
     reached = min(result.upto_token, upto_token)
     if reached <= from_token:

@@ -17,11 +17,9 @@ told otherwise:
 A reader at 0 has read nothing yet, and gets what there is; it does not miss what
 was before its time.
 
-When the writer starts again, so do its tokens, from 0 (spec, section 5). Readers
-learn of it by a POSITION, go back to 0 and fetch what little the new process has
-(C46, C47): :meth:`MemoryStream.advance` accepts a lower token therefore.
-
-Spec, sections 1, 5 and 8.
+When the writer starts again, so do its tokens, from 0. Readers
+learn of it by a POSITION, go back to 0 and fetch what little the new process has:
+:meth:`MemoryStream.advance` accepts a lower token therefore.
 """
 
 from __future__ import annotations
@@ -130,21 +128,21 @@ class MemoryStream:
         return self._description
 
     def current_token(self, instance_name: str) -> int:
-        """Tell how far this process has got with a writer's rows; 0 at first."""
+        """Return how far this process has got with a writer's rows; 0 at first."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce."""
+        """Return what this process, as a writer, may announce."""
         return self._positions[self._instance_name]
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell whether we wrote rows in the range: every token of ours has some."""
+        """Return whether we wrote rows in the range: every token of ours has some."""
         return from_token < min(upto_token, self._positions[self._instance_name])
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Take note of a writer's position; a lower one if it started again.
+        """Record a writer's position; a lower one if it started again.
 
-        :raises LocalProtocolError: it is our own, which moves by :meth:`write`.
+        :raises LocalProtocolError: if it is our own, which moves by :meth:`write`.
         """
         if instance_name == self._instance_name:
             raise LocalProtocolError(
@@ -158,7 +156,7 @@ class MemoryStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: there are none, or one holds what JSON cannot
+        :raises LocalProtocolError: if there are none, or one holds what JSON cannot
             say; nothing was written.
         """
         if not rows:
@@ -202,7 +200,7 @@ class MemoryStream:
     ) -> StreamUpdateResult:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
 
-        :raises CatchUpError: they were forgotten, the writer did not answer, or
+        :raises CatchUpError: if they were forgotten, the writer did not answer, or
             nobody can be asked.
         """
         name = self._description.name

@@ -16,12 +16,12 @@ and says, at any moment and from one state,
   that is known to be finished, whoever wrote it: peers count on that, see below;
 - *local*: the largest of its own ids that are finished and covered by the
   announced one. If it is at or below a token, nothing of ours lies between that
-  token and the announced one (C11);
+  token and the announced one;
 - *persisted up to*: each id at or below it, of every writer, is finished.
 
 Why ids being fetched count: between the moment at which the sequence gives out
 an id and the moment at which that is registered here, others may finish greater
-ids and announce them (C25). So a fetch has a *floor*, the greatest id that was
+ids and announce them. So a fetch has a *floor*, the greatest id that was
 known to be finished when it began. What the sequence gives is greater, and until
 it is known, nothing above the floor is called ours and complete.
 
@@ -38,8 +38,6 @@ sequence was read again. Announcements of instances that are not declared as wri
 are ignored where writers are declared.
 
 Ids here are distances from zero: positive also for streams that count down.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class FinishedIds:
         return index >= 0 and self._ends[index] >= id_
 
     def __len__(self) -> int:
-        """Give the number of ranges."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def add(self, id_: int) -> None:
@@ -113,7 +111,7 @@ class FinishedIds:
                 del starts[-1], ends[-1]
 
     def run_from(self, id_: int) -> int:
-        """Give the last of the ids that follow ``id_`` without a gap, else it."""
+        """Return the last of the ids that follow ``id_`` without a gap, else it."""
         if not self._starts:
             return id_
         index = bisect_right(self._starts, id_ + 1) - 1
@@ -122,7 +120,7 @@ class FinishedIds:
         return id_
 
     def last_upto(self, limit: int) -> int | None:
-        """Give the greatest id at or below ``limit``, if there is one."""
+        """Return the greatest id at or below ``limit``, if there is one."""
         index = bisect_right(self._starts, limit) - 1
         return min(self._ends[index], limit) if index >= 0 else None
 
@@ -142,7 +140,7 @@ class WriterPositions:
     :param instance_name: this process.
     :param writers: the declared writers; none if anybody may write.
     :param stored: the positions of writers that were kept from before; others'
-        than the declared ones are passed over.
+        than the declared ones are skipped.
     :param finished: further ids that are known to be finished, of any writer: rows
         that are committed.
     :param complete_upto: each id up to here is known to be finished, by other
@@ -180,13 +178,13 @@ class WriterPositions:
         self._persisted_upto = self._finished.run_from(upto)
         #: The greatest id that is known to be finished, of any writer.
         self.max_finished = max(self._persisted_upto, *known.values(), *finished, 0)
-        # A writer of whom nothing is known has written nothing up to here (C27).
+        # A writer of whom nothing is known has written nothing up to here.
         self._others = {
             writer: known.get(writer, self._persisted_upto)
             for writer in declared
             if writer != instance_name
         }
-        # One entry for each of them. One that has moved on since is mended when it
+        # One entry for each of them. One that has moved on since is repaired when it
         # is the smallest.
         self._others_heap = [(id_, writer) for writer, id_ in self._others.items()]
         heapify(self._others_heap)
@@ -234,7 +232,7 @@ class WriterPositions:
         return self._allocated is None or id_ <= self._allocated + PLAUSIBLE_DISTANCE
 
     def set_allocated(self, id_: int) -> None:
-        """Take note that the sequence has given out all ids up to ``id_``."""
+        """Record that the sequence has given out all ids up to ``id_``."""
         if self._allocated is not None and id_ > self._allocated:
             self._allocated = id_
 
@@ -266,13 +264,13 @@ class WriterPositions:
         return self._fetches[fetch]
 
     def writer_position(self, instance_name: str) -> int:
-        """Tell up to where a writer itself was heard of (our own: announced)."""
+        """Return up to where a writer itself was heard of (our own: announced)."""
         if self.is_writer and instance_name == self.instance_name:
             return self._announced
         return self._others.get(instance_name, self._persisted_upto)
 
     def current_token(self, instance_name: str) -> int:
-        """Tell up to where a writer's ids are all finished.
+        """Return up to where a writer's ids are all finished.
 
         Ahead of :meth:`writer_position` if others' ids without a gap show it.
         """
@@ -281,7 +279,7 @@ class WriterPositions:
         return position if position > upto else upto
 
     def all_positions(self) -> dict[str, int]:
-        """Give the position of each writer, our own as :attr:`local`."""
+        """Return the position of each writer, our own as :attr:`local`."""
         positions = dict(self._others)
         if self.is_writer:
             positions[self.instance_name] = self._local
@@ -290,7 +288,7 @@ class WriterPositions:
     # -- what happens ------------------------------------------------------------------
 
     def begin_fetch(self) -> int:
-        """Take note that ids are about to be asked for.
+        """Record that ids are about to be asked for.
 
         :return: a handle for :meth:`end_fetch`, which must follow.
         """
@@ -299,10 +297,10 @@ class WriterPositions:
         return self._last_fetch
 
     def is_usable(self, fetch: int, id_: int) -> bool:
-        """Tell whether an id that was given may be used.
+        """Return whether an id that was given may be used.
 
         It may not if it is at or below what was finished when the fetch began, or
-        is known already: then the sequence has gone backwards (C34), or it is the
+        is known already: then the sequence has gone backwards, or it is the
         position at which an unwritten stream stands.
         """
         return (
@@ -313,9 +311,9 @@ class WriterPositions:
         )
 
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
-        """Take note of which ids a fetch brought, or that it failed (none).
+        """Record which ids a fetch brought, or that it failed (none).
 
-        :raises ValueError: one of them is not usable, or there are two the same;
+        :raises ValueError: if one of them is not usable, or there are two the same;
             nothing has changed.
         """
         if len(set(ids)) != len(ids) or not all(
@@ -331,9 +329,9 @@ class WriterPositions:
         self._settle()
 
     def finish(self, ids: Iterable[int]) -> None:
-        """Take note that ids of ours are committed, or never will be.
+        """Record that ids of ours are committed, or never will be.
 
-        :raises KeyError: one is not in flight.
+        :raises KeyError: if one is not in flight.
         """
         for id_ in ids:
             self._in_flight.remove(id_)
@@ -341,7 +339,7 @@ class WriterPositions:
         self._settle()
 
     def advance(self, instance_name: str, id_: int) -> None:
-        """Take note of what a writer announced: it has nothing open up to ``id_``.
+        """Record what a writer announced: it has nothing open up to ``id_``.
 
         Positions never fall; a smaller one still tells that ``id_`` is finished. Of an
         instance that is no declared writer it is ignored, where writers are declared.
@@ -377,14 +375,14 @@ class WriterPositions:
         self.max_finished = max(self.max_finished, id_)
 
     def _own_limit(self) -> int | None:
-        """Give the greatest id that may be called complete for us, if bounded."""
+        """Return the greatest id that may be called complete for us, if bounded."""
         lowest, floor = self.lowest_in_flight(), self.lowest_floor()
         if lowest is None:
             return floor
         return lowest - 1 if floor is None else min(lowest - 1, floor)
 
     def _announceable_upto(self, limit: int) -> int:
-        """Give the greatest id to announce while ids above ``limit`` are open."""
+        """Return the greatest id to announce while ids above ``limit`` are open."""
         return self._finished.last_upto(limit) or 0
 
     def _slowest_other(self) -> int | None:

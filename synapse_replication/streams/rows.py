@@ -6,8 +6,6 @@ decoder for the tuple of the fields' types, so that text becomes checked values
 in one pass in C; a row is then made of them, see :func:`fast_class`. A row that
 does not fit, the rare case, is decoded again without types, to tell a row from a
 newer peer (more places than we know: cut off and counted) from a wrong one.
-
-Spec, sections 1, 2 and 9.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def decode_json(text: bytes | str) -> Any:
     """Decode strict JSON: no NaN or Infinity, nothing behind the value.
 
-    :raises ValueError: it is not JSON. The message does not repeat the text.
+    :raises ValueError: if it is not JSON. The message does not repeat the text.
     """
     try:
         return _decode_any(text)
@@ -57,7 +55,7 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
 
     :param nones: how many times ``None`` is in the value, if that is known; it
         saves looking.
-    :raises ValueError: it holds NaN, Infinity, a lone surrogate, or what is not
+    :raises ValueError: if it holds NaN, Infinity, a lone surrogate, or what is not
         JSON; or it is nested too deeply.
     """
     try:
@@ -80,7 +78,7 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
 def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
     """Encode values that go out together, each as :func:`encode_json` does.
 
-    :raises ValueError: one of them cannot be encoded.
+    :raises ValueError: if one of them cannot be encoded.
     """
     try:
         text = _encode_lines(values)
@@ -135,7 +133,7 @@ class DecodedRows(Generic[RowT]):
 
     :ivar rows: in the order of the texts.
     :ivar with_extra_fields: rows of a newer peer, whose unknown last fields were
-        passed over.
+        skipped.
     """
 
     rows: list[RowT]
@@ -214,7 +212,7 @@ class RowCodec(Generic[RowT]):
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
         """Decode rows that came together.
 
-        :raises RowDecodeError: one of them is no row of this stream; none is
+        :raises RowDecodeError: if one of them is no row of this stream; none is
             returned then.
         """
         row_type, fast, decode = self.row_type, self.fast_class, self._decode
@@ -257,7 +255,7 @@ class RowCodec(Generic[RowT]):
     def from_json(self, value: Any) -> RowT:
         """Make a row of a JSON value, for instance one fetched in catch-up.
 
-        :raises RowDecodeError: it is no row of this stream.
+        :raises RowDecodeError: if it is no row of this stream.
         """
         try:
             return self._from_json(value)[0]
@@ -265,13 +263,13 @@ class RowCodec(Generic[RowT]):
             raise RowDecodeError(self.stream_name, 0, str(error)) from None
 
     def to_json(self, row: RowT) -> Any:
-        """Give the JSON value of a row."""
+        """Return the JSON value of a row."""
         return list(self.fields_of(row))
 
     def encode(self, row: RowT) -> bytes:
-        """Give the JSON text of a row.
+        """Return the JSON text of a row.
 
-        :raises LocalProtocolError: the row holds what JSON cannot say.
+        :raises LocalProtocolError: if the row holds what JSON cannot say.
         """
         try:
             return self._encode(row)
@@ -300,7 +298,7 @@ class RawRowCodec(RowCodec[Any]):
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that came together.
 
-        :raises RowDecodeError: one of them is not JSON.
+        :raises RowDecodeError: if one of them is not JSON.
         """
         rows = []
         for index, text in enumerate(texts):
@@ -311,11 +309,11 @@ class RawRowCodec(RowCodec[Any]):
         return DecodedRows(rows)
 
     def from_json(self, value: Any) -> Any:
-        """Give the value itself."""
+        """Return the value itself."""
         return value
 
     def to_json(self, row: Any) -> Any:
-        """Give the value itself."""
+        """Return the value itself."""
         return row
 
     def _encode(self, row: Any) -> bytes:

@@ -1,7 +1,5 @@
 """What a stream is: its description, and how a process sees it.
 
-Spec, sections 1, 5 and 6.
-
 A *token* here is a plain ``int``: one writer's position in one stream. The
 position of many writers at once is a
 :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`.
@@ -132,7 +130,7 @@ class StreamDescription:
 class Stream(Protocol):
     """A stream as one process sees it: where each writer stands, and its rows.
 
-    All methods are called in the reactor's thread. Spec, sections 5 and 6.
+    All methods are called in the reactor's thread.
     """
 
     @property
@@ -141,7 +139,7 @@ class Stream(Protocol):
         ...
 
     def current_token(self, instance_name: str) -> int:
-        """Tell how far this process has got with a writer's rows.
+        """Return how far this process has got with a writer's rows.
 
         :return: every row of that writer at or below it has been handled here
             (or, for our own instance, was persisted).
@@ -149,7 +147,7 @@ class Stream(Protocol):
         ...
 
     def minimal_local_current_token(self) -> int:
-        """Tell what this process, as a writer, may announce.
+        """Return what this process, as a writer, may announce.
 
         Each row of ours at or below it is committed (or never will be) and is
         returned by :meth:`get_updates_since`.
@@ -157,7 +155,7 @@ class Stream(Protocol):
         ...
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell whether we may have written rows in ``(from_token, upto_token]``.
+        """Return whether we may have written rows in ``(from_token, upto_token]``.
 
         ``False`` is a promise and spares a query; ``True`` is a guess.
         """
@@ -168,7 +166,7 @@ class Stream(Protocol):
     ) -> Awaitable[StreamUpdateResult]:
         """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
 
-        :raises CatchUpError: the source did not answer; a retry may help.
+        :raises CatchUpError: if the source did not answer; a retry may help.
         """
         ...
 
@@ -198,6 +196,6 @@ class DrainableStream(Protocol):
         Called in the reactor's thread. May take as long as the transactions that are
         open in the source.
 
-        :raises CatchUpError: the source did not answer; a retry may help.
+        :raises CatchUpError: if the source did not answer; a retry may help.
         """
         ...

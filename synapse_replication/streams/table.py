@@ -112,7 +112,7 @@ class TableStream:
     :ivar negative: ids count down from -1 (tokens on the wire are positive).
     :ivar row_type: an attrs class with a field for each column, in order; made of
         the columns if not given.
-    :raises StreamConfigurationError: the facts do not fit together.
+    :raises StreamConfigurationError: if the facts do not fit together.
     """
 
     name: str
@@ -184,10 +184,10 @@ class TableStream:
                 "name the writer_column that tells their rows apart, or one writer",
             )
 
-    def _refuse(self, what: str, value: object, mend: str) -> None:
+    def _refuse(self, what: str, value: object, hint: str) -> None:
         raise StreamConfigurationError(
             f"stream {excerpt(str(self.name))}: {what} is "
-            f"'{excerpt(str(value))}'; {mend}"
+            f"'{excerpt(str(value))}'; {hint}"
         )
 
     def _make_row_type(self) -> type[Any]:
@@ -215,5 +215,5 @@ class TableStream:
 
     @property
     def id_columns(self) -> tuple[IdColumn, ...]:
-        """Tell where the ids are kept."""
+        """Return where the ids are kept."""
         return (IdColumn(self.table, self.id_column, self.writer_column),)

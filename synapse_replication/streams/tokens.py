@@ -5,8 +5,6 @@ position for each writer. A :class:`PersistedPosition` is where one row is. What
 may be asked: whether a row is before or after a token, which rows are between two
 tokens, the maximum and the minimum of two tokens. Tokens are ordered only in
 part, and a row's position is no token.
-
-Spec, sections 1 and 7.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class PersistedPosition:
     stream: int
 
     def persisted_after(self, token: MultiWriterStreamToken) -> bool:
-        """Tell whether the row comes after a token: it is not covered by it."""
+        """Return whether the row comes after a token: it is not covered by it."""
         return token.get_stream_pos_for_instance(self.instance_name) < self.stream
 
 
@@ -56,7 +54,7 @@ class MultiWriterStreamToken:
     """Up to where each writer's rows are covered.
 
     Entries at or below the minimum say nothing and are left out, so that equal
-    tokens are equal objects (C42).
+    tokens are equal objects.
 
     :ivar stream: the minimum: every writer that is not in ``instance_map`` is here.
     :ivar instance_map: those that are further.
@@ -85,7 +83,7 @@ class MultiWriterStreamToken:
 
         :param name_of: from the number of an instance to its name; raises
             :exc:`LookupError` for one that is not known.
-        :raises TokenError: it is no token.
+        :raises TokenError: if it is no token.
         """
         if not text.startswith("m"):
             return cls(_to_id(text, text))
@@ -128,19 +126,19 @@ class MultiWriterStreamToken:
         return cls(persisted_upto, positions)
 
     def get_stream_pos_for_instance(self, instance_name: str | None) -> int:
-        """Give a writer's position; rows without a known writer are at the minimum."""
+        """Return a writer's position; rows without a known writer are at the minimum."""
         if instance_name is None:
             return self.stream
         return self.instance_map.get(instance_name, self.stream)
 
     def get_max_stream_pos(self) -> int:
-        """Give the greatest position of any writer."""
+        """Return the greatest position of any writer."""
         return max(self.instance_map.values(), default=self.stream)
 
     # -- order -------------------------------------------------------------------------
 
     def is_before_or_eq(self, other: MultiWriterStreamToken) -> bool:
-        """Tell whether everything that this covers is covered by ``other``.
+        """Return whether everything that this covers is covered by ``other``.
 
         Of two tokens neither may be.
         """
@@ -150,11 +148,11 @@ class MultiWriterStreamToken:
         )
 
     def copy_and_advance(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
-        """Give the maximum: the least token that covers what either covers."""
+        """Return the maximum: the least token that covers what either covers."""
         return self._combine(other, max)
 
     def copy_and_retreat(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
-        """Give the minimum: the greatest token that covers what both cover."""
+        """Return the minimum: the greatest token that covers what both cover."""
         return self._combine(other, min)
 
     def _combine(
@@ -172,7 +170,7 @@ class MultiWriterStreamToken:
         )
 
     def bound_stream_token(self, max_stream: int) -> MultiWriterStreamToken:
-        """Give a token that covers what this covers up to ``max_stream`` (C41)."""
+        """Return a token that covers what this covers up to ``max_stream``."""
         return MultiWriterStreamToken(
             min(self.stream, max_stream),
             {w: min(p, max_stream) for w, p in self.instance_map.items()},
@@ -181,7 +179,7 @@ class MultiWriterStreamToken:
     def after_partial_read(
         self, upper: MultiWriterStreamToken, read_upto: int
     ) -> MultiWriterStreamToken:
-        """Give the token after some of the rows between this and ``upper``.
+        """Return the token after some of the rows between this and ``upper``.
 
         :param upper: at or after this.
         :param read_upto: all rows between the two whose id is at or below it were
@@ -202,7 +200,7 @@ def is_stream_position_in_range(
     instance_name: str | None,
     position: int,
 ) -> bool:
-    """Tell whether a row is after ``low`` and not after ``high``.
+    """Return whether a row is after ``low`` and not after ``high``.
 
     :param low: ``None`` for no lower bound, ``high`` likewise.
     :param instance_name: the row's writer, if known.

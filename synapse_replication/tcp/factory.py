@@ -1,7 +1,4 @@
-"""Factories of the line protocol: one that listens, one that keeps a link up.
-
-Spec, section 3.
-"""
+"""Factories of the line protocol: one that listens, one that keeps a link up."""
 
 from __future__ import annotations
 

@@ -9,8 +9,6 @@ plain TCP, TLS and Unix sockets.
 The extension, if the process has one, hears of the link once the peer has shown that it
 speaks it, before anything that came after that is handled. The client shows it first:
 what it says to a server is heard by no stranger.
-
-Spec, section 3; docs/protocol.rst.
 """
 
 from __future__ import annotations
@@ -144,7 +142,7 @@ class BaseReplicationStreamProtocol(Protocol):
         return self._connection.close_text
 
     def greeting(self) -> Sequence[Command]:
-        """Give what is sent first."""
+        """Return what is sent first."""
         raise NotImplementedError
 
     @property
@@ -277,7 +275,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._extension.extension_up(self)
 
     def _hand_over(self, items: Sequence[ReceivedItem | ExtensionLine]) -> None:
-        """Give the handler and the extension what is theirs, in order."""
+        """Return the handler and the extension what is theirs, in order."""
         waiting: list[ReceivedItem] = []
         for item in items:
             if not isinstance(item, ExtensionLine):
@@ -411,6 +409,6 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         self.name = client_name
 
     def greeting(self) -> Sequence[Command]:
-        # A stock server passes over what stands in a PING.
+        # A stock server skips what stands in a PING.
         marks = [] if self._extension is None else [PING_MARK]
         return [NameCommand(self.name), self._ping(*marks)]

@@ -97,7 +97,7 @@ class MemoryConnection:
         self.sent += [line.decode() for line in lines]
 
     def take(self) -> list[str]:
-        """Give the lines that were sent since the last call."""
+        """Return the lines that were sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
@@ -292,7 +292,7 @@ class RecordingSink:
         return self._do(take)
 
     def tokens(self, instance_name: str, stream_name: str | None = None) -> list[int]:
-        """Give the tokens of a writer's rows, in order of arrival."""
+        """Return the tokens of a writer's rows, in order of arrival."""
         return [
             token
             for stream, writer, token, _ in self.rows

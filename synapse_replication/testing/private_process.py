@@ -34,7 +34,7 @@ ServerT = TypeVar("ServerT", bound="PrivateServer")
 
 
 def free_port() -> int:
-    """Give a TCP port of the loopback interface that nobody listens on now."""
+    """Return a TCP port of the loopback interface that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -49,7 +49,7 @@ def wheel_folder(package: str) -> Path | None:
 
 
 def is_binary(path: Path) -> bool:
-    """Tell whether it can be run, and is no wrapper whose pid would mislead us."""
+    """Return whether it can be run, and is no wrapper whose pid would mislead us."""
     try:
         with path.open("rb") as file:
             return os.access(path, os.X_OK) and file.read(2) not in (b"#!", b"")
@@ -115,7 +115,7 @@ class PrivateServer:
         """Start it, or start it again on the same data, and wait until it answers.
 
         :param timeout: how long it may take, in s.
-        :raises ServerStartError: there is no binary, or it did not come up.
+        :raises ServerStartError: if there is no binary, or it did not come up.
         """
         if self._process is not None:
             return self

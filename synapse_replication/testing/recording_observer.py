@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CommandDropReason,
     DiscardReason,
-    PeerNews,
+    PeerHeartbeat,
     ReplicationObserver,
     Resync,
 )
@@ -56,16 +56,18 @@ class RecordingObserver(ReplicationObserver):
         self.refused: list[ProtocolError] = []
         self.processes: list[str] = []
         self.open_processes = 0
-        self.catch_ups: list[CatchUp] = []
+        self.catch_ups: list[CatchUpEvent] = []
         self.pages: list[tuple[int, int]] = []
-        self.catch_up_failures: list[tuple[CatchUp, BaseException, int, float]] = []
+        self.catch_up_failures: list[
+            tuple[CatchUpEvent, BaseException, int, float]
+        ] = []
         self.connected: list[tuple[str, str, str]] = []
         self.removed_found: list[tuple[str, str, int, int]] = []
         self.removed_drained: list[tuple[str, str, int]] = []
         self.resets: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
-        self.news: list[PeerNews] = []
+        self.news: list[PeerHeartbeat] = []
         self.queue_lengths: dict[str, list[int]] = {}
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
@@ -109,7 +111,7 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.announced[stream_name, instance_name] = token
 
-    def peer_heard(self, news: PeerNews) -> None:
+    def peer_heard(self, news: PeerHeartbeat) -> None:
         self.news.append(news)
 
     def position_changed(
@@ -147,15 +149,15 @@ class RecordingObserver(ReplicationObserver):
     ) -> None:
         self.ahead.append((stream_name, instance_name, position, announced))
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         self.catch_ups.append(event)
         return super().catch_up(event)
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self.pages.append((rows, upto_token))
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self.catch_up_failures.append((event, error, attempt, retry_in))
 

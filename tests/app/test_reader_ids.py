@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.storage.postgres_stream import WriterIds
 
 if TYPE_CHECKING:
-    _ids: type[WriterIds] = HandledIds
+    _ids: type[WriterIds] = ReaderIds
 
 
 class Generator:
@@ -38,8 +38,8 @@ class Generator:
 
 
 class HandledIdsTests(SynchronousTestCase):
-    def make(self, own: Generator | None = None, negative: bool = False) -> HandledIds:
-        return HandledIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
+    def make(self, own: Generator | None = None, negative: bool = False) -> ReaderIds:
+        return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
 
     def test_reader(self) -> None:
         """A reader starts where it was told, for writers known and unknown."""

@@ -50,7 +50,7 @@ _recorder: Recorder
 
 
 def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
-    """Give the recorder of the test that runs."""
+    """Return the recorder of the test that runs."""
     return _recorder
 
 

@@ -18,9 +18,13 @@ from synapse_replication.app.status_page import (
     judge,
     sparkline,
 )
-from synapse_replication.handlers.observer import CatchUp, CloseReason, PeerNews
+from synapse_replication.handlers.observer import (
+    CatchUpEvent,
+    CloseReason,
+    PeerHeartbeat,
+)
 from synapse_replication.instrumentation.status.model import (
-    REMEDIES,
+    HINTS,
     StallReason,
     group_stalls,
 )
@@ -72,7 +76,7 @@ class StatusPageTests(PageMixin):
     def test_texts_of_others_are_escaped(self) -> None:
         """What peers call themselves is text on the page, whatever it is."""
         self.all_live()
-        self.observer.peer_heard(PeerNews("<b>", "<i>", "<u>", "<s>", False, {}))
+        self.observer.peer_heard(PeerHeartbeat("<b>", "<i>", "<u>", "<s>", False, {}))
         self.observer.duplicate_instance("<b>", "<q>")
         text = self.page()
         for tag in ("<w3>", "<b>", "<i>", "<u>", "<s>", "<q>"):
@@ -83,7 +87,7 @@ class StatusPageTests(PageMixin):
         """No raw escape, NUL or change of direction stands in the page."""
         self.all_live()
         bad = "a\x1b[2J\0\u202eb"
-        self.observer.peer_heard(PeerNews(bad, bad, bad, bad, False, {}))
+        self.observer.peer_heard(PeerHeartbeat(bad, bad, bad, bad, False, {}))
         self.observer.duplicate_instance(bad, bad)
         self.observer.connection_made(bad)
         text = self.page()
@@ -114,7 +118,7 @@ class StatusPageTests(PageMixin):
     def test_catching_up(self) -> None:
         """A catch-up shows how much of it is done."""
         self.all_live()
-        event = CatchUp("events", "w1", 1234, 2234)
+        event = CatchUpEvent("events", "w1", 1234, 2234)
         self.observer.catch_up(event)
         self.observer.catch_up_page(event, 100, 1334)
         text = self.page()
@@ -138,7 +142,7 @@ class StatusPageTests(PageMixin):
     def test_the_worst_first(self) -> None:
         """What is wrong stands before what is well, in the table too."""
         self.go_live(("events", "w1"), ("events", "w2"))
-        self.observer.catch_up(CatchUp("events", "w2", 1234, 2234))
+        self.observer.catch_up(CatchUpEvent("events", "w2", 1234, 2234))
         names = re.findall(r"data-writer=\"([^\"]+)\"", self.page())
         self.assertEqual(names, ["typing/&lt;w3&gt;", "events/w2", "events/w1"])
 
@@ -260,7 +264,7 @@ class JudgementTests(PageMixin):
 
     def test_every_reason_has_a_remedy(self) -> None:
         """For whatever is wrong, the page says what to do."""
-        self.assertEqual(set(REMEDIES), set(StallReason))
+        self.assertEqual(set(HINTS), set(StallReason))
 
     def test_durations(self) -> None:
         """Durations are short to read."""

@@ -126,7 +126,7 @@ class StreamSetupTests(TestCase):
         client = HttpCatchUpClient(agent, {}, None, self.clock)
         setup = StreamSetup(config, host, self.database, client, reactor)  # type: ignore[arg-type]
         await setup.run(sink)
-        self.nothing_before = setup.nothing_before
+        self.empty_ranges = setup.empty_ranges
         return host
 
     def positions(self, host: StandaloneHost, *writers: str) -> list[int]:
@@ -175,7 +175,7 @@ class StreamSetupTests(TestCase):
         self.assertEqual(self.positions(host, "a", "b"), [9, 4])
 
     async def test_writer_that_is_new(self) -> None:
-        """C27: a writer nobody heard of is where the slowest is, not at 0."""
+        """A writer nobody heard of is where the slowest is, not at 0."""
         self.store(a=7, b=9)
         self.assertEqual(
             self.positions(await self.set_up(PositionsOnlySink()), "c"), [7]
@@ -236,7 +236,7 @@ class StreamSetupTests(TestCase):
         self.assertTrue(page.limited)
 
     async def test_token_that_nobody_allocated(self) -> None:
-        """C41: a token above what the sequence gave out is not waited for in vain."""
+        """A token above what the sequence gave out is not waited for in vain."""
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(PositionsOnlySink())
@@ -260,11 +260,11 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")
         await self.set_up(SavingSink({}), "b")
-        self.assertEqual(self.nothing_before, {"notes": (0, 7)})
+        self.assertEqual(self.empty_ranges, {"notes": (0, 7)})
         # Now it is stored that it writes: from here on it may have rows.
         for name in ("b", "a", "reader"):
             await self.set_up(SavingSink({}), name)
-            self.assertEqual(self.nothing_before, {}, name)
+            self.assertEqual(self.empty_ranges, {}, name)
 
     async def test_comes_back(self) -> None:
         """Who wrote long ago, was removed and forgotten, has rows before."""
@@ -272,7 +272,7 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (5, 'b', 'x')")
         await self.set_up(SavingSink({}), "b")
-        self.assertEqual(self.nothing_before, {})
+        self.assertEqual(self.empty_ranges, {})
 
     def write_as_removed(self, writer: str, *ids: int) -> None:
         for id_ in ids:
@@ -331,13 +331,13 @@ class StreamSetupTests(TestCase):
         return [told for told in sink.told if told[1] == "gone"]
 
     async def test_looks_at_no_big_table(self) -> None:
-        """C58: of a big table only the newest ids are looked at, and claimed."""
+        """Of a big table only the newest ids are looked at, and claimed."""
         last = LOOK_BACK + 10
         self.store(a=last)
         self.execute(f"SELECT setval('notes_seq', {last})")
         self.execute(f"INSERT INTO notes VALUES ({last}, 'a', 'x'), (10, 'b', 'x')")
         await self.set_up(SavingSink({}), "b")
-        self.assertEqual(self.nothing_before, {"notes": (10, last)})
+        self.assertEqual(self.empty_ranges, {"notes": (10, last)})
 
     async def test_main_makes_the_table_and_others_wait(self) -> None:
         """Processes may start in any order: main makes the table of positions."""

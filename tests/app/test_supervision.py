@@ -192,7 +192,7 @@ class SupervisedProcessTests(FilesMixin):
         self.assertIn("h.yaml", text)
 
     def test_mended(self) -> None:
-        """When the mistakes are mended, the status does not speak of them any more."""
+        """When the mistakes are repaired, the status does not speak of them any more."""
         self.run_it()
         self.own(log_level="loud")
         self.reload()

@@ -19,7 +19,7 @@ from synapse_replication.app.systemd import (
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import SupervisorError
-from synapse_replication.handlers.observer import CatchUp, CloseReason
+from synapse_replication.handlers.observer import CatchUpEvent, CloseReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 
@@ -130,7 +130,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         return self.arrives
 
     def news(self, seconds: int = 1) -> list[str]:
-        """Give what is told in some time, but the watchdog and the extensions."""
+        """Return what is told in some time, but the watchdog and the extensions."""
         before = len(self.sent)
         for _ in range(seconds):
             self.clock.advance(1)
@@ -143,7 +143,7 @@ class SystemdNotifierTests(SynchronousTestCase):
 
     def catch_up(self) -> None:
         self.observer.position_changed("events", "persister1", 1000)
-        event = CatchUp("events", "persister1", 1000, 99_211)
+        event = CatchUpEvent("events", "persister1", 1000, 99_211)
         self.observer.connection_made("redis")
         self.observer.catch_up(event)
         self.observer.catch_up_page(event, 12_034, 13_034)

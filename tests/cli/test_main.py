@@ -53,7 +53,7 @@ class CheckConfigTests(FilesMixin):
         self.assertIn("link:     direct TCP to tcp:h:1", result.output)
 
     def test_mistakes(self) -> None:
-        """All mistakes are in one block, each with place, key, problem and mend."""
+        """All mistakes are in one block, each with place, key, problem and hint."""
         result = self.check(
             HOMESERVER, "redis:\n  port: x\nstream_writers: {recepits: writer1}\n"
         )

@@ -52,7 +52,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertRegex(result.output, r"foobar .* 5 .* 5 .* master .* 5 .* 0")
 
     def test_check(self) -> None:
-        """0 if all agrees, 1 and the SQL that mends it if not."""
+        """0 if all agrees, 1 and the SQL that repairs it if not."""
         self.assertEqual(self.run_command("check").exit_code, 0)
         self.write_rows("master", 9)
         result = self.run_command("check")
@@ -68,9 +68,9 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("gone", self.stored())
         result = self.run_command("repair")
         self.assertEqual(result.exit_code, 0, result.output)
-        self.assertIn("mended: 1", result.output)
+        self.assertIn("repaired: 1", result.output)
         self.assertEqual(self.stored(), {"master": 5})
-        self.assertIn("nothing to mend", self.run_command("repair").output)
+        self.assertIn("nothing to repair", self.run_command("repair").output)
 
     def test_repair_beyond_what_was_seen(self) -> None:
         """A sequence is moved beyond a reader, never implausibly far, never back."""

@@ -23,7 +23,7 @@ from synapse_replication.cli.status import (
     render,
 )
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.observer import CatchUp, PeerNews
+from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
@@ -75,7 +75,7 @@ class RenderTests(SynchronousTestCase):
 
     def test_catching_up(self) -> None:
         """A catch-up shows how much is done."""
-        self.status.catch_up(CatchUp("events", "w1", 1000, 2000))
+        self.status.catch_up(CatchUpEvent("events", "w1", 1000, 2000))
         self.assertIn("catching up, 0 of 1,000", self.draw())
 
     def test_others(self) -> None:
@@ -95,7 +95,7 @@ class RenderTests(SynchronousTestCase):
         """What peers call themselves is text in a terminal, whatever it is."""
         for name in ("w2\x1b[2J", "w3\n\x07", "w4\u202e"):
             self.status.position_changed("events\x1b]0;", name, 1)
-            self.status.peer_heard(PeerNews(name, "e", "", "", True, {}))
+            self.status.peer_heard(PeerHeartbeat(name, "e", "", "", True, {}))
             self.status.duplicate_instance(name, "")
         self.status.position_changed("events", "w\u00e9", 1)
         self.clock.advance(20)
@@ -167,8 +167,8 @@ class StatusServiceTests(SynchronousTestCase):
 
     def test_who_does_not_answer(self) -> None:
         """One that does not answer is told with why, and the rest is shown."""
-        self.status.peer_heard(PeerNews("w2", "e", "", "", False, {}))
-        self.status.peer_heard(PeerNews("w9", "e", "", "", False, {}))
+        self.status.peer_heard(PeerHeartbeat("w2", "e", "", "", False, {}))
+        self.status.peer_heard(PeerHeartbeat("w9", "e", "", "", False, {}))
         service = self.make("me", "w9")
         service.startService()
         (shown,) = self.shown
@@ -260,7 +260,7 @@ class CommandTests(TestCase):
         self.assertIn('"reason":"no_progress"', out)
 
     async def test_wrong_secret(self) -> None:
-        """With a wrong secret nothing is told, and the mend is named."""
+        """With a wrong secret nothing is told, and the hint is named."""
         out, _, code = await self.run_status(secret="wrong")
         self.assertEqual(code, 1)
         self.assertIn("does not answer", out)

@@ -36,7 +36,7 @@ class EndpointTests(SynchronousTestCase):
         self.reactor = MemoryReactorClock()
 
     def test_redis(self) -> None:
-        """Every key of redis reaches the connections (C23)."""
+        """Every key of redis reaches the connections."""
         config = RedisConfig(
             host="h",
             port=1,
@@ -69,7 +69,7 @@ class EndpointTests(SynchronousTestCase):
         self.assertIsNone(redis_options(RedisConfig(ca_path="/certs")).tls)
 
     def test_sentinel(self) -> None:
-        """So does every key of redis.sentinel (C23)."""
+        """So does every key of redis.sentinel."""
         config = RedisConfig(sentinel=SentinelConfig("m", (("h", 1),), "u", "p"))
         self.assertEqual(
             redis_options(config).sentinel, SentinelOptions("m", (("h", 1),), "u", "p")
@@ -98,28 +98,28 @@ class EndpointTests(SynchronousTestCase):
         self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
 
     def test_bad_descriptions(self) -> None:
-        """A description that Twisted does not read is a mistake with its mend."""
+        """A description that Twisted does not read is a mistake with its hint."""
         with self.assertRaises(ConfigError) as caught:
             client_endpoint(self.reactor, "tpc:h:1", ["a.yaml", "b.yaml"], TlsConfig())
         (problem,) = caught.exception.problems
         self.assertEqual(problem.file, "a.yaml, b.yaml")
         self.assertEqual(problem.key, "synapse_replication.direct_tcp.connect")
-        self.assertIn("tcp:HOST:PORT", problem.mend)
+        self.assertIn("tcp:HOST:PORT", problem.hint)
         with self.assertRaises(ConfigError) as caught:
             server_endpoint(self.reactor, "tcp:x:y:z:1", [])
-        self.assertIn("ssl:PORT", caught.exception.problems[0].mend)
+        self.assertIn("ssl:PORT", caught.exception.problems[0].hint)
         with self.assertRaises(ConfigError) as caught:
             server_endpoint(self.reactor, "ssl:1:privateKey=/nowhere", [])
         self.assertIn("/nowhere", caught.exception.problems[0].problem)
 
     def test_server_is_verified(self) -> None:
-        """C21: a TLS endpoint that would not check who answers is refused."""
+        """A TLS endpoint that would not check who answers is refused."""
         for description in ("ssl:h:1", "ssl:h:1:caCertsDir=/etc/ssl/certs"):
             with self.assertRaises(ConfigError) as caught:
                 client_endpoint(self.reactor, description, [], TlsConfig())
             (problem,) = caught.exception.problems
             self.assertIn("does not check who answers", problem.problem)
-            self.assertIn("tls:HOST:PORT", problem.mend)
+            self.assertIn("tls:HOST:PORT", problem.hint)
         client_endpoint(self.reactor, "ssl:h:1:hostname=h", [], TlsConfig())
         client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())
 

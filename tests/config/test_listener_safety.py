@@ -38,8 +38,8 @@ class ExposureTests(FilesMixin):
             "port: 1, bind_addresses: ['127.0.0.1', '::']",
             "port: 1, bind_address: db.test",
         ):
-            (mistake,) = self.mistakes(streams + self.http(more))
-            self.assertIn(problem, mistake)
+            (invalid,) = self.mistakes(streams + self.http(more))
+            self.assertIn(problem, invalid)
             secret = "worker_replication_secret: hush\n"
             self.assertEqual(self.mistakes(streams + secret + self.http(more)), [])
         for more in (

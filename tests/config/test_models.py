@@ -23,10 +23,10 @@ class SectionTests(SynchronousTestCase):
         with self.assertRaises(ValidationError) as caught:
             section.model_validate(value)
         problems = problems_of(caught.exception, MergedFiles(["f.yaml"], {}, {}))
-        return [f"{problem.key}: {problem.mend}" for problem in problems]
+        return [f"{problem.key}: {problem.hint}" for problem in problems]
 
     def test_unknown_keys_of_synapse(self) -> None:
-        """Keys of Synapse that we do not know are passed over, at any depth."""
+        """Keys of Synapse that we do not know are skipped, at any depth."""
         shared = SharedFile.model_validate(
             {"server_name": "x", "pid_file": 7, "redis": {"new_key": 1}}
         )

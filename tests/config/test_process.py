@@ -134,7 +134,7 @@ class LoadConfigTests(FilesMixin):
         self.assertEqual(config.streams, tuple(STANDARD_STREAMS))
 
     def test_only_our_listeners(self) -> None:
-        """Listeners with nothing of ours to serve are passed over."""
+        """Listeners with nothing of ours to serve are skipped."""
         config = self.load(HOMESERVER)
         self.assertEqual(
             config.listeners,
@@ -189,8 +189,8 @@ class LoadConfigTests(FilesMixin):
             HOMESERVER, own % "max_pending_commands: 500, max_pending_bytes: 1000000"
         )
         self.assertEqual(config.tcp_limit, PendingLimit(500, 1_000_000))
-        (mistake,) = self.mistakes(HOMESERVER, own % "max_pending_bytes: 10")
-        self.assertIn("direct_tcp.max_pending_bytes", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, own % "max_pending_bytes: 10")
+        self.assertIn("direct_tcp.max_pending_bytes", invalid)
 
     def test_extension(self) -> None:
         """The extension is on unless it is turned off; its backlog has bounds."""
@@ -199,8 +199,8 @@ class LoadConfigTests(FilesMixin):
         config = self.load(HOMESERVER, own % "{backlog_rows: 5, backlog_bytes: 0}")
         self.assertEqual(config.extension, ExtensionConfig(5, 0))
         self.assertIsNone(self.load(HOMESERVER, own % "{enabled: false}").extension)
-        (mistake,) = self.mistakes(HOMESERVER, own % "{backlog_rows: -1}")
-        self.assertIn("extension.backlog_rows", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, own % "{backlog_rows: -1}")
+        self.assertIn("extension.backlog_rows", invalid)
 
     def test_secrets_do_not_show(self) -> None:
         """The repr of a configuration holds no secret."""
@@ -440,7 +440,7 @@ synapse_replication:
         )
 
     def test_unknown_stream(self) -> None:
-        """C64: an unknown key of stream_writers is refused with the mend."""
+        """An unknown key of stream_writers is refused with the hint."""
         self.assertEqual(
             self.mistakes(HOMESERVER, "stream_writers: {recepits: writer1}\n"),
             [
@@ -450,7 +450,7 @@ synapse_replication:
         )
 
     def test_unknown_writer(self) -> None:
-        """C64: a writer that is not in instance_map is refused with the mend."""
+        """A writer that is not in instance_map is refused with the hint."""
         self.assertEqual(
             self.mistakes(
                 HOMESERVER, "stream_writers:\n  events: [writer2, nobody, main]\n"
@@ -468,59 +468,59 @@ synapse_replication:
 
     def test_two_writers_of_a_single_writer_stream(self) -> None:
         """Two writers of a stream that can have one only are refused."""
-        (mistake,) = self.mistakes(
+        (invalid,) = self.mistakes(
             HOMESERVER, "stream_writers: {typing: [writer1, persister1]}\n"
         )
-        self.assertIn("stream_writers.typing: may have one writer only", mistake)
+        self.assertIn("stream_writers.typing: may have one writer only", invalid)
 
     def test_empty_writers(self) -> None:
         """An empty list of writers is refused."""
-        (mistake,) = self.mistakes(HOMESERVER, "stream_writers: {events: []}\n")
-        self.assertIn("stream_writers.events: names no instance", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, "stream_writers: {events: []}\n")
+        self.assertIn("stream_writers.events: names no instance", invalid)
 
     def test_writer_of_memory_that_does_not_listen(self) -> None:
         """The typing writer must listen, or nobody could ever catch up."""
-        (mistake,) = self.mistakes(HOMESERVER, WORKER, "worker_listeners: []\n")
-        self.assertIn("worker_listeners: this worker writes typing", mistake)
-        self.assertIn("resources: [{names: [replication]}]", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, "worker_listeners: []\n")
+        self.assertIn("worker_listeners: this worker writes typing", invalid)
+        self.assertIn("resources: [{names: [replication]}]", invalid)
 
     def test_no_link(self) -> None:
         """A worker without Redis and without a replication port is refused."""
-        (mistake,) = self.mistakes(HOMESERVER, WORKER, "redis: {enabled: false}\n")
-        self.assertIn("redis.enabled: there is no way to the other processes", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, "redis: {enabled: false}\n")
+        self.assertIn("redis.enabled: there is no way to the other processes", invalid)
 
     def test_database(self) -> None:
         """A missing database, or one that is not Postgres, is refused."""
-        (mistake,) = self.mistakes(HOMESERVER, "database: {name: sqlite3}\n")
-        self.assertIn("database.name: 'sqlite3' cannot be replicated", mistake)
-        (mistake,) = self.mistakes("server_name: x\n")
-        self.assertIn("database: is missing; write name: psycopg2", mistake)
-        (mistake,) = self.mistakes(
+        (invalid,) = self.mistakes(HOMESERVER, "database: {name: sqlite3}\n")
+        self.assertIn("database.name: 'sqlite3' cannot be replicated", invalid)
+        (invalid,) = self.mistakes("server_name: x\n")
+        self.assertIn("database: is missing; write name: psycopg2", invalid)
+        (invalid,) = self.mistakes(
             "server_name: x\ndatabase: {name: psycopg2, args: {cp_max: 0}}\n"
         )
-        self.assertIn("database.args.cp_max", mistake)
+        self.assertIn("database.args.cp_max", invalid)
 
     def test_worker_name(self) -> None:
         """A worker needs its name, and main must not have one."""
-        (mistake,) = self.mistakes(HOMESERVER, purpose=Purpose.WORKER)
-        self.assertIn("worker_name: is missing", mistake)
-        (mistake,) = self.mistakes(HOMESERVER, WORKER, purpose=Purpose.MAIN)
-        self.assertIn("worker_name: the main process has none", mistake)
+        (invalid,) = self.mistakes(HOMESERVER, purpose=Purpose.WORKER)
+        self.assertIn("worker_name: is missing", invalid)
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, purpose=Purpose.MAIN)
+        self.assertIn("worker_name: the main process has none", invalid)
 
     def test_redis(self) -> None:
         """Halves of pairs in redis are refused."""
-        (mistake,) = self.mistakes(HOMESERVER, "redis: {certificate_file: a}\n")
-        self.assertIn("redis: a client certificate needs its private key", mistake)
-        (mistake,) = self.mistakes(HOMESERVER, "redis: {enabled: yes, username: a}\n")
-        self.assertIn("redis.username: a user name is of no use", mistake)
-        (mistake,) = self.mistakes(
+        (invalid,) = self.mistakes(HOMESERVER, "redis: {certificate_file: a}\n")
+        self.assertIn("redis: a client certificate needs its private key", invalid)
+        (invalid,) = self.mistakes(HOMESERVER, "redis: {enabled: yes, username: a}\n")
+        self.assertIn("redis.username: a user name is of no use", invalid)
+        (invalid,) = self.mistakes(
             HOMESERVER, "redis: {enabled: yes, use_tls: yes, ca_file: /nowhere}\n"
         )
-        self.assertIn("redis.ca_file: /nowhere does not exist", mistake)
-        (mistake,) = self.mistakes(
+        self.assertIn("redis.ca_file: /nowhere does not exist", invalid)
+        (invalid,) = self.mistakes(
             HOMESERVER, "redis: {enabled: yes, password: a, password_path: b}\n"
         )
-        self.assertIn("redis.password_path: redis.password is set too", mistake)
+        self.assertIn("redis.password_path: redis.password is set too", invalid)
 
     def test_listeners(self) -> None:
         """Mistyped listeners are refused."""
@@ -546,7 +546,7 @@ listeners:
 
     def test_listeners_that_cannot_be(self) -> None:
         """TLS on a listener is refused where there is no certificate to show."""
-        (mistake,) = self.mistakes(
+        (invalid,) = self.mistakes(
             HOMESERVER,
             WORKER,
             """\
@@ -554,18 +554,18 @@ worker_listeners:
   - {type: http, port: 1, tls: true, resources: [{names: replication}]}
 """,
         )
-        self.assertIn("worker_listeners[0].tls: this listener cannot", mistake)
+        self.assertIn("worker_listeners[0].tls: this listener cannot", invalid)
 
     def test_instance_with_two_places(self) -> None:
         """An instance that is at a socket and at a port is refused."""
-        (mistake,) = self.mistakes(
+        (invalid,) = self.mistakes(
             HOMESERVER,
             "stream_writers:\ninstance_map: {a: {path: /a, host: b, port: 1}}\n",
         )
-        self.assertIn("instance_map.a: it names a socket's path and a host", mistake)
+        self.assertIn("instance_map.a: it names a socket's path and a host", invalid)
 
     def test_declaration_of_a_stream(self) -> None:
-        """Mistakes in the declaration of a stream are told with their mend."""
+        """Mistakes in the declaration of a stream are told with their repair."""
         mistakes = self.mistakes(
             HOMESERVER,
             """\
@@ -580,7 +580,7 @@ synapse_replication:
 """,
         )
         self.assertEqual(
-            [mistake.partition(" synapse_replication.")[2] for mistake in mistakes],
+            [invalid.partition(" synapse_replication.")[2] for invalid in mistakes],
             [
                 "streams[0]: 'tabel' is no key of a stream; did you mean 'table'?",
                 "streams[1]: table, id_column, columns, sequence, writers missing; add "

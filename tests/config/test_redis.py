@@ -34,7 +34,7 @@ class RedisTests(FilesMixin):
         return [str(problem) for problem in caught.exception.problems]
 
     def test_sentinel(self) -> None:
-        """C23: Sentinels are named with or without a port; the password by a file."""
+        """Sentinels are named with or without a port; the password by a file."""
         secret = self.write("secret", " knock\n")
         redis = self.load(SENTINEL.replace("PATH", secret))
         places = (("s1", 7000), ("s2", 26379), ("::1", 7001), ("::1", 26379))
@@ -62,7 +62,7 @@ class RedisTests(FilesMixin):
         self.assertEqual(RedisConfig(path="/s").place, "/s")
 
     def test_mistakes(self) -> None:
-        """Every mistake is named with its key and its mend."""
+        """Every mistake is named with its key and its hint."""
         for section, *expected in (
             ("{master: m}", "sentinel.sentinels: is missing; add it"),
             ("{master: m, sentinels: []}", "sentinels", "write at least one"),
@@ -79,8 +79,8 @@ class RedisTests(FilesMixin):
             ),
             ("{master: m, sentinels: s}, path: /s", "redis.sentinel: redis.path is"),
         ):
-            (mistake,) = self.mistakes(
+            (invalid,) = self.mistakes(
                 f"server_name: x\nredis: {{enabled: true, sentinel: {section}}}\n"
             )
             for text in expected:
-                self.assertIn(text, mistake)
+                self.assertIn(text, invalid)

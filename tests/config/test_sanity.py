@@ -71,17 +71,17 @@ class SanityTests(FilesMixin):
             "{type: metrics, port: 9000}",
             "{type: metrics, port: 9000, bind_addresses: ['127.0.0.1']}",
         ):
-            (mistake,) = self.mistakes(listeners=f"[{{{one}}}, {other}]")
-            self.assertIn("listeners[1].port: another listener has 9000", mistake)
-        (mistake,) = self.mistakes(
+            (invalid,) = self.mistakes(listeners=f"[{{{one}}}, {other}]")
+            self.assertIn("listeners[1].port: another listener has 9000", invalid)
+        (invalid,) = self.mistakes(
             listeners=f"[{{{one}}}]",
             own=", direct_tcp: {listen: 'tcp:9000:interface=127.0.0.1'}",
         )
-        self.assertIn("direct_tcp.listen[0]: another listener has 9000", mistake)
-        (mistake,) = self.mistakes(
+        self.assertIn("direct_tcp.listen[0]: another listener has 9000", invalid)
+        (invalid,) = self.mistakes(
             listeners="[{type: metrics, path: /a}, {type: metrics, path: /a}]"
         )
-        self.assertIn("listeners[1].path", mistake)
+        self.assertIn("listeners[1].path", invalid)
         apart = "bind_addresses: ['127.0.0.1']}, {type: metrics, port: 9000, "
         apart += "bind_addresses: ['127.0.0.2', '::1']}"
         self.assertEqual(self.mistakes(listeners=f"[{{{one}, {apart}]"), [])
@@ -94,9 +94,9 @@ class SanityTests(FilesMixin):
             (r'"long\r\nenough"', "a line's end"),
             ('"      "', "fewer than 4"),
         ):
-            (mistake,) = self.mistakes(secret=secret)
-            self.assertIn("worker_replication_secret: it has", mistake)
-            self.assertIn(why, mistake)
+            (invalid,) = self.mistakes(secret=secret)
+            self.assertIn("worker_replication_secret: it has", invalid)
+            self.assertIn(why, invalid)
 
     def test_readable_secrets(self) -> None:
         """A secret that every user can read draws a warning, and no more."""

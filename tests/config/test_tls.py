@@ -69,9 +69,9 @@ class TlsTests(FilesMixin):
 
     def test_none(self) -> None:
         """A listener that is to speak TLS needs a certificate; others need none."""
-        (mistake,) = self.mistakes()
-        self.assertIn("listeners[0].tls: this listener cannot speak TLS", mistake)
-        self.assertIn("tls_certificate_path", mistake)
+        (invalid,) = self.mistakes()
+        self.assertIn("listeners[0].tls: this listener cannot speak TLS", invalid)
+        self.assertIn("tls_certificate_path", invalid)
         plain = {"type": "metrics", "port": 1}
         client = {"type": "http", "port": 2, "tls": True, "resources": []}
         config = self.load(tls_certificate_path="/x", listeners=[plain, client])
@@ -94,6 +94,6 @@ class TlsTests(FilesMixin):
             ({"certificate_file": self.certificate}, "synapse_replication.tls", "both"),
             ({"cafile": "x"}, "synapse_replication.tls.cafile", ""),
         ):
-            (mistake, *_) = self.mistakes(tls)
-            self.assertIn(f"{key}: ", mistake)
-            self.assertIn(named, mistake)
+            (invalid, *_) = self.mistakes(tls)
+            self.assertIn(f"{key}: ", invalid)
+            self.assertIn(named, invalid)

@@ -25,7 +25,7 @@ class TracingConfigTests(FilesMixin):
         with self.assertRaises(ConfigError) as caught:
             self.load(**tracing)
         (problem,) = caught.exception.problems
-        return problem.key, problem.problem, problem.mend
+        return problem.key, problem.problem, problem.hint
 
     def test_endpoint(self) -> None:
         """An endpoint without a path gets the usual one; another path stays."""
@@ -62,21 +62,21 @@ class TracingConfigTests(FilesMixin):
 
     def test_mistakes(self) -> None:
         """Each mistake is named, with what to write."""
-        key, _, mend = self.problem(endpoint="localhost:4318")
+        key, _, hint = self.problem(endpoint="localhost:4318")
         self.assertEqual(key, "synapse_replication.tracing.endpoint")
-        self.assertIn("http://localhost:4318", mend)
-        key, _, mend = self.problem(endpoint="http://c.test", sample_ratio=2)
+        self.assertIn("http://localhost:4318", hint)
+        key, _, hint = self.problem(endpoint="http://c.test", sample_ratio=2)
         self.assertEqual(key, "synapse_replication.tracing.sample_ratio")
-        self.assertIn("from 0 to 1", mend)
-        key, _, mend = self.problem(endpoint="http://c.test", header={})
+        self.assertIn("from 0 to 1", hint)
+        key, _, hint = self.problem(endpoint="http://c.test", header={})
         self.assertEqual(key, "synapse_replication.tracing.header")
-        self.assertIn("'headers'", mend)
+        self.assertIn("'headers'", hint)
 
     def test_not_installed(self) -> None:
         """Without the extra the error says what to install."""
         for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
             self.patch(config_tracing, "EXPORTER", name)
-            key, problem, mend = self.problem(endpoint="http://c.test")
+            key, problem, hint = self.problem(endpoint="http://c.test")
             self.assertEqual(key, "synapse_replication.tracing")
             self.assertIn("is not installed", problem)
-            self.assertIn("synapse_replication[otlp]", mend)
+            self.assertIn("synapse_replication[otlp]", hint)

@@ -44,7 +44,7 @@ class MakeScriptTests(SynchronousTestCase):
             next(make_script(["REPLICATE ", LINES[4]], 1))
 
     def test_a_recording_that_cannot_be_read_is_refused(self) -> None:
-        """A line of RDATA that is none is told, not passed over."""
+        """A line of RDATA that is none is told, not skipped."""
         with self.assertRaises(ValueError) as caught:
             next(make_script(["RDATA typing stream_writer1 x y"], 1))
         self.assertIn("cannot be read", str(caught.exception))

@@ -84,7 +84,7 @@ class HostCommandsTests(SynchronousTestCase):
 
     def test_user_ip(self) -> None:
         """
-        C51: a client's address is stored where background tasks run, and the main
+        A client's address is stored where background tasks run, and the main
         process may send it a notice.
         """
         args = ("@u:test", "token", "::1", "agent", "D", 5)
@@ -213,7 +213,7 @@ class SynapseHostTests(SynchronousTestCase):
 
     def test_a_writer_began_again(self) -> None:
         """
-        C46: the source of a stream that began again is asked, also for nothing.
+        The source of a stream that began again is asked, also for nothing.
         """
         asked: list[tuple[str, int, int]] = []
 

@@ -116,7 +116,7 @@ class ServingTests(HostTestCase):
         url: str = _EVENTS,
         **params: str,
     ) -> tuple[int, Any]:
-        """Give the status and the JSON of an answer."""
+        """Return the status and the JSON of an answer."""
         query = {"from_token": "5", "upto_token": "9", "epoch": "abc", "backlog": "1"}
         response = self.successResultOf(
             treq.get(url, params=query | params, headers=headers)
@@ -259,7 +259,7 @@ class AskingTests(HostTestCase):
         )
         self.epochs = PeerEpochs()
         for name in ("master", "v", "t", "nowhere"):
-            self.epochs.hear(name, f"epoch of {name}", 0)
+            self.epochs.observe(name, f"epoch of {name}", 0)
 
     def ask(self, writer: str) -> Deferred[Any]:
         """Ask a writer for rows of events."""

@@ -142,7 +142,7 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_what_the_host_cannot_read(self) -> None:
         """
-        C17: a row or a command that the host cannot read costs that one alone.
+        A row or a command that the host cannot read costs that one alone.
         """
         self.handler.received(
             self.connection,

@@ -119,7 +119,7 @@ class HandlerTests(SynchronousTestCase):
 
     def test_without_redis(self) -> None:
         """
-        C20: without Redis nothing is connected, and rows are streamed all the same.
+        Without Redis nothing is connected, and rows are streamed all the same.
         """
         self.handler.start_replication(self.hs)
         self.assertIsNot(self.hs._streamer, None)
@@ -314,7 +314,7 @@ class MissedRowTests(SynchronousTestCase):
         """
         self._announce("p2", 10, 11)
         self._miss_a_row()
-        self.handler.writer_told(
+        self.handler.writer_reported(
             self.handler._known(self.connection), "p1", {"events": 11}
         )
         self.assertEqual(self.rows, [("p1", 11)])

@@ -31,7 +31,7 @@ class HostPositionsTests(SynchronousTestCase):
 
     def test_first_id_of_a_stream_that_was_written(self) -> None:
         """
-        C34: a sequence that begins again at 1 is noticed.
+        A sequence that begins again at 1 is noticed.
         """
         positions = HostPositions("w", ["w"], {"w": 7})
         self.assertRaises(ValueError, _take, positions, 1)

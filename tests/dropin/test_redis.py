@@ -113,7 +113,7 @@ class RedisTests(SynchronousTestCase):
 
     def test_announces_after_a_loss(self) -> None:
         """
-        C2: when rows of ours may have been lost, the handler announces its positions.
+        When rows of ours may have been lost, the handler announces its positions.
         """
         factory = lazyConnection(self.hs)._factory
         factory.sender.publish("RDATA", "test", [b"RDATA s w 1 []"])

@@ -64,7 +64,7 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_announced(self) -> None:
         """
-        C11: what may be announced is the host's own position, and rows are asked for
+        What may be announced is the host's own position, and rows are asked for
         whatever its ids say of them, unless they are ours.
         """
         stream = HostStream(FakeStream("events", {"w": 7}, local_token=5), "w")
@@ -73,7 +73,7 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_shared_token(self) -> None:
         """
-        C52: a token that all writers share does not count as received from one of
+        A token that all writers share does not count as received from one of
         them, whether it is a declared writer of ``events`` or an undeclared one of
         ``caches``.
         """
@@ -118,7 +118,7 @@ class HostStreamTests(SynchronousTestCase):
 
     def test_begun_again(self) -> None:
         """
-        C48: the queue for other servers may begin again, by its writer's POSITION.
+        The queue for other servers may begin again, by its writer's POSITION.
         """
         stream = HostStream(FakeStream("federation"), "sender")
         stream.advance("master", 12, is_position=False)

@@ -81,7 +81,7 @@ class Bus:
             self.deliver()
 
     def classic(self) -> list[str]:
-        """Give what stock peers see."""
+        """Return what stock peers see."""
         return [m.payload.decode() for m in self.seen if not m.is_extension]
 
 
@@ -235,7 +235,7 @@ class SpeakingProcess:
         raise HttpCatchUpError("GET", stream, status or None, "no")
 
     def texts(self, stream: str = "events") -> list[tuple[str, int, list[str]]]:
-        """Give (writer, token, texts) of the rows handed on."""
+        """Return (writer, token, texts) of the rows delivered."""
         return [
             (writer, token, [row.text for row in rows])
             for name, writer, token, rows in self.host.rows.rows

@@ -58,7 +58,7 @@ class Receiving:
         self.connection = self.connect("memory")
 
     def texts(self) -> list[tuple[str, int, list[str]]]:
-        """Give (writer, token, texts) of the rows handed on."""
+        """Return (writer, token, texts) of the rows delivered."""
         return [
             (writer, token, [row.text for row in rows])
             for _, writer, token, rows in self.host.rows.rows

@@ -87,7 +87,7 @@ class HandlerTests(SynchronousTestCase):
             )
         self.assertEqual(self.handler._links[self.connection].writers, before)
         self.assertEqual(self.streams[0].requests, [])
-        self.handler.writer_told(self.connection, "ghost", {"events": 7}, epoch="e")
+        self.handler.writer_reported(self.connection, "ghost", {"events": 7}, epoch="e")
         self.assertEqual(self.handler._links[self.connection].writers, before)
         reasons = {reason for _, _, reason in self.host.observer.discards}
         self.assertEqual(reasons, {DiscardReason.UNDECLARED_WRITER})

@@ -99,13 +99,13 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_rows_before_position(self) -> None:
-        """C44: the host has its rows before the position moves."""
+        """The host has its rows before the position moves."""
         self.rows(3)
         self.assertEqual(self.sink.calls, [("rows", 3, 0)])
         self.assertEqual(self.stream.current_token("w"), 3)
 
     def test_waits_for_the_host(self) -> None:
-        """C44: the position moves only when the host is done, also with a position."""
+        """The position moves only when the host is done, also with a position."""
         held: Deferred[None] = Deferred()
         self.sink.answer = held
         finished = self.run_it(self.data.on_rdata("events", "w", 3, []))
@@ -132,7 +132,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_several_waiters(self) -> None:
-        """C43: all who wait for a position wake, in order, when it is reached."""
+        """All who wait for a position wake, in order, when it is reached."""
         woken: list[int] = []
         for number, position in enumerate((5, 3, 5, 9)):
             self.wait(position).addCallback(self.note, woken, number)
@@ -145,7 +145,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_wakes_on_its_writer_alone(self) -> None:
-        """C43: other writers, however far, wake nobody."""
+        """Other writers, however far, wake nobody."""
         waiting = self.wait(5)
         self.rows(100, "other")
         self.assertNoResult(waiting)
@@ -153,7 +153,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(waiting)
 
     def test_time_out(self) -> None:
-        """C43: waiting ends after its time, with an error that says where it stands."""
+        """Waiting ends after its time, with an error that says where it stands."""
         waiting = self.wait(5)
         self.wait(6).addErrback(lambda _: None)
         self.rows(4)
@@ -163,7 +163,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_cancelled(self) -> None:
-        """C43: a waiter that is cancelled leaves nothing behind."""
+        """A waiter that is cancelled leaves nothing behind."""
         waiting = self.wait(5)
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
@@ -179,7 +179,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(again[0])
 
     def test_more_than_was_allocated(self) -> None:
-        """C41: a token above anything allocated is capped to what can be reached."""
+        """A token above anything allocated is capped to what can be reached."""
         answers: dict[str, int | None] = {"events": 7}
 
         async def largest_token(stream_name: str) -> int | None:

@@ -14,8 +14,8 @@ from synapse_replication.handlers.epochs import (
     MAX_INSTANCES,
     SETTLED_AFTER,
     SILENT_AFTER,
+    EpochStatus,
     HandledEpochs,
-    Heard,
     PeerEpochs,
 )
 from synapse_replication.testing.doubles import RecordingSink, SourceStream
@@ -29,47 +29,53 @@ class PeerEpochsTests(SynchronousTestCase):
         self.epochs = PeerEpochs()
 
     def test_restart(self) -> None:
-        """The newest epoch is the present one; a late word of the last is passed over."""
+        """The newest epoch is the present one; a late word of the last is skipped."""
         self.assertIsNone(self.epochs.epoch_of("w"))
-        self.assertEqual(self.epochs.hear("w", "a", 0), Heard.FIRST)
-        self.assertEqual(self.epochs.hear("w", "a", 5), Heard.SAME)
-        self.assertEqual(self.epochs.hear("w", "b", 10), Heard.NEW)
-        self.assertEqual(self.epochs.hear("w", "a", 10.5), Heard.LATE)
+        self.assertEqual(self.epochs.observe("w", "a", 0), EpochStatus.FIRST)
+        self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.SAME)
+        self.assertEqual(self.epochs.observe("w", "b", 10), EpochStatus.NEW)
+        self.assertEqual(self.epochs.observe("w", "a", 10.5), EpochStatus.LATE)
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_duplicate(self) -> None:
-        """C63: an earlier start that goes on talking is a second process."""
-        self.epochs.hear("w", "a", 0)
-        self.epochs.hear("w", "b", 1)
+        """An earlier start that goes on talking is a second process."""
+        self.epochs.observe("w", "a", 0)
+        self.epochs.observe("w", "b", 1)
         now = 1 + SETTLED_AFTER
-        self.assertEqual(self.epochs.hear("w", "a", now), Heard.DUPLICATE)
+        self.assertEqual(self.epochs.observe("w", "a", now), EpochStatus.DUPLICATE)
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_one_that_is_left(self) -> None:
         """When the newest goes, or is silent for long, the earlier one is heeded."""
-        self.epochs.hear("w", "a", 0)
-        self.epochs.hear("w", "b", 1)
+        self.epochs.observe("w", "a", 0)
+        self.epochs.observe("w", "b", 1)
         self.epochs.leave("w", "a")
         self.assertEqual(self.epochs.epoch_of("w"), "b")
         self.epochs.leave("w", "b")
         self.assertIsNone(self.epochs.epoch_of("w"))
-        self.assertEqual(self.epochs.hear("w", "a", 5), Heard.NEW)
-        self.assertEqual(self.epochs.hear("w", "b", 6 + SILENT_AFTER), Heard.NEW)
+        self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.NEW)
+        self.assertEqual(
+            self.epochs.observe("w", "b", 6 + SILENT_AFTER), EpochStatus.NEW
+        )
 
     def test_made_up_epochs(self) -> None:
         """Of many new epochs in a moment only some are accepted, later ones again."""
-        self.epochs.hear("w", "real", 0)
-        heard = [self.epochs.hear("w", f"{number}", 1) for number in range(300)]
-        self.assertEqual(heard.count(Heard.NEW), MAX_CHANGES)
-        self.assertEqual(heard.count(Heard.DUPLICATE), 300 - MAX_CHANGES)
-        self.assertEqual(self.epochs.hear("w", "x", 1 + CHANGE_EVERY), Heard.NEW)
-        self.assertEqual(self.epochs.hear("w", "y", 1 + CHANGE_EVERY), Heard.DUPLICATE)
+        self.epochs.observe("w", "real", 0)
+        heard = [self.epochs.observe("w", f"{number}", 1) for number in range(300)]
+        self.assertEqual(heard.count(EpochStatus.NEW), MAX_CHANGES)
+        self.assertEqual(heard.count(EpochStatus.DUPLICATE), 300 - MAX_CHANGES)
+        self.assertEqual(
+            self.epochs.observe("w", "x", 1 + CHANGE_EVERY), EpochStatus.NEW
+        )
+        self.assertEqual(
+            self.epochs.observe("w", "y", 1 + CHANGE_EVERY), EpochStatus.DUPLICATE
+        )
 
     def test_bounded(self) -> None:
         """However many names and starts there are, few are remembered."""
         for number in range(MAX_INSTANCES * 2):
-            self.epochs.hear(f"w{number}", "a", number)
-            self.epochs.hear("kept", f"{number}", number * CHANGE_EVERY)
+            self.epochs.observe(f"w{number}", "a", number)
+            self.epochs.observe("kept", f"{number}", number * CHANGE_EVERY)
         self.assertEqual(len(self.epochs._peers), MAX_INSTANCES)
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))

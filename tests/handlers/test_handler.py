@@ -31,7 +31,7 @@ class ConnectionTests(SynchronousTestCase):
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def test_a_new_connection(self) -> None:
-        """C1: a link that is up gets REPLICATE, then our positions, then users."""
+        """A link that is up gets REPLICATE, then our positions, then users."""
         self.host.commands.syncing = [SyncingUser("@a:b", None, 5)]
         connection = MemoryConnection()
         self.handler.new_connection(connection)
@@ -85,7 +85,7 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(connection.take(), [])
 
     def test_a_written_stream_must_be_known(self) -> None:
-        """C40: writing a stream that is not among the streams is refused."""
+        """Writing a stream that is not among the streams is refused."""
         host = MemoryHost(self.stream, written=["events"])
         streams = {"events": self.stream}
 
@@ -105,7 +105,7 @@ class ChannelTests(SynchronousTestCase):
     """The Redis channels that are heard."""
 
     def test_only_who_stores_ips_hears_them(self) -> None:
-        """C51: USER_IP is subscribed to only where it is stored."""
+        """USER_IP is subscribed to only where it is stored."""
         for stores, channels in ((True, ("USER_IP",)), (False, ())):
             host = MemoryHost(stores_user_ips=stores)
             handler = ReplicationCommandHandler(host, host.observer)
@@ -160,7 +160,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.processes, [])
 
     def test_user_ips_are_for_who_stores_them(self) -> None:
-        """C51: a process that stores no IPs does nothing with them."""
+        """A process that stores no IPs does nothing with them."""
         it = receiving()
         it.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
         self.assertEqual(it.host.commands.calls, [])
@@ -185,7 +185,7 @@ class ReceivedTests(SynchronousTestCase):
 
     def test_presence_storm(self) -> None:
         """
-        C50: a thousand users, each said to sync a hundred times, cost the host a
+        A thousand users, each said to sync a hundred times, cost the host a
         thousand calls; who began and who ceased is heard each time, in order.
         """
         it = receiving()
@@ -225,7 +225,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(len(it.host.observer.failures), 2)
 
     def test_unknown_streams(self) -> None:
-        """C17: rows and positions of an unknown stream are counted and passed."""
+        """Rows and positions of an unknown stream are counted and passed."""
         it = receiving()
         it.receive("POSITION new w 0 0", "RDATA new w 1 []", "RDATA new w x []")
         self.assertEqual(
@@ -233,14 +233,14 @@ class ReceivedTests(SynchronousTestCase):
         )
 
     def test_unknown_commands(self) -> None:
-        """C17: an unknown command does not end the link, nor lose the next line."""
+        """An unknown command does not end the link, nor lose the next line."""
         it = receiving()
         it.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
         self.assertEqual(it.connection.closed_with, [])
         self.assertEqual(len(it.host.commands.calls), 1)
 
     def test_broken_lines(self) -> None:
-        """C18: a line that does not parse is answered with one ERROR."""
+        """A line that does not parse is answered with one ERROR."""
         it = receiving()
         it.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
         self.assertEqual(len(it.connection.closed_with), 1)
@@ -294,7 +294,7 @@ class ReceivedTests(SynchronousTestCase):
         self.successResultOf(idle)
 
     def test_processes_for_many_rows(self) -> None:
-        """C54: many rows cost one process for each stream that is drained."""
+        """Many rows cost one process for each stream that is drained."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         del it.host.observer.processes[:]
@@ -328,7 +328,7 @@ class RelayTests(SynchronousTestCase):
         self.assertEqual(self.it.connection.take(), [])
 
     def test_never_over_redis(self) -> None:
-        """C19: what arrives over Redis, our own come back, is never sent again."""
+        """What arrives over Redis, our own come back, is never sent again."""
         self.it.receive(
             "REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]'
         )

@@ -6,7 +6,7 @@ import inspect
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUp, ReplicationObserver
+from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
 
 
 class ReplicationObserverTests(SynchronousTestCase):
@@ -17,7 +17,7 @@ class ReplicationObserverTests(SynchronousTestCase):
         observer = ReplicationObserver()
         with (
             observer.background_process("work"),
-            observer.catch_up(CatchUp("s", "w", 1, 2)),
+            observer.catch_up(CatchUpEvent("s", "w", 1, 2)),
             observer.asking_for_rows("s", "w", {}),
             observer.serving_rows("s", {}),
             observer.position_write("s", "w", 2),

@@ -9,7 +9,7 @@ from synapse_replication.handlers.user_syncs import (
     MAX_REMEMBERED,
     REFRESH_AFTER,
     RESOLUTION_MS,
-    RepeatedSyncs,
+    UserSyncDeduplicator,
 )
 from synapse_replication.wire.commands.standard import UserSyncCommand
 
@@ -18,10 +18,10 @@ END = attrs.evolve(START, is_syncing=False)
 
 
 class RepeatedSyncsTests(SynchronousTestCase):
-    """Tests for :class:`RepeatedSyncs`."""
+    """Tests for :class:`UserSyncDeduplicator`."""
 
     def setUp(self) -> None:
-        self.syncs = RepeatedSyncs()
+        self.syncs = UserSyncDeduplicator()
 
     def test_the_same_again(self) -> None:
         """The same, or a moment later or earlier, is no news."""
@@ -46,8 +46,7 @@ class RepeatedSyncsTests(SynchronousTestCase):
 
     def test_heard_again(self) -> None:
         """
-        Who goes on repeating the same is heard each 10 s: nobody is taken to be gone
-        (C49).
+        Who goes on repeating the same is heard each 10 s: nobody is taken to be gone.
         """
         heard = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
         self.assertEqual(heard, [0, 10, 20, 30, 40, 50])

@@ -175,7 +175,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(first.getHeader("Accept"), "application/json")
 
     def test_wrong_secret(self) -> None:
-        """A refusal says what to mend, and no secret, not even an echoed one."""
+        """A refusal says what to repair, and no secret, not even an echoed one."""
         error = self.fail_to_fetch(self.make_client(secret="wrong"))
         self.assertEqual(error.status, 401)
         self.assertIn("worker_replication_secret", str(error))
@@ -185,7 +185,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertNotIn("wrong", str(error).replace("wrong secret", ""))
 
     def test_stock_refusal(self) -> None:
-        """Stock says 500 to a wrong secret: the mend names that."""
+        """Stock says 500 to a wrong secret: the hint names that."""
         stock = Canned(500, b'{"errcode":"M_UNKNOWN","error":"Internal server error"}')
         error = self.fail_to_fetch(self.make_client(stock))
         self.assertEqual(error.status, 500)
@@ -234,7 +234,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertEqual(error.status, 404)
 
     def test_unknown_instance(self) -> None:
-        """A writer that is not in the map is named, with the key to mend."""
+        """A writer that is not in the map is named, with the key to repair."""
         asking = Deferred.fromCoroutine(
             self.make_client().get_updates_since("events", "writer2", 1, 9)
         )

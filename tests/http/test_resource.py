@@ -50,7 +50,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         params: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """Give the status and the JSON of an answer."""
+        """Return the status and the JSON of an answer."""
         response = self.successResultOf(
             self.treq.request(
                 method,
@@ -87,7 +87,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.events.asked, [("writer1", 1, 9)])
 
     def test_repeated(self) -> None:
-        """C61: a request that is repeated, with whatever id, gets the same answer."""
+        """A request that is repeated, with whatever id, gets the same answer."""
         self.assertEqual(self.ask(), self.ask())
 
     def test_empty_range(self) -> None:

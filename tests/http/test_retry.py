@@ -72,7 +72,7 @@ class WithRetriesTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(self.start()), _PAGE)
 
     def test_lost_answer(self) -> None:
-        """C61: a request whose answer was lost is made again, a little later."""
+        """A request whose answer was lost is made again, a little later."""
         self.statuses = [None, 503]
         asking = self.start()
         self.assertEqual(self.asked, 1)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUp, ReplicationObserver
+from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
 from synapse_replication.instrumentation.composite import (
     SPANNING_METHODS,
     CompositeObserver,
@@ -26,7 +26,7 @@ class Recorder(ReplicationObserver):
     def rows_received(self, stream_name: str, count: int) -> None:
         self.told.append(f"{self.name} {stream_name} {count}")
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._span()
 
     @contextlib.contextmanager
@@ -53,7 +53,7 @@ class CompositeObserverTests(SynchronousTestCase):
         both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
 
         def fail() -> None:
-            with both.catch_up(CatchUp("s", "w", 1, 2)):
+            with both.catch_up(CatchUpEvent("s", "w", 1, 2)):
                 self.told.append("work")
                 raise ValueError
 

@@ -9,9 +9,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
-    PeerNews,
+    PeerHeartbeat,
     Resync,
 )
 from synapse_replication.instrumentation.composite import CompositeObserver
@@ -25,10 +25,10 @@ from synapse_replication.instrumentation.hooks import (
     HookEvent,
     LinkDown,
     LinkUp,
+    PeerOffline,
+    PeerOnline,
     PositionPersisted,
     PositionPersistFailed,
-    ReplicaOffline,
-    ReplicaOnline,
     ReplicationHooks,
     Resynced,
     Stalled,
@@ -41,12 +41,12 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import MemoryHost, SourceStream
 from tests.handlers.fixtures import Row
 
-EVENT = CatchUp("events", "w1", 100, 150)
+EVENT = CatchUpEvent("events", "w1", 100, 150)
 KINDS: tuple[type[HookEvent], ...] = (
     LinkUp,
     LinkDown,
-    ReplicaOnline,
-    ReplicaOffline,
+    PeerOnline,
+    PeerOffline,
     CaughtUp,
     CatchUpProgress,
     Stalled,
@@ -60,9 +60,9 @@ KINDS: tuple[type[HookEvent], ...] = (
 )
 
 
-def news(name: str, *streams: str, is_leaving: bool = False) -> PeerNews:
+def news(name: str, *streams: str, is_leaving: bool = False) -> PeerHeartbeat:
     positions = dict.fromkeys(streams, (1, 0.0))
-    return PeerNews(name, "e", "", "host:1", is_leaving, positions)
+    return PeerHeartbeat(name, "e", "", "host:1", is_leaving, positions)
 
 
 class ReplicationHooksTests(SynchronousTestCase):
@@ -165,12 +165,12 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.observer.peer_heard(news("w1"))
         self.observer.peer_heard(news("w2"))
         self.assertEqual(
-            [e for e in self.take(1) if isinstance(e, ReplicaOnline)],
-            [ReplicaOnline("w1", "host:1"), ReplicaOnline("w2", "host:1")],
+            [e for e in self.take(1) if isinstance(e, PeerOnline)],
+            [PeerOnline("w1", "host:1"), PeerOnline("w2", "host:1")],
         )
         self.observer.peer_heard(news("w2", is_leaving=True))
-        self.assertIn(ReplicaOffline("w2"), self.take(1))
-        self.assertIn(ReplicaOffline("w1"), self.take(20))
+        self.assertIn(PeerOffline("w2"), self.take(1))
+        self.assertIn(PeerOffline("w1"), self.take(20))
 
     def test_stalled_and_caught_up(self) -> None:
         """A writer that stalls is told once, and again when it is live."""
@@ -249,7 +249,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         ends[0]()
 
     def test_what_waits_is_bounded(self) -> None:
-        """C56: what is too much is left out and its number reported."""
+        """What is too much is left out and its number reported."""
         self.subscribe_all()
         with self.observer.catch_up(EVENT):
             pass

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import CatchUp
+from synapse_replication.handlers.observer import CatchUpEvent
 from synapse_replication.instrumentation.json_logs import JsonLogObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 
@@ -87,7 +87,7 @@ class JsonLogObserverTests(SynchronousTestCase):
     def test_what_replication_logs(self) -> None:
         """What replication logs of a writer has stream, writer and tokens as fields."""
         observer = LoggingObserver(self.logger)
-        event = CatchUp("events", "w1", 3, 9)
+        event = CatchUpEvent("events", "w1", 3, 9)
         observer.catch_up_failed(event, CatchUpError("no"), 2, 1.5)
         observer.gap_found("events", "w1", 3, 9)
         observer.stream_connected("redis", "events", "w1")

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     CommandDropReason,
     DiscardReason,
@@ -62,7 +62,7 @@ class LoggingObserverTests(SynchronousTestCase):
     """What is worth a line."""
 
     def test_the_extension(self) -> None:
-        """C63: two processes of one name are reported by name, where, and what to do."""
+        """Two processes of one name are reported by name, where, and what to do."""
         self.observer.duplicate_instance("w1", "a:1 and b:2")
         self.observer.gap_found("events", "w1", 1, 5)
         self.observer.epoch_changed("w1")
@@ -82,7 +82,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "info",
                     "Messages of the extension have fields that are not known here; a "
-                    "newer peer sends them, and they were passed over",
+                    "newer peer sends them, and they were skipped",
                 ),
                 (
                     "info",
@@ -105,12 +105,12 @@ class LoggingObserverTests(SynchronousTestCase):
         return [(event["log_level"].name, formatEvent(event)) for event in self.events]
 
     def test_refused_lines_are_limited_and_counted(self) -> None:
-        """C56: ten thousand bad lines make two log lines, the last with a count."""
+        """Ten thousand bad lines make two log lines, the last with a count."""
         for _ in range(10_000):
             self.observer.line_refused("redis", UnknownCommandError("WHAT"))
         self.clock.advance(REPEAT_AFTER)
         self.observer.line_refused("redis", UnknownCommandError("WHAT"))
-        text = "Passed over a line from redis: unknown command WHAT"
+        text = "Skipped a line from redis: unknown command WHAT"
         self.assertEqual(
             self.lines(),
             [
@@ -145,7 +145,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_each_unknown_stream_makes_no_line(self) -> None:
-        """C56: a peer that makes up names of streams cannot fill the log."""
+        """A peer that makes up names of streams cannot fill the log."""
         for number in range(100):
             self.observer.discarded(
                 f"made{number}\nup", "w1", DiscardReason.UNKNOWN_STREAM, 1
@@ -162,7 +162,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.assertEqual(self.lines(), [])
 
     def test_a_failed_connection_says_why(self) -> None:
-        """C21: the reason and the time of the next attempt are in the line."""
+        """The reason and the time of the next attempt are in the line."""
         self.observer.connection_failed("redis", "connection refused", 2.5)
         self.assertEqual(
             self.lines(),
@@ -186,7 +186,7 @@ class LoggingObserverTests(SynchronousTestCase):
     def test_a_connection_that_comes_and_goes(self) -> None:
         """
         Each change of state is written, so that the last line says how things are; of
-        a link that does little else, so many a minute, with a count (C56).
+        a link that does little else, so many a minute, with a count.
         """
         for _ in range(480):
             self.observer.connection_made("redis")
@@ -226,7 +226,7 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_catch_up_is_told_with_its_range(self) -> None:
         """A failed attempt names the stream, the writer, the range and the retry."""
-        event = CatchUp("events", "w1", 3, 9)
+        event = CatchUpEvent("events", "w1", 3, 9)
         self.observer.catch_up_page(event, 4, 7)
         self.observer.catch_up_failed(event, CatchUpError("no answer"), 2, 1.5)
         self.assertEqual(
@@ -274,7 +274,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "info",
                     "Rows of stream typing have fields that are not known here; a "
-                    "newer peer sends them, and they were passed over",
+                    "newer peer sends them, and they were skipped",
                 ),
             ],
         )

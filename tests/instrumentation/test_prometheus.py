@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError, UnknownCommandError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     CommandDropReason,
     ConnectionBuffers,
@@ -103,7 +103,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.epoch_changed("w1")
         observer.duplicate_instance("w1", "here and there")
         observer.unknown_fields("redis", 2)
-        event = CatchUp("events", "w1", 1, 10)
+        event = CatchUpEvent("events", "w1", 1, 10)
         error = UnknownCommandError("WHAT")
         for command in ("RDATA", "USER_SYNC", "FEDERATION_ACK", "USER_IP"):
             observer.commands_received("redis", command, 1)
@@ -132,12 +132,12 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.failure("work", error)
         self.counting.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
         backlog = Backlog(BacklogOptions())
-        backlog.of("events").pass_over(1, 2)
+        backlog.of("events").skip_range(1, 2)
         self.counting.watch_backlog(backlog)
         self.clock.advance(60)
 
     def test_labels_made_up_by_peers_are_bounded(self) -> None:
-        """C56: names beyond a bound are counted together under one label."""
+        """Names beyond a bound are counted together under one label."""
         for number in range(MAX_CHILDREN + 50):
             self.observer.commands_received(f"peer{number}", "PING", 1)
         sample = PROTOCOL + "inbound_commands_total"
@@ -147,7 +147,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         )
 
     def test_positions_of_made_up_writers_are_bounded(self) -> None:
-        """C56: positions of writers beyond a bound share one label, and one entry."""
+        """Positions of writers beyond a bound share one label, and one entry."""
         for number in range(MAX_CHILDREN + 50):
             self.observer.position_changed("events", f"w{number}", number)
         self.observer.position_changed("events", "w0", 9)
@@ -163,7 +163,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertIsNone(self.value(sample, stream_name="events", instance_name=name))
 
     def test_an_unknown_stream_makes_no_label(self) -> None:
-        """C56: the name of a stream that only the peer knows is not in a label."""
+        """The name of a stream that only the peer knows is not in a label."""
         self.observer.discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
         sample = "synapse_replication_discarded_total"
         self.assertEqual(
@@ -174,7 +174,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_lag_shrinks_with_the_pages_of_a_catch_up(self) -> None:
         """Lag is what a writer announced and we have not, and how old that is."""
         writer = {"stream_name": "events", "instance_name": "w1"}
-        event = CatchUp("events", "w1", 100, 150)
+        event = CatchUpEvent("events", "w1", 100, 150)
         with self.observer.catch_up(event):
             self.assertEqual(self.lag(**writer), (50, 0))
             self.clock.advance(3)
@@ -197,7 +197,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_stalled_writers_have_seconds_by_reason(self) -> None:
         """Who is stalled has a sample that tells why; it goes away when they go on."""
         sample = "synapse_replication_stalled_seconds"
-        event = CatchUp("events", "w1", 100, 150)
+        event = CatchUpEvent("events", "w1", 100, 150)
         self.observer.connection_made("redis")
         self.observer.stream_connected("redis", "events", "w1")
         with self.observer.catch_up(event):
@@ -240,7 +240,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertIsNone(self.value(pending, name="w1"))
 
     def test_names_of_connections_are_bounded(self) -> None:
-        """C56: buffers of connections beyond a bound are added up under one label."""
+        """Buffers of connections beyond a bound are added up under one label."""
         self.counting.watch_buffers(
             lambda: [
                 ConnectionBuffers(f"peer{number}", 1, 0, 0, 0)

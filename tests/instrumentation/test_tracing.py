@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CatchUp
+from synapse_replication.handlers.observer import CatchUpEvent
 from synapse_replication.instrumentation.tracing import TracingObserver
 from tests.handlers.fixtures import receiving
 
@@ -23,7 +23,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.observer = TracingObserver(self.tracer, "example.com")
 
     def test_a_background_process_is_a_trace_of_its_own(self) -> None:
-        """C55: what runs in the background is no part of the request's trace."""
+        """What runs in the background is no part of the request's trace."""
         with (
             self.tracer.start_as_current_span("request"),
             self.observer.background_process("queue-events"),
@@ -40,7 +40,7 @@ class TracingObserverTests(SynchronousTestCase):
         """A catch-up is a span below the process that it runs in, with its range."""
         with (
             self.observer.background_process("queue-events"),
-            self.observer.catch_up(CatchUp("events", "w1", 3, 9)),
+            self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
         ):
             pass
         catch_up, background = self.exporter.get_finished_spans()
@@ -80,7 +80,7 @@ class TracingObserverTests(SynchronousTestCase):
         """What a writer does for a request is part of the reader's catch-up's trace."""
         headers: dict[str, str] = {}
         with (
-            self.observer.catch_up(CatchUp("events", "w1", 3, 9)),
+            self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
             self.observer.asking_for_rows("events", "w1", headers),
         ):
             self.assertEqual(list(headers), ["traceparent"])
@@ -132,7 +132,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertFalse(span.status.is_ok)
 
     def test_many_rows(self) -> None:
-        """C54: 10,000 rows make at most one span for each queue that is drained."""
+        """10,000 rows make at most one span for each queue that is drained."""
         it = receiving(observer=self.observer)
         it.receive("POSITION events w 0 0")
         self.exporter.clear()

@@ -53,7 +53,7 @@ _STREAMS = [
 
 
 def expected_rows(upto: int) -> list[list[Any]]:
-    """Give the rows of ``notes``, in order, when so many tokens were written."""
+    """Return the rows of ``notes``, in order, when so many tokens were written."""
     return [
         [f"note {n}", part] for n in range(1, upto + 1) for part in range(n % 3 + 1)
     ]
@@ -70,7 +70,7 @@ def get_over_socket(path: Path, url: str) -> str:
 
 
 def read_resyncs(metrics: str) -> Counter[tuple[str, str]]:
-    """Give what a reader's metrics count of resyncs, by stream and kind."""
+    """Return what a reader's metrics count of resyncs, by stream and kind."""
     return Counter(
         {
             (sample.labels["stream_name"], sample.labels["kind"]): int(sample.value)
@@ -139,7 +139,7 @@ class DeploymentTestCase(SynchronousTestCase):
             process.wait()
 
     def environment(self, command: str) -> Mapping[str, str]:
-        """Give the environment of a process."""
+        """Return the environment of a process."""
         return os.environ
 
     def start(

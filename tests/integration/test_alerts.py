@@ -1,4 +1,4 @@
-"""A stalled stream, found by a real Prometheus, by the page and by ``status``; mended
+"""A stalled stream, found by a real Prometheus, by the page and by ``status``; repaired
 as the runbook says."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MONITORING = Path(__file__).parent.parent.parent / "docs" / "monitoring"
 
 
 def quick_rules() -> dict[str, Any]:
-    """Give the alert rules with s in place of minutes."""
+    """Return the alert rules with s in place of minutes."""
     rules = yaml.safe_load((_MONITORING / "alerts.yaml").read_text())
     for rule in rules["groups"][0]["rules"]:
         if rule["alert"] == "ReplicationStalled":

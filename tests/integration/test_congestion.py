@@ -163,7 +163,7 @@ class CongestionTests(TestCase):
         await self.until(lambda: self.turn > now + 3)
 
     async def measure(self, chunks: int) -> float:
-        """Give the mean latency of some chunks at the peer that reads, in turns."""
+        """Return the mean latency of some chunks at the peer that reads, in turns."""
         self.latencies = []
         for _ in range(chunks):
             await self.send()
@@ -171,14 +171,14 @@ class CongestionTests(TestCase):
         return statistics.mean(self.latencies)
 
     def most_buffered(self) -> int:
-        """Give the bytes that wait for the worst peer, kernel apart."""
+        """Return the bytes that wait for the worst peer, kernel apart."""
         return max(
             connection.pending_bytes + connection.buffers().send_buffer
             for connection in self.factory.connections
         )
 
     def closed(self) -> list[tuple[str, CloseReason, str]]:
-        """Tell what became of the peers that do not read."""
+        """Return what became of the peers that do not read."""
         return [
             (each.name, each.close_reason, each.close_text)
             for each in self.factory.connections

@@ -64,7 +64,7 @@ class DirectTcpResyncTests(DeploymentTestCase):
         section["direct_tcp"] = {"connect": f"tcp:127.0.0.1:{port}"}
 
     def other_has(self, token: int) -> bool:
-        """Tell whether the reader that is not cut off has so many tokens of both."""
+        """Return whether the reader that is not cut off has so many tokens of both."""
         lines = self.journal2.read_bytes().splitlines(keepends=True)
         entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return all(
@@ -73,7 +73,7 @@ class DirectTcpResyncTests(DeploymentTestCase):
         )
 
     def reader_metrics(self) -> str:
-        """Give the metrics of the reader that is cut off."""
+        """Return the metrics of the reader that is cut off."""
         return get_over_socket(self.metrics, "/metrics")
 
     def cut_off(self) -> None:

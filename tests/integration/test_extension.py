@@ -1,4 +1,4 @@
-"""The extension on a real Redis: what it mends, and what stock peers see of it."""
+"""The extension on a real Redis: what it repairs, and what stock peers see of it."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ class Process:
         self.host.notifier.notify()
 
     def tokens(self) -> list[int]:
-        """Give the tokens of the rows of ``w`` that were handed on."""
+        """Return the tokens of the rows of ``w`` that were delivered."""
         return self.host.rows.tokens("w")
 
     def is_live(self) -> bool:
-        """Tell whether rows of ``w`` are taken as they come."""
+        """Return whether rows of ``w`` are taken as they come."""
         return any(writer == "w" for _, _, writer in self.observer.connected)
 
     async def stop(self) -> None:
@@ -199,7 +199,7 @@ class ExtensionTests(TestCase):
         self.assertEqual(reader.tokens(), list(range(1, 101)))
 
     async def test_channel_that_an_acl_forbids(self) -> None:
-        """C23: a Redis user who may use the old channels alone still replicates."""
+        """A Redis user who may use the old channels alone still replicates."""
         old, new = self.id(), f"{self.id()}/replication_ext"
         redis = PrivateRedis(
             acl=[
@@ -219,7 +219,7 @@ class ExtensionTests(TestCase):
         self.assertEqual(writer.observer.failures, [])
 
     async def test_second_process_of_a_name(self) -> None:
-        """C63: it is reported by name, by the first process and by others, in 6 s."""
+        """It is reported by name, by the first process and by others, in 6 s."""
         redis = shared_redis()
         reader = self.start(redis, "r")
         first = self.start(redis, "w", writes=True)

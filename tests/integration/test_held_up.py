@@ -70,7 +70,7 @@ class HeldUpTests(TestCase):
 
     async def test_connections_are_cut(self) -> None:
         """
-        C2, C14: a writer waits for a Redis that is frozen, and no longer when either
+        A writer waits for a Redis that is frozen, and no longer when either
         connection is lost or Redis goes on; in the end the reader has all.
         """
         redis = PrivateRedis().start()
@@ -110,5 +110,5 @@ class HeldUpTests(TestCase):
 
     @staticmethod
     def sent(writer: Peer) -> int:
-        """Tell up to where the rows were sent."""
+        """Return up to where the rows were sent."""
         return writer.handler.last_sent_token(writer.host.flooded)

@@ -34,7 +34,7 @@ class ExportsTests(DeploymentTestCase):
         return {family.name: family for family in text_string_to_metric_families(text)}
 
     def value(self, process: str, metric: str, /, **labels: str) -> float:
-        """Give the sum of the samples with these labels."""
+        """Return the sum of the samples with these labels."""
         return sum(
             float(sample.value)
             for family in self.families(process).values()

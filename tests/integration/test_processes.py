@@ -91,7 +91,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
     def test_second_worker_of_a_name(self) -> None:
-        """C63: two workers of one name are reported by name within seconds."""
+        """Two workers of one name are reported by name within seconds."""
         self.start("main", self.main)
         self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -125,7 +125,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
     def test_second_worker_of_a_name_over_direct_tcp(self) -> None:
-        """C63: without Redis, too, the main process reports it within seconds."""
+        """Without Redis, too, the main process reports it within seconds."""
         port = free_port()
         del self.shared["redis"]
         self.shared["worker_replication_port"] = port

@@ -53,7 +53,7 @@ class PromotionTests(DeploymentTestCase):
         del self.main["synapse_replication"]["modules"]
 
     def resyncs(self) -> Counter[tuple[str, str]]:
-        """Give what the reader counted, by stream and kind."""
+        """Return what the reader counted, by stream and kind."""
         return read_resyncs(get_over_socket(self.metrics, "/metrics"))
 
     def test_readers_go_on(self) -> None:

@@ -8,7 +8,7 @@ from tests.integration.deployment import DeploymentTestCase
 
 
 class RedisPlacesTests(DeploymentTestCase):
-    """C23: main and a worker find it, and rows come; TLS is in test_tls.py."""
+    """Main and a worker find it, and rows come; TLS is in test_tls.py."""
 
     def start_redis(self) -> PrivateRedis:
         redis = PrivateRedis(password="hush")

@@ -38,12 +38,12 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     CommandDropReason,
     ConnectionBuffers,
     DiscardReason,
-    PeerNews,
+    PeerHeartbeat,
     ReplicationObserver,
     Resync,
 )
@@ -169,7 +169,7 @@ class Watch:
         )
 
     def everything(self) -> str:
-        """Give all that was written, in every form."""
+        """Return all that was written, in every form."""
         seen = [self.texts.getvalue()]
         for event in self.events:
             seen.append(eventAsText(event, includeTraceback=True))
@@ -389,7 +389,7 @@ _VALUES: dict[str, Any] = {
     "float": 5.0,
     "str": "name",
     "bool": True,
-    "CatchUp": CatchUp("s", "w", 1, 5),
+    "CatchUpEvent": CatchUpEvent("s", "w", 1, 5),
     "CloseReason": CloseReason.PEER_ERROR,
     "CommandDropReason": next(iter(CommandDropReason)),
     "DiscardReason": DiscardReason.UNDECODABLE,
@@ -397,7 +397,7 @@ _VALUES: dict[str, Any] = {
     "Mapping": {},
     "MutableMapping": {},
     "Any": {},
-    "PeerNews": PeerNews("w", "e", "0.1.0", "h:1", False, {"s": (5, 1.0)}),
+    "PeerHeartbeat": PeerHeartbeat("w", "e", "0.1.0", "h:1", False, {"s": (5, 1.0)}),
     "ConnectionBuffers": ConnectionBuffers("c", 1, 1, 1, 1),
 }
 

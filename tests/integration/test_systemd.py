@@ -51,15 +51,15 @@ class _Manager:
         self._messages.clear()
 
     def messages(self) -> list[dict[str, str]]:
-        """Give what was told, but that the watchdog was fed."""
+        """Return what was told, but that the watchdog was fed."""
         return [fields for _, fields in self._messages if "WATCHDOG" not in fields]
 
     def told(self, name: str) -> list[str]:
-        """Give what was told under a name, in order."""
+        """Return what was told under a name, in order."""
         return [fields[name] for _, fields in self._messages if name in fields]
 
     def fed(self) -> list[float]:
-        """Tell when the watchdog was fed."""
+        """Return when the watchdog was fed."""
         return [when for when, fields in self._messages if "WATCHDOG" in fields]
 
 

@@ -41,7 +41,7 @@ class TlsTests(DeploymentTestCase):
         ]
 
     def tls(self, own: PrivatePair | None, authority: str = "authority") -> Any:
-        """Give the section of a process."""
+        """Return the section of a process."""
         section = {"ca_file": str(self.folder / f"{authority}.crt")}
         if own is not None:
             section["certificate_file"] = str(own.certificate)
@@ -147,7 +147,7 @@ class TlsTests(DeploymentTestCase):
         self.assertNotIn("Connected", self.log_of("bare"))
 
     def test_refused(self) -> None:
-        """C21: who may not come in, or is not who was meant, is named with the reason."""
+        """Who may not come in, or is not who was meant, is named with the reason."""
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")
@@ -197,7 +197,7 @@ class TlsTests(DeploymentTestCase):
             self.assertNotIn("Connected", self.log_of(name))
 
     def test_plain_client(self) -> None:
-        """C21: somebody who does not speak TLS gets no row, and main goes on."""
+        """Somebody who does not speak TLS gets no row, and main goes on."""
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")
@@ -213,7 +213,7 @@ class TlsTests(DeploymentTestCase):
         )
 
     def test_redis(self) -> None:
-        """C23: TLS, an ACL user, a password from a file and a database hold for both."""
+        """TLS, an ACL user, a password from a file and a database hold for both."""
         try:
             available = has_tls(find_redis())
         except ServerStartError as error:

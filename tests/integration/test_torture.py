@@ -201,7 +201,7 @@ class TortureTests(SynchronousTestCase):
         return {str(writer): int(position) for writer, position in rows}
 
     def agree(self) -> bool:
-        """Tell whether every process says the same, and nothing is missing."""
+        """Return whether every process says the same, and nothing is missing."""
         status = {name: self.status(name) for name in (*_WRITERS, *_READERS)}
         if not all(status.values()):
             return False

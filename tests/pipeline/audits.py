@@ -77,7 +77,7 @@ def tokens_of(lines: Iterable[str], recording: str) -> Iterable[tuple[Any, ...]]
 
 
 def found(findings: DataFrame) -> list[Found]:
-    """Tell what was found, without texts, in order."""
+    """Return what was found, without texts, in order."""
     return sorted(
         (tuple(row)[:7] for row in rows_of(findings)),
         key=lambda values: [str(value) for value in values],
@@ -85,12 +85,12 @@ def found(findings: DataFrame) -> list[Found]:
 
 
 def evidence(findings: DataFrame) -> list[Any]:
-    """Give the evidence of each finding."""
+    """Return the evidence of each finding."""
     return [json.loads(row.evidence) for row in rows_of(findings)]
 
 
 def rows_of(findings: DataFrame) -> list[Row]:
-    """Give findings; they are of the schema, and no text is left out."""
+    """Return findings; they are of the schema, and no text is left out."""
     assert findings.schema.names == FINDINGS_SCHEMA.names
     rows = findings.collect()
     for row in rows:

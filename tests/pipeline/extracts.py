@@ -43,7 +43,7 @@ def read(dsn: str, **options: str) -> DataFrame:
 
 
 def by_writer(frame: DataFrame) -> dict[tuple[str, str], list[tuple[int, Any]]]:
-    """Give rows as tests of the wire write them."""
+    """Return rows as tests of the wire write them."""
     found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for row in frame.orderBy("stream", "stream_id", "row_index").collect():
         key = row.stream, row.instance_name

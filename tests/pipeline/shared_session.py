@@ -18,7 +18,7 @@ __all__ = ["shared_session"]
 
 @functools.cache
 def shared_session() -> SparkSession:
-    """Give the session; without Java it fails with what to install."""
+    """Return the session; without Java it fails with what to install."""
     folder = tempfile.mkdtemp(prefix="synapse-replication-spark-")
     session = make_session(
         "tests",

@@ -116,7 +116,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual([row.line_number for row in rows], [1, 2, 3, 4, 5, 6])
 
     def test_nothing_of_user_ip_is_read(self) -> None:
-        """Of USER_IP the name alone remains, whatever form its line has (C51)."""
+        """Of USER_IP the name alone remains, whatever form its line has."""
         printed = io.StringIO()
         JsonPrinter(printed)(read_seen_line(1.0, "hs.test", USER_IP.encode()))
         path = self.write(

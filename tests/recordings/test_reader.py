@@ -35,7 +35,7 @@ class ReadRecordingTests(SynchronousTestCase):
         self.assertEqual(self.read(lzma.compress(GOOD)), [PING])
 
     def test_lines_are_numbered_from_one(self) -> None:
-        """Each record knows its line in the file; blank lines are passed over."""
+        """Each record knows its line in the file; blank lines are skipped."""
         records = self.read(GOOD + b"\n" + GOOD.rstrip())
 
         self.assertEqual(

@@ -74,7 +74,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_batches_of_two_writers(self) -> None:
-        """C7: batches that interleave are counted by writer."""
+        """Batches that interleave are counted by writer."""
         report = replay_lines(
             "POSITION to_device a 1 1",
             "POSITION to_device b 1 1",
@@ -115,7 +115,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(report.batches, {})
 
     def test_repeated_rows(self) -> None:
-        """C4: rows at or below a position are counted, delivered or not."""
+        """Rows at or below a position are counted, delivered or not."""
         report = replay_lines(
             "POSITION caches w 5 5",
             'RDATA caches w 7 ["f",["a"],1]',
@@ -135,7 +135,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_a_writer_begins_again(self) -> None:
-        """C46: an earlier POSITION of ``typing`` is a reset, of ``events`` it is not."""
+        """An earlier POSITION of ``typing`` is a reset, of ``events`` it is not."""
         report = replay_lines(
             "POSITION typing w 649 649",
             "POSITION typing w 0 0",
@@ -160,7 +160,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean)
 
     def test_unparsable_lines(self) -> None:
-        """C17: what does not parse is named by line, and costs no other line."""
+        """What does not parse is named by line, and costs no other line."""
         records: list[Record | RecordingError] = [
             Record(1, 0.0, "", b"POSITION typing w 1 1"),
             Record(2, 0.0, "", b'RDATA typing w x ["!r",[]]'),
@@ -177,7 +177,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertFalse(report.is_clean)
 
     def test_rows_that_are_no_json(self) -> None:
-        """C10: a row that is no JSON, NaN included, is named by its line."""
+        """A row that is no JSON, NaN included, is named by its line."""
         for row in ('["!r",[]', '["!r",[NaN]]', ""):
             report = replay_lines(
                 "POSITION typing w 1 1",
@@ -189,7 +189,7 @@ class ReplayTests(SynchronousTestCase):
             self.assertFalse(report.is_clean)
 
     def test_rows_that_do_not_fit_their_stream(self) -> None:
-        """C10: a row of the wrong form is discarded with a reason that is no good."""
+        """A row of the wrong form is discarded with a reason that is no good."""
         report = replay_lines("POSITION typing w 1 1", "RDATA typing w 2 [1,2]")
 
         self.assertEqual(report.discarded, {(DiscardReason.UNDECODABLE, "typing"): 1})
@@ -197,7 +197,7 @@ class ReplayTests(SynchronousTestCase):
         self.assertEqual(report.rdata_rows, {"typing": 1})
 
     def test_newer_peers(self) -> None:
-        """C17, C63: an unknown stream and unknown fields are counted, and no harm."""
+        """An unknown stream and unknown fields are counted, and no harm."""
         report = replay_lines(
             "POSITION new_stream w 1 1",
             'RDATA new_stream w 2 ["x"]',

@@ -125,7 +125,7 @@ class RecordingHandler:
 
     :ivar seen: the newest token that it may take itself to be at.
     :ivar gaps: rows that came though the one before them had not.
-    :ivar waits_for_position: pass over rows until a connection has brought the
+    :ivar waits_for_position: skip rows until a connection has brought the
         writer's POSITION, as the command handler does.
     :ivar answer: called when somebody says REPLICATE.
     """
@@ -193,7 +193,7 @@ class RecordingTransport(StringTransport):
         self.aborted = True
 
     def take(self) -> list[bytes]:
-        """Give what was written since the last time."""
+        """Return what was written since the last time."""
         writes, self.writes = self.writes, []
         return writes
 
@@ -241,7 +241,7 @@ class MemoryLink:
         self.link.sender.publish("POSITION", "hs", [b"POSITION events writer 9 9"])
 
     def factory(self, index: int) -> Any:
-        """Give the factory of a connection."""
+        """Return the factory of a connection."""
         return self.reactor.tcpClients[index][2]
 
     def connect(

@@ -16,7 +16,7 @@ _PING = encode(b"PING")
 
 
 def retries(memory: MemoryLink, name: str) -> list[tuple[str, float]]:
-    """Give why and after how long a connection was tried again, each time."""
+    """Return why and after how long a connection was tried again, each time."""
     return [
         (event[2], event[3])
         for event in memory.events.all
@@ -25,7 +25,7 @@ def retries(memory: MemoryLink, name: str) -> list[tuple[str, float]]:
 
 
 class KeepAliveTests(SynchronousTestCase):
-    """C14: a half-open connection is noticed within 60 s, in either direction."""
+    """A half-open connection is noticed within 60 s, in either direction."""
 
     def test_half_open(self) -> None:
         """Each connection is pinged every 30 s, and cut if 30 s bring no answer."""
@@ -92,7 +92,7 @@ class KeepAliveTests(SynchronousTestCase):
 
 
 class HandshakeTests(SynchronousTestCase):
-    """C15 and C21: what goes wrong before a connection is of use."""
+    """What goes wrong before a connection is of use."""
 
     def test_auth_stalls(self) -> None:
         """A Redis that does not answer AUTH is cut off, and tried again."""
@@ -181,7 +181,7 @@ class HandshakeTests(SynchronousTestCase):
 
 
 class BackOffTests(SynchronousTestCase):
-    """C16: a server that accepts and then closes is not hammered."""
+    """A server that accepts and then closes is not hammered."""
 
     def test_delays(self) -> None:
         """Delays grow to 5 s, and begin anew once a subscription was confirmed."""

@@ -210,7 +210,7 @@ class RoundTripTests(RealRedisTestCase):
         await self.exchange(self.start_peer(options), self.start_peer(options))
 
     async def test_unix_socket(self) -> None:
-        """C23: a Unix socket serves both connections."""
+        """A Unix socket serves both connections."""
         options = RedisOptions(path=str(shared_redis().socket_path))
         await self.exchange(self.start_peer(options))
 
@@ -229,7 +229,7 @@ class RoundTripTests(RealRedisTestCase):
         self.assertTrue(second.established)
 
     async def test_password_user_and_database(self) -> None:
-        """C23: an ACL user and a database hold for both connections."""
+        """An ACL user and a database hold for both connections."""
         redis = self.start_redis(
             password="hush",
             acl=[
@@ -250,7 +250,7 @@ class RoundTripTests(RealRedisTestCase):
         self.assertEqual(redis.command("ACL", "LOG"), [])
 
     async def test_password_alone(self) -> None:
-        """C23: a password for the default user holds for both connections."""
+        """A password for the default user holds for both connections."""
         redis = self.start_redis(password="hush")
         await self.exchange(self.start_peer(by_port(redis, password="hush")))
 
@@ -288,7 +288,7 @@ class RoundTripTests(RealRedisTestCase):
 
 
 class FaultTests(RealRedisTestCase):
-    """Real faults of a real Redis: the link comes back, and no row is passed over."""
+    """Real faults of a real Redis: the link comes back, and no row is skipped."""
 
     async def write_on(self, writer: Peer, rounds: int) -> None:
         """Write 20 rows every 2 ms."""
@@ -297,7 +297,7 @@ class FaultTests(RealRedisTestCase):
             await deferLater(self.reactor, 0.002, lambda: None)
 
     async def test_restarted_under_load(self) -> None:
-        """C1, C2: Redis restarts while rows are written; every gap is announced."""
+        """Redis restarts while rows are written; every gap is announced."""
         redis = self.start_redis()
         writer, reader = await self.start_pair(redis)
         await self.write_on(writer, 30)
@@ -343,7 +343,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(reader.events.all.count("new_connection"), 1)
 
     async def test_slow_subscriber(self) -> None:
-        """C22: Redis kills a subscriber that does not read; it comes back."""
+        """Redis kills a subscriber that does not read; it comes back."""
         redis = self.start_redis(
             settings={"client-output-buffer-limit": "pubsub 200kb 0 0"}
         )
@@ -371,7 +371,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(slow.handler.gaps, [])
 
     async def test_frozen(self) -> None:
-        """C14: a Redis that says nothing is noticed on both connections."""
+        """A Redis that says nothing is noticed on both connections."""
         redis = self.start_redis()
         peer = self.start_peer(by_port(redis), interval=0.2)
         await peer.up()
@@ -382,7 +382,7 @@ class FaultTests(RealRedisTestCase):
         await peer.up(2)
 
     async def test_cut_in_one_direction(self) -> None:
-        """C14: each connection, cut in either direction, is replaced; no row is lost."""
+        """Each connection, cut in either direction, is replaced; no row is lost."""
         redis = self.start_redis()
         proxy = LinkProxy((redis.host, redis.port))
         self.addCleanup(proxy.close)
@@ -428,7 +428,7 @@ class FaultTests(RealRedisTestCase):
             self.assertEqual(reader.handler.gaps, [], cut)
 
     async def test_too_many_clients(self) -> None:
-        """C15: turned away by maxclients while AUTH is out, it gets in later."""
+        """Turned away by maxclients while AUTH is out, it gets in later."""
         redis = self.start_redis(password="hush")
         redis.command("CONFIG", "SET", "maxclients", "1")
         crowd = self.reactor.connectTCP(
@@ -450,7 +450,7 @@ class FaultTests(RealRedisTestCase):
             return False
 
     async def test_password_mended(self) -> None:
-        """C15: after a wrong password was mended in Redis, it gets in."""
+        """After a wrong password was repaired in Redis, it gets in."""
         redis = self.start_redis(password="other")
         peer = self.start_peer(by_port(redis, password="hush"))
         await peer.happened("again", "'redis'", "WRONGPASS")
@@ -461,7 +461,7 @@ class FaultTests(RealRedisTestCase):
 
     async def test_accepts_then_closes(self) -> None:
         """
-        C16: on real sockets, a server that closes each connection, at once or after an
+        On real sockets, a server that closes each connection, at once or after an
         answer, is tried again when it was said, each time later, and no oftener.
         """
         for answer in (b"", b"+PONG\r\n"):
@@ -494,7 +494,7 @@ class FaultTests(RealRedisTestCase):
         return delays
 
     async def test_stalling_server(self) -> None:
-        """C15: a server that swallows AUTH, then is replaced by one that answers."""
+        """A server that swallows AUTH, then is replaced by one that answers."""
         redis = self.start_redis(password="hush")
         held: list[Any] = []
 
@@ -519,7 +519,7 @@ class FaultTests(RealRedisTestCase):
 
 
 class TlsTests(RealRedisTestCase):
-    """C23 and C21: TLS, with a certificate asked of us too, on both connections."""
+    """TLS, with a certificate asked of us too, on both connections."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -574,7 +574,7 @@ class TlsTests(RealRedisTestCase):
             await peer.happened("again", name, "asks for a certificate")
 
     async def test_another_name(self) -> None:
-        """C21: a server with another name than was meant is refused, with that name."""
+        """A server with another name than was meant is refused, with that name."""
         options = attrs.evolve(self.tls, hostname="redis.example")
         peer = self.start_peer(self.options(options))
         for name in ("'redis'", "'redis_out'"):

@@ -14,7 +14,7 @@ from zope.interface import alsoProvides, directlyProvides, noLongerProvides
 from synapse_replication.handlers.observer import ConnectionBuffers
 from synapse_replication.redis import sender as sender_module
 from synapse_replication.redis.resp import encode, encode_publishes
-from synapse_replication.redis.sender import EXTENSION, GATHER_WITHIN
+from synapse_replication.redis.sender import COALESCE_WINDOW, EXTENSION
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
@@ -66,7 +66,7 @@ class RedisSenderTests(SynchronousTestCase):
     def test_after_silence(self) -> None:
         """What is published after a moment of silence does not wait for the turn."""
         self.memory.establish()
-        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.publish_rows(1)
         first = b"".join(encode_publishes(b"hs", [rdata(1)]))
         self.assertEqual(self.written, [first])
@@ -80,7 +80,7 @@ class RedisSenderTests(SynchronousTestCase):
     def test_the_extension_waits_for_what_follows(self) -> None:
         """A message of the extension is written with the rows that it goes before."""
         self.memory.establish()
-        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.sender.publish(EXTENSION, "hs/x", [b"told"])
         self.assertEqual(self.written, [])
         self.publish_rows(1)
@@ -91,7 +91,7 @@ class RedisSenderTests(SynchronousTestCase):
         reactor = self.memory.reactor
         due = [call.getTime() for call in reactor.getDelayedCalls()]
         self.assertGreater(min(due), reactor.seconds(), "nothing is left to do")
-        self.memory.reactor.advance(2 * GATHER_WITHIN)
+        self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.sender.publish(EXTENSION, "hs/x", [b"heartbeat"])
         self.turn()
         self.assertEqual(len(self.written), 1)
@@ -189,7 +189,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(transport.sent, 1)
 
     def test_announced_first(self) -> None:
-        """C2: after a loss our position is the first thing on the next connection."""
+        """After a loss our position is the first thing on the next connection."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
@@ -354,7 +354,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertNotIn(_INFO, self.written)
 
     def lose_and_connect(self) -> bytes:
-        """Give what is published on the next connection."""
+        """Return what is published on the next connection."""
         self.memory.lose(0)
         transport = self.memory.connect(0)
         self.memory.greet()
@@ -372,7 +372,7 @@ class RedisSenderTests(SynchronousTestCase):
         return [event[1] for event in self.memory.events.all if event[0] == "failure"]
 
     def test_published_again(self) -> None:
-        """C12: commands that nothing else brings are published until acknowledged."""
+        """Commands that nothing else brings are published until acknowledged."""
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
@@ -392,7 +392,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(self.lose_and_connect(), b"")
 
     def test_not_published_again(self) -> None:
-        """C1: what was acknowledged is not, however much was not."""
+        """What was acknowledged is not, however much was not."""
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
@@ -431,7 +431,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_refused_is_not_published_again(self) -> None:
         """
-        C15: a command that Redis refuses costs one connection, not all that follow;
+        A command that Redis refuses costs one connection, not all that follow;
         what stood behind it is published again.
         """
         self.memory.establish()
@@ -459,7 +459,7 @@ class RedisSenderTests(SynchronousTestCase):
                 assert producer is not None
                 producer.pauseProducing()
             else:
-                self.publish_rows(*range(sender_module.MUCH_UNANSWERED))
+                self.publish_rows(*range(sender_module.HIGH_WATERMARK))
                 self.turn()
             self.assertTrue(subscriber.is_behind)
             self.assertNotIn("ready_again", self.memory.events.all)
@@ -474,9 +474,9 @@ class RedisSenderTests(SynchronousTestCase):
         """
         self.memory.establish()
         reactor, heard = self.memory.reactor, self.memory.events.all
-        reactor.advance(sender_module.COMPANY_LASTS)
+        reactor.advance(sender_module.SHARED_WINDOW)
         del heard[:]
-        page = range(sender_module.MUCH_IN_COMPANY)
+        page = range(sender_module.SHARED_HIGH_WATERMARK)
         self.sender.publish(sender_module.EXTENSION, "hs/ext", [b"x"])
         self.publish_rows(*page)
         self.turn()
@@ -484,12 +484,12 @@ class RedisSenderTests(SynchronousTestCase):
         self.publish_rows(7)
         self.turn()
         self.assertTrue(self.sender.is_behind)
-        few = sender_module.FEW_IN_COMPANY
+        few = sender_module.SHARED_LOW_WATERMARK
         self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
         self.assertEqual(heard, [])
         self.memory.say(0, b":1\r\n")
         self.assertEqual(heard, ["ready_again"])
-        reactor.advance(sender_module.COMPANY_LASTS)
+        reactor.advance(sender_module.SHARED_WINDOW)
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
@@ -501,7 +501,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(heard, ["ready_again"])
 
     def test_given_up_while_behind(self) -> None:
-        """C12: a Redis that does not read is given up, and who waits is told."""
+        """A Redis that does not read is given up, and who waits is told."""
         self.memory.establish()
         self.sender.pause()
         self.sender._max_pending_bytes = 1000

@@ -103,7 +103,7 @@ class SentinelTests(SynchronousTestCase):
         self.reactor.tcpClients[index][2].clientConnectionLost(connector, reason)
 
     def test_found(self) -> None:
-        """C23: one question tells both connections where Redis is."""
+        """One question tells both connections where Redis is."""
         self.assertEqual(self.places, [S1])
         transport = self.answer(0, at(b"r1", b"7000"))
         self.assertEqual(transport.writes, [ASK])
@@ -128,7 +128,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
 
     def test_next_one(self) -> None:
-        """One that is down, silent or ignorant is passed over, and comes last then."""
+        """One that is down, silent or ignorant is skipped, and comes last then."""
         self.refuse(0)
         self.assertEqual(self.places, [S1, S2])
         self.accept(1)
@@ -234,11 +234,11 @@ class FailoverTests(RealRedisTestCase):
     timeout = 60
 
     async def test_failover(self) -> None:
-        """C23: killed master: both connections go to the new one, no gap is hidden."""
+        """Killed master: both connections go to the new one, no gap is hidden."""
         await self.fail_over()
 
     async def test_failover_over_tls(self) -> None:
-        """C23: so they do with TLS, client certificates and passwords all the way."""
+        """So they do with TLS, client certificates and passwords all the way."""
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         authority = PrivateAuthority(folder)

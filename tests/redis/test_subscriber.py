@@ -11,9 +11,9 @@ from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import (
-    COMPANY_LASTS,
-    FEW_UNANSWERED,
-    MUCH_UNANSWERED,
+    HIGH_WATERMARK,
+    LOW_WATERMARK,
+    SHARED_WINDOW,
 )
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.transport.buffers import USUAL_READ
@@ -44,7 +44,7 @@ class RedisSubscriberTests(SynchronousTestCase):
     """Tests for :class:`RedisSubscriber`."""
 
     def test_order_on_connect(self) -> None:
-        """C1: AUTH, SELECT, SUBSCRIBE, all confirmations; only then REPLICATE."""
+        """AUTH, SELECT, SUBSCRIBE, all confirmations; only then REPLICATE."""
         memory = MemoryLink(
             RedisOptions(username="bob", password="hush", dbid=3), ["USER_IP"]
         )
@@ -100,20 +100,20 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory = MemoryLink()
         memory.establish()
         subscriber = memory.protocols[1]
-        memory.reactor.advance(COMPANY_LASTS)
+        memory.reactor.advance(SHARED_WINDOW)
         heard = memory.events.all
         del heard[:]
         self.assertFalse(subscriber.is_behind)
-        subscriber.send_lines("RDATA", [rdata(n) for n in range(MUCH_UNANSWERED)])
+        subscriber.send_lines("RDATA", [rdata(n) for n in range(HIGH_WATERMARK)])
         memory.reactor.advance(0)
         self.assertTrue(subscriber.is_behind)
-        many = MUCH_UNANSWERED - FEW_UNANSWERED - 1
+        many = HIGH_WATERMARK - LOW_WATERMARK - 1
         memory.say(0, b":1\r\n" * many)
         self.assertEqual(heard, [])
         memory.say(0, b":1\r\n")
         self.assertFalse(subscriber.is_behind)
         self.assertEqual(heard, ["ready_again"])
-        memory.say(0, b":1\r\n" * FEW_UNANSWERED)
+        memory.say(0, b":1\r\n" * LOW_WATERMARK)
         memory.link.sender.pause()
         self.assertTrue(subscriber.is_behind)
         memory.link.sender.resume()
@@ -121,7 +121,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(heard, ["ready_again"] * 2)
 
     def test_chunks(self) -> None:
-        """Messages that arrive together are handed on together."""
+        """Messages that arrive together are delivered together."""
         memory = MemoryLink()
         memory.establish()
         data = message(rdata(1), rdata(2), b"POSITION events writer 2 2", rdata(3))
@@ -139,7 +139,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
-        """C17: a bad line is reported; the good ones beside it arrive, the link stays."""
+        """A bad line is reported; the good ones beside it arrive, the link stays."""
         memory = MemoryLink()
         memory.establish()
         memory.say(1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2)))
@@ -160,7 +160,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertFalse(memory.transports[1].disconnecting)
 
     def test_never_relayed(self) -> None:
-        """C19: what comes back to us is not published again."""
+        """What comes back to us is not published again."""
         memory = MemoryLink()
         memory.establish()
         self.assertFalse(memory.protocols[1].relays)

@@ -186,7 +186,7 @@ SCHEMA = """
 
 
 class PostgresMixin:
-    """Gives a test a database of its own, with one stream, ``foobar``."""
+    """Returns a test a database of its own, with one stream, ``foobar``."""
 
     dsn: str
     connection: psycopg2.extensions.connection

@@ -43,11 +43,11 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
             return examine(cursor, [("foo", stream)])
 
     def only_problem(self, stream: IdStream = FOOBAR) -> Problem:
-        """Give the one problem there is, and show that its statements mend it."""
+        """Return the one problem there is, and show that its statements repair it."""
         (problem,) = self.examine(stream).problems
         self.connection.autocommit = False
         with self.connection.cursor() as cursor:
-            for statement in problem.mend:
+            for statement in problem.hint:
                 cursor.execute(statement)
             self.assertEqual(examine(cursor, [("foo", stream)]).problems, [])
         self.connection.rollback()
@@ -57,12 +57,12 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
     def repair(self, stream: IdStream = FOOBAR) -> list[Problem]:
         self.connection.autocommit = False
         with self.connection.cursor() as cursor:
-            mended, report = repair(cursor, [("foo", stream)])
+            repaired, report = repair(cursor, [("foo", stream)])
         self.connection.commit()
         self.connection.autocommit = True
         self.assertEqual(report.problems, [])
         self.assertEqual(self.examine(stream).problems, [])
-        return mended
+        return repaired
 
     def sequence(self) -> int:
         return int(self.sql("SELECT last_value FROM foobar_seq")[0][0])
@@ -82,7 +82,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.repair(), [])
 
     def test_sequence_behind_its_table(self) -> None:
-        """C34: named with both values; mended by bringing the sequence forward."""
+        """Named with both values; repaired by bringing the sequence forward."""
         self.write_rows("first", 20)
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
@@ -109,7 +109,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         )
         problem = self.only_problem()
         self.assertEqual(problem.kind, ProblemKind.POSITION_AHEAD)
-        self.assertNotIn("setval", problem.mend[0])
+        self.assertNotIn("setval", problem.hint[0])
         self.repair()
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
         self.assertEqual(self.examine().streams[0].sequence_value, 7)
@@ -118,7 +118,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         """A row that is no id of the stream is shown; no sequence is moved to it."""
         self.write_rows("first", 2**62)
         (problem,) = self.examine().problems
-        self.assertEqual(problem.mend, ())
+        self.assertEqual(problem.hint, ())
         self.assertIn(
             'FROM "foobar" WHERE "stream_id" = 4611686018427387904', problem.text
         )
@@ -141,7 +141,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
     def test_wrong_sign_of_a_negative_stream(self) -> None:
-        """C32: the same for a stream that counts down."""
+        """The same for a stream that counts down."""
         self.sql("UPDATE foobar SET stream_id = -stream_id")
         self.sql("UPDATE stream_positions SET stream_id = -7 WHERE stream_id = 7")
         self.assertIs(self.only_problem(NEGATIVE).kind, ProblemKind.WRONG_SIGN)
@@ -168,7 +168,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(first=5)
 
     def test_all_at_once(self) -> None:
-        """Damage of several kinds is mended together, and no position moves back."""
+        """Damage of several kinds is repaired together, and no position moves back."""
         self.sql("DROP INDEX stream_positions_idx")
         self.write_rows("first", 20)
         self.store(first=40, gone=3, second=-7)

@@ -200,7 +200,7 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_cancelled(self) -> None:
         """
-        C24: who cancels hears of it when the transaction has ended: a position must
+        Who cancels hears of it when the transaction has ended: a position must
         not be announced before a commit that is still to come.
         """
         begun, go_on = threading.Event(), threading.Event()

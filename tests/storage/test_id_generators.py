@@ -157,7 +157,7 @@ class SteppedTests(SynchronousTestCase):
         self.assert_moves_on()
 
     def test_cancelled_at_every_await(self) -> None:
-        """C24: cancelled anywhere, an id does not hold the position up."""
+        """Cancelled anywhere, an id does not hold the position up."""
         database = self.database
         for steps in range(7):
             gate: Deferred[None] = Deferred()
@@ -176,7 +176,7 @@ class SteppedTests(SynchronousTestCase):
             self.assert_moves_on()
 
     def test_closed_at_every_await(self) -> None:
-        """C24: the same for a coroutine that is closed (GeneratorExit)."""
+        """The same for a coroutine that is closed (GeneratorExit)."""
         database = self.database
         for steps in range(5):
             gate: Deferred[None] = Deferred()
@@ -196,7 +196,7 @@ class SteppedTests(SynchronousTestCase):
             self.assert_moves_on()
 
     def test_forgotten_in_the_block(self) -> None:
-        """C24: a block that is collected unfinished lets go of its id."""
+        """A block that is collected unfinished lets go of its id."""
 
         async def forgotten() -> None:
             async with self.ids.get_next():
@@ -218,7 +218,7 @@ class SteppedTests(SynchronousTestCase):
         """
         with self.ids._locked() as positions:
             positions.end_fetch(positions.begin_fetch(), [8])
-            self.ids.end_block_at_once([8])
+            self.ids.release_without_waiting([8])
             self.assertEqual(positions.announced, 7)
         self.assertEqual(self.ids.get_current_token(), 8)
 
@@ -277,7 +277,7 @@ class SteppedTests(SynchronousTestCase):
 
     def test_remote_advance_during_the_fetch(self) -> None:
         """
-        C25: between nextval and its registration another writer announces greater
+        Between nextval and its registration another writer announces greater
         ids: our position stays below ours.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
@@ -293,7 +293,7 @@ class SteppedTests(SynchronousTestCase):
         self.assertEqual(self.ids.get_current_token(), 10)
 
     def test_remote_advance_during_the_fetch_in_a_transaction(self) -> None:
-        """C25: the same when another thread fetches, in its transaction."""
+        """The same when another thread fetches, in its transaction."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         fetched, heard = threading.Event(), threading.Event()
 
@@ -322,7 +322,7 @@ class SteppedTests(SynchronousTestCase):
 
     def test_finished_row_is_never_announced_unseen(self) -> None:
         """
-        C11: an id finishes while another fetch is under way, and a remote position
+        An id finishes while another fetch is under way, and a remote position
         arrives: what we announce and what we say we wrote agree.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
@@ -350,7 +350,7 @@ class SteppedTests(SynchronousTestCase):
             self.assertEqual(self.ids.get_current_token(), ids[1])
 
     def test_sequence_that_went_back(self) -> None:
-        """C34: ids that were passed are not used, and too many are an error."""
+        """Ids that were passed are not used, and too many are an error."""
         self.database.sequence = 2
         done, _ = self.start()
         self.database.settle()
@@ -365,7 +365,7 @@ class SteppedTests(SynchronousTestCase):
             self.ids.get_next_txn(FakeCursor(self.database))
         self.assertIn("the memory of this process", str(caught.exception))
         self.assertNotIn("setval", str(caught.exception))
-        self.assertEqual(caught.exception.mend, "")
+        self.assertEqual(caught.exception.hint, "")
         self.assertEqual(self.database.sequence, 8)
 
     def with_sequence(self) -> None:
@@ -445,7 +445,7 @@ class SteppedTests(SynchronousTestCase):
         self.assert_moves_on()
 
     def test_an_id_that_is_announced_meanwhile(self) -> None:
-        """C34: an id that another writer announced before it came is not used."""
+        """An id that another writer announced before it came is not used."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         first, _ = self.start()
         second, _ = self.start()
@@ -458,7 +458,7 @@ class SteppedTests(SynchronousTestCase):
         self.assert_moves_on()
 
     def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
-        """C34: the same for the ids of a transaction, in its thread."""
+        """The same for the ids of a transaction, in its thread."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         announced = iter([9, 8])
         generator = self.ids
@@ -470,7 +470,7 @@ class SteppedTests(SynchronousTestCase):
                     generator.advance("other", id_)
 
         cursor = SlowCursor(self.database)
-        # 9 is passed over at once, 8 only when it was taken already.
+        # 9 is skipped at once, 8 only when it was taken already.
         self.assertEqual(self.ids.get_next_mult_txn(cursor, 2), [11, 12])
         for callback in cursor.after:
             callback()
@@ -491,7 +491,7 @@ class SteppedTests(SynchronousTestCase):
         self.assert_moves_on()
 
     def test_negative(self) -> None:
-        """C32: ids of a stream that counts down are negative, and positions too."""
+        """Ids of a stream that counts down are negative, and positions too."""
         self.ids = self.make(["master"], {"master": 7}, negative=True)
         done, _ = self.start()
         self.database.settle()
@@ -557,7 +557,7 @@ class PostgresTests(PostgresMixin, TestCase):
             await task.deferLater(self.reactor, 0)  # type: ignore[arg-type]
 
     async def test_fresh(self) -> None:
-        """C33: a stream nobody wrote stands at 1, and its first id is 2."""
+        """A stream nobody wrote stands at 1, and its first id is 2."""
         ids = await self.load("master", "master", "other")
         self.assertEqual(ids.get_positions(), {"master": 1, "other": 1})
         self.assertEqual(await self.write(ids), 2)
@@ -566,8 +566,9 @@ class PostgresTests(PostgresMixin, TestCase):
 
     async def test_closed_while_its_row_is_written(self) -> None:
         """
-        C11, C24: a coroutine is closed while its transaction runs: the position does not
-        pass the row before it is committed, though no other id is in flight; then it does.
+        A coroutine is closed while its transaction runs: the position does not
+        pass the row before it is committed, though no other id is in flight; then it
+        does.
         """
         ids = await self.load("master", "master")
         begun, go_on = threading.Event(), threading.Event()
@@ -613,7 +614,7 @@ class PostgresTests(PostgresMixin, TestCase):
 
     async def test_many_at_once(self) -> None:
         """
-        C39: concurrent blocks of several writers, some rolled back: no id twice, no
+        Concurrent blocks of several writers, some rolled back: no id twice, no
         error, and each position ends at its writer's last id.
         """
         writers = ("a", "b", "c")
@@ -649,7 +650,7 @@ class PostgresTests(PostgresMixin, TestCase):
             self.assertGreaterEqual(ids.get_current_token(), max(rows))
 
     async def test_position_only_moves_forward(self) -> None:
-        """C39: a lower position changes nothing, not even a version of the row."""
+        """A lower position changes nothing, not even a version of the row."""
         ids = await self.load("master", "master")
         await self.write(ids)
         self.sql("UPDATE stream_positions SET stream_id = 50")
@@ -659,7 +660,7 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual((before[0][0], before[0][3]), (after[0][0], after[0][3]))
 
     async def test_negative(self) -> None:
-        """C32: below zero in the tables, and moving away from it."""
+        """Below zero in the tables, and moving away from it."""
         ids = await self.load("master", "master", negative=True)
         self.assertEqual(ids.get_current_token(), -1)
         self.assertEqual([await self.write(ids) for _ in range(2)], [-2, -3])

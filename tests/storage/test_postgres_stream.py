@@ -63,7 +63,7 @@ class NowDatabase:
 
 
 class CountingIds:
-    """Gives ids one after the other, of a sequence that nobody else uses."""
+    """Returns ids one after the other, of a sequence that nobody else uses."""
 
     def __init__(self, sign: int = 1) -> None:
         self.sign = sign
@@ -213,7 +213,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertFalse(stream.is_plausible("w2", 1_100_001))
 
     def test_pages_make_the_whole_table(self) -> None:
-        """C5: more rows than a page holds: the pages together equal the table."""
+        """More rows than a page holds: the pages together equal the table."""
         self.execute(
             "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i' || n, n "
             "FROM generate_series(2, 400) AS n"
@@ -228,7 +228,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.limited), (14, True))
 
     def test_a_token_is_never_split(self) -> None:
-        """C6: a token with more rows than a page comes whole."""
+        """A token with more rows than a page comes whole."""
         self.execute(
             "INSERT INTO orders SELECT token, 'w1', 'i', n FROM "
             "(VALUES (2, 1), (3, 150), (4, 2), (5, 3)) AS v (token, count), "
@@ -289,7 +289,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(stream.current_token("w2"), 7)
 
     def test_an_idle_writer_moves_without_a_query(self) -> None:
-        """C29, C53: what others write moves what we announce; nothing is read."""
+        """What others write moves what we announce; nothing is read."""
         stream = self.make()
         self.wait(stream.write([self.row("a", 1)]))
         stream.advance("w2", 7)
@@ -387,7 +387,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertRaises(StreamConfigurationError, self.make, page_rows=0)
 
     def explain(self, writer: str, after: int, up_to: int) -> str:
-        """Give the plan of a page of catch-up, as JSON text."""
+        """Return the plan of a page of catch-up, as JSON text."""
         query = declared_query(ORDERS)
         parameters = {
             "instance_name": writer,
@@ -400,7 +400,7 @@ class PostgresStreamTests(SynchronousTestCase):
             return json.dumps(cursor.fetchall())
 
     def test_catch_up_walks_an_index(self) -> None:
-        """C58: the plan uses the index, and sorts no more than a page or two."""
+        """The plan uses the index, and sorts no more than a page or two."""
         self.execute(
             "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i', n "
             "FROM generate_series(2, 50000) AS n"
@@ -428,7 +428,7 @@ class StandardStreamTests(SynchronousTestCase):
         )
 
     def test_positions_of_a_server_that_never_backfilled(self) -> None:
-        """C32: tokens of ``backfill`` are above zero on the wire from the start."""
+        """Tokens of ``backfill`` are above zero on the wire from the start."""
         stream = self.make("backfill")
 
         self.assertEqual(stream.minimal_local_current_token(), 1)

@@ -15,7 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import PositionsOnlySink
-from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import CatchUpError, StreamConfigurationError
 from synapse_replication.handlers.data import ReplicationDataHandler
@@ -58,7 +58,7 @@ class OrdersTestCase(SynchronousTestCase):
             cursor.execute(sql)
 
     def make(self, declaration: TableStream) -> PostgresStream:
-        ids = HandledIds("orders", "me", {}, 1, None, negative=declaration.negative)
+        ids = ReaderIds("orders", "me", {}, 1, None, negative=declaration.negative)
         return table_stream(declaration, self.database, ids, instance_name="me")
 
     def insert(self, *rows: tuple[int, str]) -> None:
@@ -172,7 +172,7 @@ class RowsBetweenTests(OrdersTestCase):
 
     def test_standard_stream(self) -> None:
         """Of a stream that no declaration describes it is refused."""
-        ids = HandledIds("events", "me", {}, 1, None)
+        ids = ReaderIds("events", "me", {}, 1, None)
         events = standard_stream(
             STANDARD_STREAMS["events"], self.database, ids, instance_name="me"
         )

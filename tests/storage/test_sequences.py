@@ -74,13 +74,13 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             return load_positions(cursor, stream, instance_name)
 
     def test_fresh(self) -> None:
-        """C33: a sequence that was never used gives no position nobody wrote."""
+        """A sequence that was never used gives no position nobody wrote."""
         positions = self.load("first")
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
         self.assertEqual(self.load().all_positions(), {"first": 1, "second": 1})
 
     def test_sequence_that_begins_later(self) -> None:
-        """C33: a sequence made to begin at 100 puts its writer just below."""
+        """A sequence made to begin at 100 puts its writer just below."""
         self.sql("SELECT setval('foobar_seq', 100, false)")
         only = attrs.evolve(FOOBAR, writers=["first"])
         self.assertEqual(self.load("first", only).announced, 99)
@@ -93,7 +93,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load().all_positions(), {"first": 7, "second": 7})
 
     def test_open_transaction(self) -> None:
-        """C28: 7 is committed and 6 open: the position is 5."""
+        """7 is committed and 6 open: the position is 5."""
         self.store(first=4, second=5)
         self.write_rows("first", 2, 3, 4)
         self.write_rows("second", 5, 7)
@@ -104,7 +104,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").persisted_upto, 5)
 
     def test_new_writer(self) -> None:
-        """C27: a new writer starts at what is persisted, and stores that."""
+        """A new writer starts at what is persisted, and stores that."""
         self.store(first=3, second=7)
         self.write_rows("first", 2, 3)
         self.write_rows("second", 4, 5, 7)
@@ -114,7 +114,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 3, "second": 7, "new": 7})
 
     def test_removed_writer(self) -> None:
-        """C64: a writer forgets who is none any more; a reader changes nothing."""
+        """A writer forgets who is none any more; a reader changes nothing."""
         self.store(first=6, second=8, gone=2)
         self.set_sequence(8)
         self.assertEqual(self.load().persisted_upto, 6)
@@ -123,7 +123,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 6, "second": 8})
 
     def test_ids_without_rows(self) -> None:
-        """C36, C37: the sequence is ahead, and its only writer starts there."""
+        """The sequence is ahead, and its only writer starts there."""
         self.store(first=5)
         self.write_rows("first", 5)
         self.set_sequence(9)
@@ -134,7 +134,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").announced, 5)
 
     def test_sequence_behind_its_table(self) -> None:
-        """An error that names the sequence, the table, both values and the mend."""
+        """An error that names the sequence, the table, both values and the hint."""
         self.write_rows("first", 9)
         self.set_sequence(5)
         with self.assertRaises(SequenceBehindError) as caught:
@@ -144,7 +144,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             (error.sequence_name, error.source, error.sequence_value, error.value),
             ("foobar_seq", "table foobar", 5, 9),
         )
-        self.sql(error.mend)
+        self.sql(error.hint)
         self.assertEqual(self.load("first").announced, 9)
 
     def test_sequence_raised_to_tables(self) -> None:
@@ -161,7 +161,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_sequence_behind_positions(self) -> None:
         """
-        C34, C35: a writer brings a sequence forward that is a little behind what is
+        A writer brings a sequence forward that is a little behind what is
         stored, and goes on from there; a reader leaves it alone.
         """
         self.store(first=40, second=38)
@@ -174,12 +174,12 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual(read_sequence(cursor, "foobar_seq"), 40)
 
     def test_sequence_far_behind_positions(self) -> None:
-        """C34: too far behind is an error with the statement that mends it."""
+        """Too far behind is an error with the statement that repairs it."""
         self.store(first=MAX_SKIPPED_IDS + 10)
         self.set_sequence(5)
         with self.assertRaises(SequenceBehindError) as caught:
             self.load("first")
-        self.sql(caught.exception.mend)
+        self.sql(caught.exception.hint)
         self.assertEqual(self.load("first").announced, MAX_SKIPPED_IDS + 10)
 
     def test_sequence_implausibly_far_behind_positions(self) -> None:
@@ -195,7 +195,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             "stream_name = 'foobar' AND stream_id = 4611686018427387904", text
         )
         self.assertNotIn("setval", text)
-        self.assertEqual(caught.exception.mend, "")
+        self.assertEqual(caught.exception.hint, "")
         # A reader takes the writer to be where the sequence is.
         self.assertEqual(self.load().all_positions(), {"first": 5, "second": 4})
 
@@ -214,7 +214,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertNotIn("setval", text)
 
     def test_negative(self) -> None:
-        """C32: rows and positions below zero; one of the wrong sign counts as none."""
+        """Rows and positions below zero; one of the wrong sign counts as none."""
         stream = attrs.evolve(FOOBAR, negative=True)
         self.write_rows("first", -2, -3, 12)
         self.store(first=-3, second=5)
@@ -253,7 +253,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_big_table_is_never_scanned(self) -> None:
         """
-        C27: over five million rows, with either index, no statement of the start
+        Over five million rows, with either index, no statement of the start
         scans the table, and few rows are read, however far behind a position is.
         """
         self.sql(

@@ -67,7 +67,7 @@ class StandardQueriesTests(SynchronousTestCase):
                 self.assertEqual(codec.to_json(codec.from_json(row)), row)
 
     def test_any_pages_make_the_whole(self) -> None:
-        """C5, C6: pages of one row give the same, for every stream and range."""
+        """Pages of one row give the same, for every stream and range."""
         for (name, writer), expected in ON_THE_WIRE.items():
             for after in range(10):
                 updates: list[tuple[int, Any]] = []
@@ -94,7 +94,7 @@ class StandardQueriesTests(SynchronousTestCase):
             self.assertEqual(list(result.updates), expected, name)
 
     def test_deleted_event_does_not_end_a_page(self) -> None:
-        """C5: a page is cut where its ids are cut, though their events are gone."""
+        """A page is cut where its ids are cut, though their events are gone."""
         self.txn.execute(
             "INSERT INTO ex_outlier_stream VALUES (20, '$gone', 'p9'), "
             "(21, '$bad', 'p9')"
@@ -106,7 +106,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.assertEqual([token for token, _ in page.updates], [21])
 
     def test_catch_up_walks_an_index(self) -> None:
-        """C58: every query has an index to walk, but for Synapse's account data."""
+        """Every query has an index to walk, but for Synapse's account data."""
         self.txn.execute("SET LOCAL enable_seqscan = off")
         self.txn.execute("SET LOCAL enable_bitmapscan = off")
         parameters = {"instance_name": "w", "after": 5, "up_to": 900, "limit": 10}
@@ -123,7 +123,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.assertEqual(scanned, {"account_data"})
 
     def test_tables_are_not_read_whole_for_a_page(self) -> None:
-        """C58: in a database with more rows, a page's events are looked up one by one."""
+        """In a database with more rows, a page's events are looked up one by one."""
         self.txn.execute(
             "INSERT INTO events SELECT n, '$m' || n, '!r', 'm', FALSE, 'w' "
             "FROM generate_series(1000, 21000) AS n; "

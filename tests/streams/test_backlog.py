@@ -69,18 +69,18 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual((backlog.start, backlog.rows), (2, 3))
 
     def test_hole(self) -> None:
-        """What was passed over unseen makes it begin anew; what is known to hold no
+        """What was skipped unseen makes it begin anew; what is known to hold no
         rows does not."""
         backlog = self.make()
         backlog.add(1, [batch(2)])
-        backlog.pass_over(2, 5)
+        backlog.skip_range(2, 5)
         backlog.add(5, [batch(6)])
         self.assertEqual(backlog.start, 1)
         backlog.add(8, [batch(9)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (8, 9, 1))
         backlog.add(None, [batch(20)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (19, 20, 1))
-        backlog.pass_over(30, 31)
+        backlog.skip_range(30, 31)
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (30, 31, 0))
 
     def test_disorder(self) -> None:
@@ -141,7 +141,7 @@ class StreamBacklogTests(SynchronousTestCase):
             if rows:
                 backlog.add(prev, [(token, texts)])
             else:
-                backlog.pass_over(prev, token)
+                backlog.skip_range(prev, token)
         result = backlog.read(from_token, from_token + more)
         if result is not None:
             self.assertEqual(

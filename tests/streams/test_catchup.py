@@ -25,7 +25,7 @@ class PlanCatchUpTests(SynchronousTestCase):
     """What to do about an announced position."""
 
     def test_between_the_two_tokens(self) -> None:
-        """C53: who stands between the tokens, or at one of them, missed nothing."""
+        """Who stands between the tokens, or at one of them, missed nothing."""
         for current in (10, 11, 12):
             self.assertEqual(plan_catch_up(current, 10, 12), InSync(12))
 
@@ -34,7 +34,7 @@ class PlanCatchUpTests(SynchronousTestCase):
         self.assertEqual(plan_catch_up(9, 10, 12), Gap(9, 12))
 
     def test_first_announcement(self) -> None:
-        """C9: a repeated token says nothing of what lies before."""
+        """A repeated token says nothing of what lies before."""
         self.assertEqual(plan_catch_up(9, 12, 12), Gap(9, 12))
 
     def test_ahead(self) -> None:
@@ -42,11 +42,11 @@ class PlanCatchUpTests(SynchronousTestCase):
         self.assertEqual(plan_catch_up(13, 10, 12), Redundant())
 
     def test_ahead_of_a_stored_stream_that_began_again(self) -> None:
-        """C4: the position of a stored stream goes back; nothing is fetched."""
+        """The position of a stored stream goes back; nothing is fetched."""
         self.assertEqual(plan_catch_up(90, 10, 12, resettable=True), Reset(12, 12))
 
     def test_ahead_of_a_stream_in_memory_that_began_again(self) -> None:
-        """C46: a stream in memory is fetched from its beginning."""
+        """A stream in memory is fetched from its beginning."""
         self.assertEqual(
             plan_catch_up(90, 10, 12, resettable=True, held_in_memory=True),
             Reset(0, 12),
@@ -90,12 +90,12 @@ class CheckPageTests(SynchronousTestCase):
         self.assertEqual(list(Page([], [], 9).batches()), [])
 
     def test_leaves_out_what_was_not_asked_for(self) -> None:
-        """C5: rows outside the range are left out, and the end is not beyond it."""
+        """Rows outside the range are left out, and the end is not beyond it."""
         result = StreamUpdateResult([(2, "a"), (3, "b"), (10, "c")], 12, False)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["b"], 9))
 
     def test_leaves_out_rows_beyond_a_limited_answer(self) -> None:
-        """C6: rows beyond the token that the answer vouches for are asked again."""
+        """Rows beyond the token that the answer vouches for are asked again."""
         result = StreamUpdateResult([(3, "a"), (4, "b")], 3, True)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["a"], 3))
 
@@ -105,7 +105,7 @@ class CheckPageTests(SynchronousTestCase):
         self.assertEqual(check_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
 
     def test_takes_rows_as_they_are(self) -> None:
-        """C6: rows that the source has as text stay text for who can read them."""
+        """Rows that the source has as text stay text for who can read them."""
         updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
         result = StreamUpdateResult(updates, 5, True)
         self.assertEqual(

@@ -138,7 +138,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertFalse(stream.has_local_updates(1, 5))
 
     def test_pages_never_split_a_token(self) -> None:
-        """C5, C6: pages together give every row once, no token is cut in two."""
+        """Pages together give every row once, no token is cut in two."""
         stream = self.make(page_rows=2)
         for count in (1, 3, 1, 1, 2, 5):
             stream.write([typing(f"!{n}") for n in range(count)])
@@ -179,7 +179,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch(stream, 0, 2).updates, [(2, ["!b", []])])
 
     def test_full_resync_by_key(self) -> None:
-        """C47: who asks for forgotten rows gets the newest of each room."""
+        """Who asks for forgotten rows gets the newest of each room."""
         stream = self.make(max_rows=2, key=lambda row: row.room_id)
         stream.write([typing("!a", "@1:x"), typing("!b", "@2:x")])
         stream.write([typing("!a")])
@@ -201,7 +201,7 @@ class MemoryStreamTests(SynchronousTestCase):
         )
 
     def test_full_resync_is_paged(self) -> None:
-        """C6: forgotten rows of one token stay together in a page as well."""
+        """Forgotten rows of one token stay together in a page as well."""
         stream = self.make(max_rows=3, page_rows=1, key=lambda row: row.room_id)
         stream.write([typing("!a"), typing("!b"), typing("!c")])
         stream.write([typing("!d")])
@@ -342,7 +342,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertEqual(calls, [("w", 3, 5, 7)])
 
     def test_nobody_to_ask(self) -> None:
-        """Without a way to the writer, catch-up fails with the mend."""
+        """Without a way to the writer, catch-up fails with the hint."""
         stream = MemoryStream(TYPING, instance_name="r")
         result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
 
@@ -350,7 +350,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertIn("instance_map", failure.getErrorMessage())
 
     def test_writer_starts_again(self) -> None:
-        """C46: a reader follows its writer to a lower token."""
+        """A reader follows its writer to a lower token."""
         stream = MemoryStream(TYPING, instance_name="r")
         self.assertEqual(stream.current_token("w"), 0)
         stream.advance("w", 649)

@@ -71,7 +71,7 @@ class WriterPositionsTests(SynchronousTestCase):
     """Tests for WriterPositions."""
 
     def test_out_of_order(self) -> None:
-        """C30: ids finish in any order; the position follows when a gap closes."""
+        """Ids finish in any order; the position follows when a gap closes."""
         positions = WriterPositions("master", ["master"], {"master": 7})
         allocate(positions, 8, 9)
         allocate(positions, 10)
@@ -84,7 +84,7 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_advance_between_nextval_and_registration(self) -> None:
         """
-        C25: others announce greater ids while ours is still being fetched: we
+        Others announce greater ids while ours is still being fetched: we
         announce nothing above it, and nobody passes it.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
@@ -99,7 +99,7 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_finished_row_below_the_announced_position(self) -> None:
         """
-        C11: an id is finished while another is being fetched, and a remote
+        An id is finished while another is being fetched, and a remote
         position arrives: as soon as the announced position covers the id, so does
         the newest of our own.
         """
@@ -116,7 +116,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announced, 1849)
 
     def test_others_know_first(self) -> None:
-        """C11: another writer announces our id, committed but not finished here."""
+        """Another writer announces our id, committed but not finished here."""
         positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})
         positions.end_fetch(positions.begin_fetch(), [38])
         positions.end_fetch(positions.begin_fetch(), [39])
@@ -131,7 +131,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.local, 39)
 
     def test_new_writer(self) -> None:
-        """C27: a writer without a stored position starts at persisted-up-to."""
+        """A writer without a stored position starts at persisted-up-to."""
         positions = WriterPositions(
             "new", ["a", "b", "new"], {"a": 3, "b": 7}, finished=[4, 5]
         )
@@ -141,20 +141,20 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 7, "new": 5})
 
     def test_first_id_is_not_announced_before_it_is_finished(self) -> None:
-        """C26: a new writer's first id stays unannounced until it is persisted."""
+        """A new writer's first id stays unannounced until it is persisted."""
         positions = WriterPositions("new", ["a", "new"], {"a": 7})
         allocate(positions, 8)
         self.assertEqual((positions.announced, positions.persisted_upto), (7, 7))
         self.assertEqual(positions.local, 7)
 
     def test_removed_writer_is_forgotten(self) -> None:
-        """C64: who is no writer any more does not hold the others up."""
+        """Who is no writer any more does not hold the others up."""
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 8, "gone": 2})
         self.assertEqual(positions.persisted_upto, 8)
         self.assertNotIn("gone", positions.all_positions())
 
     def test_idle_writer_follows_the_others(self) -> None:
-        """C29: who writes nothing may announce what the others have reached."""
+        """Who writes nothing may announce what the others have reached."""
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         positions.advance("b", 20)
         self.assertEqual((positions.announced, positions.persisted_upto), (20, 20))
@@ -192,7 +192,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 5})
 
     def test_sequence_that_went_back(self) -> None:
-        """C34: an id that is known already, or was passed, is not used again."""
+        """An id that is known already, or was passed, is not used again."""
         positions = WriterPositions("a", ["a", "b"], {"a": 40, "b": 40})
         fetch = positions.begin_fetch()
         positions.advance("b", 42)
@@ -206,7 +206,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announced, 42)
 
     def test_first_id(self) -> None:
-        """C33: nobody wrote: everything stands at 1, and 1 is not used."""
+        """Nobody wrote: everything stands at 1, and 1 is not used."""
         positions = WriterPositions("a", ["a", "b"])
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
         self.assertFalse(positions.is_usable(positions.begin_fetch(), 1))
@@ -501,7 +501,7 @@ class ClusterTests(SynchronousTestCase):
 
     def test_invariants(self) -> None:
         """
-        C24 to C30, C36: whatever is allocated, finished, cancelled, announced,
+        Whatever is allocated, finished, cancelled, announced,
         delayed or restarted, nothing open is called complete, what is announced
         is finished, and in the end all agree.
         """

@@ -161,7 +161,7 @@ class RowCodecTests(SynchronousTestCase):
         )
 
     def test_newer_peer(self) -> None:
-        """Fields that we do not know are counted and passed over."""
+        """Fields that we do not know are counted and skipped."""
         self.assertEqual(
             CODEC.decode([b'["a",1,null,null,"new",[]]', b'["b",2,null,null]']),
             DecodedRows([Row("a", 1), Row("b", 2)], with_extra_fields=1),

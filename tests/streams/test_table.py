@@ -98,7 +98,7 @@ class TableStreamTests(SynchronousTestCase):
         self.assertIn("row_type", str(error))
 
     def test_mistakes_are_named(self) -> None:
-        """Each mistake is refused with the fact, its value and the mend."""
+        """Each mistake is refused with the fact, its value and the hint."""
         for changes, expected in (
             ({"name": "two words"}, "name is 'two words'"),
             ({"name": ""}, "name is ''"),

@@ -33,7 +33,7 @@ lawful = settings(derandomize=True, deadline=None)
 
 
 def rows_of(token: Token) -> set[tuple[str, int]]:
-    """Give the rows that a token covers, by brute force; ``d`` is never in a map."""
+    """Return the rows that a token covers, by brute force; ``d`` is never in a map."""
     return {
         (writer, id_)
         for writer in WRITERS
@@ -112,7 +112,7 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, st.integers(0, 16))
     def test_bound(self, token: Token, most: int) -> None:
-        """C41: a bounded token covers nothing beyond the bound."""
+        """A bounded token covers nothing beyond the bound."""
         bounded = token.bound_stream_token(most)
         self.assertEqual(
             rows_of(bounded), {row for row in rows_of(token) if row[1] <= most}
@@ -130,7 +130,7 @@ class TextTests(SynchronousTestCase):
         )
 
     def test_entry_below_the_minimum(self) -> None:
-        """C42: an entry at or below the minimum is left out."""
+        """An entry at or below the minimum is left out."""
         token = Token.parse("m5~1.3~2.5~3.6", NAMES.__getitem__)
         self.assertEqual(token, Token(5, {"c": 6}))
         self.assertEqual(token.instance_map, {"c": 6})

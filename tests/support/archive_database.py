@@ -77,7 +77,7 @@ def add_rows(dsn: str, count: int, *, with_slow: bool = True) -> None:
 
 
 def read_keys(dsn: str) -> list[Key]:
-    """Give all rows of both tables, in order."""
+    """Return all rows of both tables, in order."""
     with closing(psycopg2.connect(dsn)) as connection, connection:
         cursor = connection.cursor()
         cursor.execute(_KEYS)

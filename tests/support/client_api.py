@@ -61,8 +61,8 @@ class ClientApi:
     ) -> Any:
         """Make one request and give the JSON value of its answer.
 
-        :raises ApiError: the status is not 200.
-        :raises OSError: the connection failed or broke.
+        :raises ApiError: if the status is not 200.
+        :raises OSError: if the connection failed or broke.
         """
         if query:
             path = f"{path}?{urllib.parse.urlencode(query)}"
@@ -86,7 +86,7 @@ class ClientApi:
         return json.loads(answer)
 
     def is_healthy(self) -> bool:
-        """Tell whether the process behind the listener is up."""
+        """Return whether the process behind the listener is up."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=2.0)
         try:
             connection.request("GET", "/health")
@@ -138,7 +138,7 @@ class ApiUser:
     )
 
     def at(self, api: ClientApi) -> ApiUser:
-        """Give the same device, talking to another listener."""
+        """Return the same device, talking to another listener."""
         return attrs.evolve(self, api=api)
 
     def call(
@@ -324,7 +324,7 @@ class ApiUser:
 
 
 def timeline_messages(answer: Mapping[str, Any], room_id: str) -> list[str]:
-    """Give the texts that an answer of ``/sync`` shows of a room, in order."""
+    """Return the texts that an answer of ``/sync`` shows of a room, in order."""
     room = answer.get("rooms", {}).get("join", {}).get(room_id, {})
     return [
         event["content"]["body"]

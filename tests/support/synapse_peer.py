@@ -63,7 +63,7 @@ Launcher: TypeAlias = Callable[[str, Sequence[str]], list[str]]
 
 
 def interpreter() -> str:
-    """Give the Python that has matrix-synapse installed.
+    """Return the Python that has matrix-synapse installed.
 
     It is this one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
     """
@@ -162,7 +162,7 @@ class SynapseProcess:
     def wait_until_ready(self) -> None:
         """Wait until it answers.
 
-        :raises ServerStartError: it ended, or took too long.
+        :raises ServerStartError: if it ended, or took too long.
         """
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT
@@ -220,11 +220,11 @@ class SynapseProcess:
         self.start()
 
     def log_tail(self, length: int = 3000) -> str:
-        """Give the end of its log."""
+        """Return the end of its log."""
         return self._log_text()[-length:].strip()
 
     def problems(self) -> list[str]:
-        """Give the lines of its log that tell of an error, with what follows each."""
+        """Return the lines of its log that tell of an error, with what follows each."""
         return log_problems(self._log_text().splitlines())
 
     def _log_text(self) -> str:
@@ -313,11 +313,11 @@ class SynapseDeployment:
     # -- configuration ------------------------------------------------------------
 
     def worker_file(self, name: str) -> Path:
-        """Give the path of a worker's own configuration file."""
+        """Return the path of a worker's own configuration file."""
         return self.directory / f"{name}.yaml"
 
     def log_file(self, name: str) -> Path:
-        """Give the path of a process's log."""
+        """Return the path of a process's log."""
         return self.directory / f"{name}.log"
 
     def _add(
@@ -445,7 +445,7 @@ class SynapseDeployment:
     def start(self) -> SynapseDeployment:
         """Start all: the main process, which fills the database, then the rest.
 
-        :raises ServerStartError: one did not come up; all are stopped again.
+        :raises ServerStartError: if one did not come up; all are stopped again.
         """
         try:
             self.main.start()
@@ -486,7 +486,7 @@ class SynapseDeployment:
         return self.main.api.register(name, self.registration_secret)
 
     def problems(self) -> dict[str, list[str]]:
-        """Give what the logs tell of errors, by process; nothing for a good one."""
+        """Return what the logs tell of errors, by process; nothing for a good one."""
         found = {
             process.name: process.problems() for process in self.processes.values()
         }

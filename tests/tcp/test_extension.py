@@ -208,7 +208,7 @@ class Process:
         self.streamer.start()
 
     def texts(self) -> list[str]:
-        """Give what was handed on."""
+        """Return what was delivered."""
         return [row.text for _, _, _, rows in self.host.rows.rows for row in rows]
 
 
@@ -375,7 +375,7 @@ class ProcessTests(SynchronousTestCase):
 
     def test_new_epoch(self) -> None:
         """
-        C46: the writer of a stream in memory starts again and has passed the reader's
+        The writer of a stream in memory starts again and has passed the reader's
         position when the link is back: what it has in memory is fetched anew.
         """
         self.start()

@@ -144,7 +144,7 @@ class ClientTestCase(SynchronousTestCase):
 
 
 class BackOffTests(ClientTestCase):
-    """When it tries again (C16)."""
+    """When it tries again."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -192,7 +192,7 @@ class BackOffTests(ClientTestCase):
         self.assertEqual(len(self.endpoint.attempts), 1)
 
     def test_error_of_the_peer(self) -> None:
-        """A peer that answers ERROR each time is not hammered (C18)."""
+        """A peer that answers ERROR each time is not hammered."""
         for _ in range(200):
             if self.endpoint.attempts:
                 protocol = self.establish()
@@ -202,7 +202,7 @@ class BackOffTests(ClientTestCase):
         self.assertLess(self.endpoint.count, 30)
 
     def test_wrong_server(self) -> None:
-        """A wrong homeserver is told by name, and not hammered (C21)."""
+        """A wrong homeserver is told by name, and not hammered."""
         for _ in range(200):
             if self.endpoint.attempts:
                 protocol = self.endpoint.accept()

@@ -190,7 +190,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.closed, [protocol])
 
     def test_wrong_server(self) -> None:
-        """A client refuses another homeserver, and never uses the link (C21)."""
+        """A client refuses another homeserver, and never uses the link."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.transport.take(1000)
@@ -227,7 +227,7 @@ class ReceiveTests(ProtocolTestCase):
         self.assertEqual(self.observer.received, {("unnamed", "RDATA"): 500})
 
     def test_unknown_command(self) -> None:
-        """An unknown command is told to the observer; the link stays up (C17)."""
+        """An unknown command is told to the observer; the link stays up."""
         protocol = self.connected_server()
         protocol.dataReceived(b"FROB x\nPOSITION unknown_stream w 1 2\n")
         [(_, error)] = self.observer.refused
@@ -238,7 +238,7 @@ class ReceiveTests(ProtocolTestCase):
         self.assertFalse(self.transport.disconnecting)
 
     def test_invalid_user_sync(self) -> None:
-        """An invalid USER_SYNC gets one ERROR and one close (C18)."""
+        """An invalid USER_SYNC gets one ERROR and one close."""
         protocol = self.connected_server()
         protocol.dataReceived(
             b"USER_SYNC i @u:x a b start 5\nUSER_SYNC bad\nUSER_SYNC bad\n"
@@ -390,7 +390,7 @@ class TimeTests(ProtocolTestCase):
         )
 
     def test_half_open(self) -> None:
-        """Both ends notice within 60 s that the other is gone (C14)."""
+        """Both ends notice within 60 s that the other is gone."""
         server, client = self.make_server(), self.make_client()
         link = Link(server, client)
         link.pump()
@@ -426,7 +426,7 @@ class TimeTests(ProtocolTestCase):
         self.assertEqual(self.handler.calls, [])
 
     def test_silent_port(self) -> None:
-        """A client does not wait for SERVER for ever (C21)."""
+        """A client does not wait for SERVER for ever."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.clock.run(9.5)

@@ -39,7 +39,7 @@ def query(dsn: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether there is a process, which is more than a zombie."""
+    """Return whether there is a process, which is more than a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -262,7 +262,7 @@ class FindTests(SynchronousTestCase):
         )
 
     def test_wrapper(self) -> None:
-        """A script of that name on ``PATH`` is passed over: its pid is not the server's."""
+        """A script of that name on ``PATH`` is skipped: its pid is not the server's."""
         for name in ("postgres", "initdb", "redis-server"):
             self.make(name, b"#!/bin/sh\n")
         environ = {"PATH": str(self.folder)}

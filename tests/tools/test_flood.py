@@ -16,7 +16,7 @@ class FloodTests(TestCase):
     async def test_slow_handler(self) -> None:
         """
         50,000 rows come while a handler could take some hundred: what waits is bounded,
-        every row is handed on in the end, once and in order, and the other stream does
+        every row is delivered in the end, once and in order, and the other stream does
         not wait for what waits.
         """
         report = await run_flood(reactor, 50_000, 50_000)

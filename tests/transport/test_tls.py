@@ -98,7 +98,7 @@ class CertificatesTests(TestCase):
         self.assertEqual(self.heard, [b"hello"] * 2)
 
     async def test_renewed(self) -> None:
-        """What connects takes the certificate of now; a broken one is passed over."""
+        """What connects takes the certificate of now; a broken one is skipped."""
         other = PrivateAuthority(self.folder, "other").issue("stranger")
         mine = self.folder / "mine.pem"
         pairs = [

@@ -152,7 +152,7 @@ class ReceiveTests(SynchronousTestCase):
         return whole
 
     def test_unknown_command(self) -> None:
-        """An unknown command is counted and passed over; the link stays up (C17)."""
+        """An unknown command is counted and skipped; the link stays up."""
         connection = client()
         got = connection.receive_data(b"FROB x\nREMOTE_SERVER_UP a\n", 0.0)
         self.assertEqual(got.items, [RemoteServerUpCommand("a")])
@@ -163,8 +163,7 @@ class ReceiveTests(SynchronousTestCase):
 
     def test_bad_line(self) -> None:
         """
-        A bad line gets one ERROR and a close; what came before it is delivered
-        (C18).
+        A bad line gets one ERROR and a close; what came before it is delivered.
         """
         connection = server()
         good = b"USER_SYNC i @u:x my phone start 5\n"
@@ -287,7 +286,7 @@ class FirstLineTests(SynchronousTestCase):
         self.assertIs(self.connection.state, ConnectionState.ESTABLISHED)
 
     def test_wrong_server(self) -> None:
-        """Another homeserver's process gets ERROR, which has both names (C21)."""
+        """Another homeserver's process gets ERROR, which has both names."""
         self.connection.receive_data(b"SERVER other.test\nREMOTE_SERVER_UP a\n", 0.0)
         self.assertIs(self.connection.close_reason, CloseReason.PROTOCOL_ERROR)
         self.assertEqual(
@@ -296,14 +295,14 @@ class FirstLineTests(SynchronousTestCase):
         )
 
     def test_other_protocol(self) -> None:
-        """What speaks another protocol is named by its first line (C21)."""
+        """What speaks another protocol is named by its first line."""
         got = self.connection.receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n", 0.0)
         self.assertEqual(len(got.refused), 1)
         self.assertIn("'HTTP/1.1'", self.connection.close_text)
         self.assertFalse(self.connection.is_open)
 
     def test_tls(self) -> None:
-        """A port that speaks TLS is told as such, at both ends (C21)."""
+        """A port that speaks TLS is told as such, at both ends."""
         for connection, data in (
             (self.connection, TLS_ALERT),
             (LineConnection(Role.SERVER, "repl.test", 0.0), TLS_CLIENT_HELLO),
@@ -314,7 +313,7 @@ class FirstLineTests(SynchronousTestCase):
             self.assertFalse(connection.is_open)
 
     def test_silence(self) -> None:
-        """A port that says nothing is given up after 10 s, with a hint (C21)."""
+        """A port that says nothing is given up after 10 s, with a hint."""
         self.connection.tick(9.9)
         self.assertTrue(self.connection.is_open)
         self.connection.tick(10.0)
@@ -472,7 +471,7 @@ class TimeTests(SynchronousTestCase):
         self.assertTrue(connection.is_ping_due(100.0))
 
     def test_silence(self) -> None:
-        """After a PING of the peer, 25 s of silence end the connection (C14)."""
+        """After a PING of the peer, 25 s of silence end the connection."""
         for make in (server, client):
             connection = make()
             connection.receive_data(b"PING 1\n", 1.0)

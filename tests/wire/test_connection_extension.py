@@ -78,7 +78,7 @@ class ExtensionTests(SynchronousTestCase):
             self.assertEqual(words, ["a", "1", "5", "6", "2", "3", "b"])
 
     def test_nothing_after_the_end(self) -> None:
-        """What stands behind an ERROR is passed over, messages too."""
+        """What stands behind an ERROR is skipped, messages too."""
         connection = self.client()
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nERROR no\nREPLICATION_EXT {}\n", 0.0

@@ -47,7 +47,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_writers_keep_their_order(self) -> None:
-        """Rows of several writers of a stream make one run, in their order (C7)."""
+        """Rows of several writers of a stream make one run, in their order."""
         lines = [
             rdata("events", "w1", None, b"[1]"),
             rdata("events", "w2", None, b"[2]"),
@@ -131,7 +131,7 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual([before, after], [run, run])
 
     def test_blank_lines(self) -> None:
-        """Blank lines are passed over, and end no run."""
+        """Blank lines are skipped, and end no run."""
         row = rdata("events", "w1", 1, b"[1]")
         self.assertEqual(
             read_lines([b"", row, b"", row, b""]),
@@ -163,7 +163,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_refused_row_names_its_stream(self) -> None:
-        """A row that is refused says of which stream and writer one is missing (C10)."""
+        """A row that is refused says of which stream and writer one is missing."""
         for line in (
             b"RDATA events w1 x []",
             b"RDATA events w1 1_0 []",

@@ -66,7 +66,7 @@ class Series:
     points: Sequence[tuple[int, float]]
 
     def to_json(self) -> dict[str, object]:
-        """Give all of it as a JSON value."""
+        """Return all of it as a JSON value."""
         return {"grows": self.name, "us_per_row": dict(self.points)}
 
     def to_text(self) -> str:
@@ -80,7 +80,7 @@ def measure_growth(
 ) -> list[Series]:
     """Measure all that grows.
 
-    :raises BenchError: a measure failed.
+    :raises BenchError: if a measure failed.
     """
     program = str(Path(__file__).with_name("ours_growth.py"))
     series = []

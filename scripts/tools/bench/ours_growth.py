@@ -105,7 +105,7 @@ def _receive(
             seconds += time.process_time() - started
             measured += count
     if counting.wanted:
-        raise AssertionError(f"{counting.wanted} rows were not handed on")
+        raise AssertionError(f"{counting.wanted} rows were not delivered")
     return {"microseconds": 1e6 * seconds / measured}
 
 

@@ -40,7 +40,7 @@ _PAGE = 500
 
 
 class CountingSink:
-    """Gives rows to a count."""
+    """Returns rows to a count."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting

@@ -11,7 +11,7 @@ from scripts.tools.bench.ours_host import CountingSink, Process
 from scripts.tools.bench.side import Counting, main, run
 from scripts.tools.bench.tables import make_generator_tables
 from scripts.tools.bench.traffic import READER, STREAM, WRITER
-from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.clock import ReactorClock
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
@@ -69,14 +69,14 @@ def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
 
 
 def catch_up(dsn: str, rows: int) -> dict[str, float]:
-    """Catch up with a writer from nothing: fetch its rows and hand them on, typed."""
+    """Catch up with a writer from nothing: fetch its rows and deliver them, typed."""
 
     async def fetch(reactor: Any) -> dict[str, float]:
         database = Database(dsn, reactor, max_connections=10)
         stream: Any = standard_stream(
             STANDARD_STREAMS[STREAM],
             database,
-            HandledIds(STREAM, READER, {}, 0, None),
+            ReaderIds(STREAM, READER, {}, 0, None),
             instance_name=READER,
         )
         counting = Counting(rows)

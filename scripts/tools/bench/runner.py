@@ -42,7 +42,7 @@ class Runner:
     def run(self, tasks: Iterable[Task]) -> list[Result]:
         """Run tasks on servers of their own.
 
-        :raises BenchError: a side failed.
+        :raises BenchError: if a side failed.
         """
         # A subscriber may be behind as far as it likes: nobody is cut off.
         unlimited = {"client-output-buffer-limit": "pubsub 0 0 0"}
@@ -105,7 +105,7 @@ def run_measure(
     """Run one measure in a process of its own.
 
     :param time_limit: how long it may take, in s.
-    :raises BenchError: it failed; the error has the end of what it said.
+    :raises BenchError: if it failed; the error has the end of what it said.
     """
     try:
         done = subprocess.run(

@@ -77,13 +77,13 @@ class Counting:
             self.done.callback(None)
 
     def position(self) -> None:
-        """Take note that a writer was heard of."""
+        """Record that a writer was heard of."""
         if not self.connected.called:
             self.connected.callback(None)
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Give the usual ones in ms, without the first tenth, which warms up."""
+    """Return the usual ones in ms, without the first tenth, which warms up."""
     ordered = sorted(seconds[len(seconds) // 10 :])
     return {
         f"p{percent}": 1000 * ordered[len(ordered) * percent // 100]
@@ -136,7 +136,7 @@ class RedisMeasures:
         self._traffic = traffic
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """Give all of them."""
+        """Return all of them."""
         return {
             "receive": self.receive,
             "send": self.send,

@@ -23,7 +23,7 @@ __all__ = ["CountingDataHandler", "Process", "homeserver"]
 
 
 class CountingDataHandler:
-    """Gives rows to a count; keeps positions."""
+    """Returns rows to a count; keeps positions."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting

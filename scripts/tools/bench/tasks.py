@@ -221,7 +221,7 @@ class Result:
         )
 
     def to_json(self) -> dict[str, object]:
-        """Give all of it as a JSON value."""
+        """Return all of it as a JSON value."""
         return {
             "task": self.name,
             "unit": self.unit.value[0],

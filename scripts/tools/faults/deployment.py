@@ -99,7 +99,7 @@ class SmallDiskPostgres(PrivatePostgres):
                         pass
 
     def free_disk(self) -> None:
-        """Give the room back, and start the server again if it gave up."""
+        """Return the room back, and start the server again if it gave up."""
         self._ballast.unlink()
         if self._process is not None and self._process.poll() is not None:
             self.kill()

@@ -19,7 +19,7 @@ __all__ = ["show_deployments", "show_deployments_json", "show_json", "show_table
 
 
 def show_json(results: Sequence[Result], seed: int) -> str:
-    """Give the results as JSON text."""
+    """Return the results as JSON text."""
     values: list[dict[str, Any]] = [
         attrs.asdict(result) | {"good": result.is_good} for result in results
     ]

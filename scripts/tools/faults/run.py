@@ -81,7 +81,7 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Tell whether nothing was lost, doubled or reordered, and all agree."""
+        """Return whether nothing was lost, doubled or reordered, and all agree."""
         if self.left_out:
             return True
         wrong = self.lost + self.doubled + self.reordered
@@ -94,7 +94,7 @@ class Result:
 
 
 def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
-    """Tell whether each reader is where each writer was, or further.
+    """Return whether each reader is where each writer was, or further.
 
     :param targets: from ``(stream, writer)`` to the last token that it wrote.
     """
@@ -108,7 +108,7 @@ def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
 def _all_equal(
     readers: Iterable[Positions], writers_of: Callable[[DemoStream], Sequence[str]]
 ) -> bool:
-    """Tell whether all writers of a stream are at one position, at all readers."""
+    """Return whether all writers of a stream are at one position, at all readers."""
     by_stream: dict[str, set[int]] = {}
     known = list(readers)
     for stream in STREAMS.values():

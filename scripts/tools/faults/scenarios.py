@@ -106,7 +106,7 @@ def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
 def _move(
     *to: str, kill: bool = False, unsent: bool = False, back: bool = False
 ) -> Fault:
-    """Give the tables of ``event_writer1`` to other writers.
+    """Return the tables of ``event_writer1`` to other writers.
 
     ``reader1`` is away meanwhile, ``reader2`` runs with the configuration that it has.
 

@@ -1,6 +1,6 @@
 """The code that runs inside each process that writes: a steady load until told.
 
-As of the demonstration, but a write that the database refuses is passed over, and
+As of the demonstration, but a write that the database refuses is skipped, and
 a process that is started again goes on.
 """
 
@@ -65,7 +65,7 @@ def own_writes(
     name: str,
     moved: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Write]:
-    """Give a process's part of a script, which begins with row number 0.
+    """Return a process's part of a script, which begins with row number 0.
 
     :param moved: who writes the tables of some writers of the script now, in turn.
     """

@@ -21,7 +21,7 @@ __all__ = ["audit_command"]
 EXIT_ERRORS = 1
 
 
-class _CannotTellError(click.ClickException):
+class AuditIncompleteError(click.ClickException):
     """Nothing was proved: whoever asks by the exit status must not take it for that."""
 
     exit_code = 2
@@ -72,6 +72,6 @@ def audit_command(
                 as_json=as_json,
             )
     except PipelineError as error:
-        raise _CannotTellError(str(error)) from error
+        raise AuditIncompleteError(str(error)) from error
     if counts[Severity.ERROR]:
         sys.exit(EXIT_ERRORS)

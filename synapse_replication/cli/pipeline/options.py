@@ -69,7 +69,7 @@ json_option = click.option(
 
 
 def source_options(command: _Command) -> _Command:
-    """Give a command its database as ``settings``; it cannot do without.
+    """Return a command its database as ``settings``; it cannot do without.
 
     Adds ``-c`` and ``--dsn``. What is wrong with them ends the command with exit
     status 2.

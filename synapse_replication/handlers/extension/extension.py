@@ -10,7 +10,7 @@ are and how far we told the others. It takes the same of the others and
   like a gap;
 * has a stream that is in a writer's memory fetched anew when the writer has another
   epoch than what was handled of it, whatever its tokens are now;
-* reports a second process of one name (C63): our own name with an epoch that is not
+* reports a second process of one name: our own name with an epoch that is not
   ours, or an epoch of somebody's earlier start that goes on talking.
 
 Before each chunk of rows the position before them is told, so that a reader sees a
@@ -33,14 +33,14 @@ import attrs
 
 from synapse_replication import __version__
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.handlers.epochs import Heard, PeerEpochs
+from synapse_replication.handlers.epochs import EpochStatus, PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     DelayedCall,
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.observer import PeerNews, ReplicationObserver
+from synapse_replication.handlers.observer import PeerHeartbeat, ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire.extension import (
     ExtensionMessage,
@@ -82,7 +82,7 @@ class ExtensionHandler(Protocol):
     """What a link asks of :class:`ReplicationExtension`."""
 
     def extension_up(self, connection: ExtensionConnection) -> None:
-        """Take note that messages can be sent and received on a link."""
+        """Record that messages can be sent and received on a link."""
         ...
 
     def extension_down(self, connection: ExtensionConnection) -> None:
@@ -197,7 +197,7 @@ class ReplicationExtension:
         self._send(self._message(MessageType.HELLO))
 
     def extension_down(self, connection: ExtensionConnection) -> None:
-        """Take note that a link is gone."""
+        """Record that a link is gone."""
         self._connections.remove(connection)
 
     def extension_received(
@@ -222,25 +222,25 @@ class ReplicationExtension:
         if kind is MessageType.ROWS:
             # Of another epoch it says too little; a heartbeat will come.
             if self._epochs.epoch_of(name) == epoch:
-                self._handler.writer_told(connection, name, tokens)
+                self._handler.writer_reported(connection, name, tokens)
             return
-        heard = self._epochs.hear(
+        heard = self._epochs.observe(
             name, epoch, self._clock.seconds(), has_backlog=message.has_backlog
         )
-        if heard is Heard.LATE:
+        if heard is EpochStatus.LATE:
             return
-        if heard is Heard.DUPLICATE:
+        if heard is EpochStatus.DUPLICATE:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
             return
         if message.follows is not None and connection.is_direct:
             self._handler.send_only(connection, message.follows)
-        is_new = heard is Heard.NEW
+        is_new = heard is EpochStatus.NEW
         if is_new:
             self._observer.epoch_changed(name)
         self._observer.peer_heard(_news(message))
         is_leaving = kind is MessageType.GOODBYE
-        self._handler.writer_told(
+        self._handler.writer_reported(
             connection,
             name,
             tokens,
@@ -251,7 +251,7 @@ class ReplicationExtension:
         if is_leaving:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
-            self._answer_soon(is_new=heard is not Heard.SAME)
+            self._answer_soon(is_new=heard is not EpochStatus.SAME)
 
     def _report_duplicate(self, message: ExtensionMessage, other: str) -> None:
         places = [place for place in (message.where, other) if place]
@@ -276,8 +276,8 @@ class ReplicationExtension:
 
     # -- what this process sends --------------------------------------------------------
 
-    def keeps(self, stream_name: str) -> bool:
-        """Tell whether rows of a stream are kept for who asks for them later."""
+    def retains(self, stream_name: str) -> bool:
+        """Return whether rows of a stream are kept for who asks for them later."""
         return self._backlog is not None and stream_name not in self._in_memory
 
     def rows_follow(
@@ -293,22 +293,22 @@ class ReplicationExtension:
                 self._message(MessageType.ROWS, {stream_name: told}), stream_name
             )
         self._tell(stream_name, batches[-1][0])
-        if self._backlog is not None and self.keeps(stream_name):
+        if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
 
-    def moved_on(self, stream_name: str, token: int) -> None:
-        """Take note of a row that was sent past the streamer, or of none: not kept."""
+    def position_advanced(self, stream_name: str, token: int) -> None:
+        """Record a row that was sent past the streamer, or of none: not kept."""
         self._tell(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Take note of a POSITION."""
+        """Record a POSITION."""
         self._tell(stream_name, new_token)
-        self.passed_over(stream_name, prev_token, new_token)
+        self.range_skipped(stream_name, prev_token, new_token)
 
-    def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Take note that there are no rows of ours between the two."""
-        if self._backlog is not None and self.keeps(stream_name):
-            self._backlog.of(stream_name).pass_over(prev_token, new_token)
+    def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        """Record that there are no rows of ours between the two."""
+        if self._backlog is not None and self.retains(stream_name):
+            self._backlog.of(stream_name).skip_range(prev_token, new_token)
 
     def _tell(self, stream_name: str, token: int) -> None:
         told = self._told.get(stream_name)
@@ -354,8 +354,8 @@ class ReplicationExtension:
                     connection.send_extension([payload])
 
 
-def _news(message: ExtensionMessage) -> PeerNews:
-    return PeerNews(
+def _news(message: ExtensionMessage) -> PeerHeartbeat:
+    return PeerHeartbeat(
         message.instance_name,
         message.epoch,
         message.version,

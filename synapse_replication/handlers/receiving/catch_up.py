@@ -1,13 +1,14 @@
 """Catching up with a writer, a page at a time.
 
-Theory of operation: a :class:`~synapse_replication.handlers.receiving.writer_state.CatchUpRun` on
-the writer's state says from where to where. :meth:`CatchUps.go_on` fetches pages
-until the target is reached, but gives way after a page if other work waits in the
-stream's queue: it puts a step at the queue's end then. A failure, of the source or
-of the host, puts the step there later, after a wait that doubles. What was handed
-on is not handed on again: the cursor moves with every token.
+Theory of operation: a
+:class:`~synapse_replication.handlers.receiving.writer_state.CatchUpState` on the
+writer's state says from where to where. :meth:`CatchUpRunner.run` fetches pages until
+the target is reached, but gives way after a page if other work waits in the stream's
+queue: it puts a step at the queue's end then. A failure, of the source or of the host,
+puts the step there later, after a wait that doubles. What was delivered is not handed
+on again: the cursor moves with every token.
 
-While a page is handed on, the next is on its way, one at most: the source and this
+While a page is delivered, the next is on its way, one at most: the source and this
 process work at the same time. It is used if the cursor is where it begins, and else
 forgotten.
 
@@ -20,8 +21,6 @@ believed, and turns out to be false, is taken back.
 A run that is not being worked on has exactly one step in the queue or one retry on
 the clock, unless its link is lost: then it is abandoned with the writer's state, so
 that what still waits of the writer's rows cannot pass the gap.
-
-Spec, section 5; cases C3, C5, C6, C46, C53, C59.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.epochs import HandledEpochs
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     DiscardReason,
     ReplicationObserver,
     Resync,
@@ -43,7 +42,7 @@ from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import Pacer
 from synapse_replication.handlers.receiving.silent_moves import SilentMoves
 from synapse_replication.handlers.receiving.writer_state import (
-    CatchUpRun,
+    CatchUpState,
     CatchUpStep,
     Link,
     NewEpoch,
@@ -58,10 +57,10 @@ from synapse_replication.streams.catchup import (
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import JsonValue, Stream, StreamUpdateResult
 
-__all__ = ["CatchUps"]
+__all__ = ["CatchUpRunner"]
 
 
-class CatchUps:
+class CatchUpRunner:
     """The catch-ups of one stream.
 
     :param put_step: puts a step at the end of the stream's queue.
@@ -102,7 +101,7 @@ class CatchUps:
         self._epochs = HandledEpochs(self._name, sink)
         self._silent = SilentMoves()
 
-    def begin_later(
+    def schedule(
         self,
         link: Link,
         instance_name: str,
@@ -121,7 +120,7 @@ class CatchUps:
         run = state.catch_up
         if run is None:
             is_new = True
-            run = state.catch_up = CatchUpRun(from_token, min(tokens), restart_token)
+            run = state.catch_up = CatchUpState(from_token, min(tokens), restart_token)
         else:
             # Its next step is on its way.
             is_new = False
@@ -142,7 +141,7 @@ class CatchUps:
             self._put_step(link, instance_name, state, run)
 
     def _put_step(
-        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpState
     ) -> None:
         if not run.is_queued:
             run.is_queued = True
@@ -152,16 +151,16 @@ class CatchUps:
         # What still waits of the writer's rows must not pass the gap.
         link.writers.pop((self._name, instance_name), None)
 
-    async def go_on(
-        self, link: Link, instance_name: str, state: WriterState, run: CatchUpRun
+    async def run(
+        self, link: Link, instance_name: str, state: WriterState, run: CatchUpState
     ) -> None:
         """Bring a catch-up forward as far as it goes without holding up others."""
         run.cancel_retry()
         try:
             if run.restart_token is not None:
-                await self._go_back(instance_name, run, run.restart_token)
+                await self._rewind(instance_name, run, run.restart_token)
             if run.cursor < run.target:
-                event = CatchUp(self._name, instance_name, run.cursor, run.target)
+                event = CatchUpEvent(self._name, instance_name, run.cursor, run.target)
                 with self._observer.catch_up(event):
                     while run.cursor < run.target:
                         if link.is_lost:
@@ -203,8 +202,8 @@ class CatchUps:
         else:
             self.connected(link, instance_name, state)
 
-    async def _go_back(
-        self, instance_name: str, run: CatchUpRun, restart_token: int
+    async def _rewind(
+        self, instance_name: str, run: CatchUpState, restart_token: int
     ) -> None:
         current = self._stream.current_token(instance_name)
         waiting = self._sink.on_position(self._name, instance_name, restart_token)
@@ -247,11 +246,11 @@ class CatchUps:
             self._observer.ahead_of_writer(self._name, instance_name, current, token)
             return
         target = max(start, token)
-        run = state.catch_up = CatchUpRun(start, target, start)
-        await self.go_on(link, instance_name, state, run)
+        run = state.catch_up = CatchUpState(start, target, start)
+        await self.run(link, instance_name, state, run)
 
     def is_of_epoch(self, instance_name: str, epoch: str) -> bool:
-        """Tell whether what was handled of a writer is of this epoch."""
+        """Return whether what was handled of a writer is of this epoch."""
         return self._epochs.is_present(instance_name, epoch)
 
     async def take_epoch(self, link: Link, item: NewEpoch) -> None:
@@ -287,9 +286,9 @@ class CatchUps:
             state.pending = []
             state.has_lost_rows = True
         restart_token = min(0, item.token)
-        run = CatchUpRun(restart_token, item.token, restart_token, epoch)
+        run = CatchUpState(restart_token, item.token, restart_token, epoch)
         state.catch_up = run
-        await self.go_on(link, instance_name, state, run)
+        await self.run(link, instance_name, state, run)
 
     async def _begin_epoch(self, instance_name: str, epoch: str) -> None:
         try:
@@ -299,7 +298,7 @@ class CatchUps:
             self._observer.failure(f"saving the epoch of {instance_name}", error)
 
     async def _fetch_page(
-        self, link: Link, instance_name: str, run: CatchUpRun, event: CatchUp
+        self, link: Link, instance_name: str, run: CatchUpState, event: CatchUpEvent
     ) -> None:
         from_token, upto_token = run.cursor, run.target
         ahead, run.ahead = run.ahead, None
@@ -340,7 +339,7 @@ class CatchUps:
         if self._pacer.is_due():
             await self._pacer.take_break()
 
-    def _refute(self, instance_name: str, run: CatchUpRun, last_token: int) -> None:
+    def _refute(self, instance_name: str, run: CatchUpState, last_token: int) -> None:
         self._observer.position_refuted(
             self._name, instance_name, run.target, last_token
         )
@@ -352,7 +351,7 @@ class CatchUps:
         run.refute(last_token, 0 if is_exact else PLAUSIBLE_DISTANCE)
 
     async def _ask(
-        self, instance_name: str, run: CatchUpRun, from_token: int, upto_token: int
+        self, instance_name: str, run: CatchUpState, from_token: int, upto_token: int
     ) -> tuple[StreamUpdateResult, bool]:
         """Ask for a page; tell whether it is of what the writer sent last."""
         if self._partial is not None and not run.is_drain:
@@ -367,7 +366,7 @@ class CatchUps:
         return result, False
 
     def _ask_ahead(
-        self, instance_name: str, run: CatchUpRun, from_token: int, upto_token: int
+        self, instance_name: str, run: CatchUpState, from_token: int, upto_token: int
     ) -> ReadAhead:
         ahead = ReadAhead(from_token, upto_token)
 
@@ -439,12 +438,12 @@ class CatchUps:
         link: Link,
         instance_name: str,
         state: WriterState,
-        run: CatchUpRun,
+        run: CatchUpState,
         error: Exception,
     ) -> None:
         run.attempts += 1
         delay = self._backoff.delay(run.attempts)
-        event = CatchUp(self._name, instance_name, run.cursor, run.target)
+        event = CatchUpEvent(self._name, instance_name, run.cursor, run.target)
         self._observer.catch_up_failed(event, error, run.attempts, delay)
         self._observer.resynced(self._name, instance_name, Resync.FAILED)
         if link.is_lost:
@@ -464,7 +463,7 @@ class CatchUps:
             self._on_connected(link)
 
     def position_changed(self, instance_name: str) -> None:
-        """Tell where this process stands with a writer."""
+        """Return where this process stands with a writer."""
         self._observer.position_changed(
             self._name, instance_name, self._stream.current_token(instance_name)
         )

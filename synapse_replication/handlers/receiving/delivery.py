@@ -2,9 +2,7 @@
 
 Theory of operation: most hosts take rows at once, so nothing is made here that could be
 waited for until the host wants to be waited for. What the host fails to take is fetched
-again, with all that came behind it: none of it may be passed over.
-
-Spec, section 5; case C53.
+again, with all that came behind it: none of it may be skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
-from synapse_replication.handlers.receiving.catch_up import CatchUps
+from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
 from synapse_replication.handlers.receiving.writer_state import Link, WriterState
 from synapse_replication.streams.stream import Stream
 
@@ -23,7 +21,7 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """Makes typed rows of one stream, and hands them on.
+    """Makes typed rows of one stream, and delivers them.
 
     Used in the reactor's thread only.
     """
@@ -33,7 +31,7 @@ class Delivery:
         stream: Stream,
         sink: RowSink,
         observer: ReplicationObserver,
-        catch_ups: CatchUps,
+        catch_ups: CatchUpRunner,
     ) -> None:
         self._stream = stream
         self._name = stream.description.name
@@ -53,14 +51,14 @@ class Delivery:
             self._observer.extra_fields(self._name, decoded.with_extra_fields)
         return decoded.rows
 
-    def hand_on(
+    def deliver(
         self,
         link: Link,
         instance_name: str,
         state: WriterState,
         batches: Iterable[tuple[int, list[Any]]],
     ) -> Awaitable[bool] | bool:
-        """Give batches of one writer to the host.
+        """Return batches of one writer to the host.
 
         :return: whether the host took them all; to be waited for if the host is.
         """
@@ -75,10 +73,12 @@ class Delivery:
                 return False
             if waiting is not None:
                 left = [(token, rows), *remaining]
-                return self._hand_on_rest(link, instance_name, state, left, waiting)
+                return self._deliver_remaining(
+                    link, instance_name, state, left, waiting
+                )
         return True
 
-    async def _hand_on_rest(
+    async def _deliver_remaining(
         self,
         link: Link,
         instance_name: str,
@@ -120,6 +120,4 @@ class Delivery:
         tokens = [token for token, _ in left]
         # Late rows come in any order.
         from_token = min(self._stream.current_token(instance_name), min(tokens) - 1)
-        self._catch_ups.begin_later(
-            link, instance_name, state, from_token, tokens, error
-        )
+        self._catch_ups.schedule(link, instance_name, state, from_token, tokens, error)

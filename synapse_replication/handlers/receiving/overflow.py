@@ -5,8 +5,6 @@ how far they reach, for each writer of each link. What a writer told of itself o
 extension is kept, the latest of each: it may be of rows that never came. An epoch that
 it told reaches as far as the rows before it, of which only this is left: whether the
 last of them are of a batch that may go on. Nothing else is lost.
-
-Spec, section 5; cases C3, C57.
 """
 
 from __future__ import annotations
@@ -18,26 +16,26 @@ from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiving.queue import Queued
 from synapse_replication.handlers.receiving.writer_state import (
     CatchUpStep,
-    Collapsed,
+    DroppedRange,
     FoundRemoved,
     Link,
     LostRow,
     NewEpoch,
-    Told,
+    ReportedPosition,
 )
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
-__all__ = ["ROW_OVERHEAD", "Item", "collapse"]
+__all__ = ["ROW_OVERHEAD", "Item", "coalesce"]
 
 Item: TypeAlias = (
     RdataRun
     | InterleavedRun
     | PositionCommand
     | LostRow
-    | Collapsed
+    | DroppedRange
     | CatchUpStep
-    | Told
+    | ReportedPosition
     | NewEpoch
     | FoundRemoved
 )
@@ -47,7 +45,7 @@ Item: TypeAlias = (
 ROW_OVERHEAD = 80
 
 
-def collapse(
+def coalesce(
     waiting: Iterable[Queued[tuple[Link, Item]]],
     resettable: bool,
     discarded: Callable[[str, DiscardReason, int], object],
@@ -58,21 +56,21 @@ def collapse(
     :param discarded: told of ``(instance_name, reason, rows)``.
     """
     kept: list[Queued[tuple[Link, Item]]] = []
-    collapsed: dict[tuple[Link, str], Collapsed] = {}
+    collapsed: dict[tuple[Link, str], DroppedRange] = {}
     told: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
     epochs: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
 
-    def of_writer(link: Link, instance_name: str) -> Collapsed:
+    def of_writer(link: Link, instance_name: str) -> DroppedRange:
         key = link, instance_name
         if key not in collapsed:
-            collapsed[key] = Collapsed(instance_name, resettable)
+            collapsed[key] = DroppedRange(instance_name, resettable)
         return collapsed[key]
 
     for queued in waiting:
         link, item = queued.item
         if isinstance(item, CatchUpStep | FoundRemoved):
             kept.append(queued)
-        elif isinstance(item, Told):
+        elif isinstance(item, ReportedPosition):
             told[link, item.instance_name] = queued
         elif isinstance(item, NewEpoch):
             key = link, item.instance_name
@@ -81,7 +79,7 @@ def collapse(
             if earlier is not None:
                 discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
                 if earlier.ends_in_batch:
-                    collapsed[key] = Collapsed(
+                    collapsed[key] = DroppedRange(
                         item.instance_name,
                         resettable,
                         lowest_position=earlier.lowest_position,

@@ -12,8 +12,6 @@ other queue is held up, and nobody has to stop reading. Stopping to read
 streams of the connection, and Redis cuts off subscribers that do not read.
 
 Order is kept within one queue; across queues there is none.
-
-Spec, section 5; cases C3, C54, C57.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class Pacer:
         self._started = self._last_work = self._clock.seconds()
 
     def count(self, rows: int) -> None:
-        """Take note of ``rows`` that were handled until now."""
+        """Record ``rows`` that were handled until now."""
         self._rows += rows
         self._last_work = self._clock.seconds()
 
@@ -98,7 +96,7 @@ class DrainedQueue(Generic[ItemT]):
     :param name: of the stream, for the observer.
     :param consume: handles one item; gives ``None`` if that is done, or what to wait
         for. Its failures are reported, and cost only that item.
-    :param collapse: makes of all that waits as few items as it can.
+    :param coalesce: makes of all that waits as few items as it can.
     :param pacer: asked for a break before each item. ``consume`` counts the rows that
         it handles, and may take breaks, too.
     :param max_size: bytes that wait, at most.
@@ -108,7 +106,7 @@ class DrainedQueue(Generic[ItemT]):
         self,
         name: str,
         consume: Callable[[ItemT], Awaitable[None] | None],
-        collapse: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
+        coalesce: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
         run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
         pacer: Pacer,
@@ -117,7 +115,7 @@ class DrainedQueue(Generic[ItemT]):
         self._name = name
         self._description = f"replication_stream_{name}"
         self._consume = consume
-        self._collapse = collapse
+        self._collapse = coalesce
         self._run_as_background_process = run_as_background_process
         self._observer = observer
         self._pacer = pacer

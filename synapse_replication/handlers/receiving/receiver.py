@@ -4,14 +4,14 @@ Theory of operation: everything about a stream that arrives, on any connection,
 goes through one queue, one item at a time. Rows are still JSON text there; they
 are decoded here, as many together as came together.
 
-A writer that is *live* on a link has its rows handed on as they come. All that may
+A writer that is *live* on a link has its rows delivered as they come. All that may
 go wrong has one answer, a *catch-up* of that writer: a gap before a POSITION, a row
 that cannot be decoded, a batch of which a row was lost, a host that failed, a queue
-that was full. While a writer catches up, its rows are not handed on; they only
+that was full. While a writer catches up, its rows are not delivered; they only
 raise the target. The catch-up goes a page at a time and gives way to whatever else
 waits in the queue, so other writers of the stream go on. It ends when the rows up
-to the target are handed on; then the writer is live again. A failed attempt is made
-again later, with back-off, from the last token that was handed on. It ends with its
+to the target are delivered; then the writer is live again. A failed attempt is made
+again later, with back-off, from the last token that was delivered. It ends with its
 connection: the next POSITION, on another one, finds the gap by itself.
 
 A position further away than the stream takes to be plausible is a claim: the range
@@ -20,9 +20,7 @@ asked whether the position exists. A row that lies in a stretch which the positi
 passed without rows shows that the position was false; the stretch is fetched again.
 
 Invariant: a writer's position passes a token only when all of its rows up to there
-were handed on, or its POSITION said that there are none.
-
-Spec, section 5; cases C3, C4, C7 to C10, C46, C53, C57, C59.
+were delivered, or its POSITION said that there are none.
 """
 
 from __future__ import annotations
@@ -41,21 +39,21 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
-from synapse_replication.handlers.receiving.catch_up import CatchUps
+from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
 from synapse_replication.handlers.receiving.delivery import Delivery
-from synapse_replication.handlers.receiving.overflow import ROW_OVERHEAD, Item, collapse
+from synapse_replication.handlers.receiving.overflow import ROW_OVERHEAD, Item, coalesce
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Pacer
 from synapse_replication.handlers.receiving.removed_writers import RemovedWriterDrains
 from synapse_replication.handlers.receiving.writer_state import (
-    CatchUpRun,
+    CatchUpState,
     CatchUpStep,
-    Collapsed,
+    DroppedRange,
     FoundRemoved,
     Link,
     LostRow,
     NewEpoch,
-    Told,
+    ReportedPosition,
     WriterState,
 )
 from synapse_replication.streams.catchup import (
@@ -70,7 +68,7 @@ from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 __all__ = ["ReceiverOptions", "StreamReceiver"]
 
-#: Rows that are decoded and handed on without a look at the clock.
+#: Rows that are decoded and delivered without a look at the clock.
 _SLICE = 100
 
 
@@ -122,7 +120,7 @@ class StreamReceiver:
         self._queue: DrainedQueue[tuple[Link, Item]] = DrainedQueue(
             self._name,
             self._consume,
-            lambda waiting: collapse(
+            lambda waiting: coalesce(
                 waiting, stream.description.resettable, self._discard
             ),
             run_as_background_process,
@@ -130,7 +128,7 @@ class StreamReceiver:
             self._pacer,
             options.max_queue_size,
         )
-        self._catch_ups = CatchUps(
+        self._catch_ups = CatchUpRunner(
             stream,
             sink,
             clock,
@@ -213,15 +211,17 @@ class StreamReceiver:
             else:
                 self._queue.put((link, position), 1, ROW_OVERHEAD)
             if is_below:
-                told = Told(instance_name, position.new_token, is_below=True)
+                told = ReportedPosition(
+                    instance_name, position.new_token, is_below=True
+                )
                 self._queue.put((link, told), 1, ROW_OVERHEAD)
             return
         self._queue.put((link, position), 1, ROW_OVERHEAD)
 
-    def put_told(
+    def enqueue_reported_position(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
-        """Take note of how far a writer says that it told us.
+        """Record how far a writer says that it told us.
 
         :param is_first: it has just started.
 
@@ -231,11 +231,11 @@ class StreamReceiver:
         state = link.writers.get((self._name, instance_name))
         current = self._stream.current_token(instance_name)
         if state is None or not state.is_live or token != current:
-            told = Told(instance_name, token, is_first, token < current)
+            told = ReportedPosition(instance_name, token, is_first, token < current)
             self._queue.put((link, told), 1, ROW_OVERHEAD)
 
     def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
-        """Take note of a writer's epoch. What it held in memory in others is gone."""
+        """Record a writer's epoch. What it held in memory in others is gone."""
         if self._description.held_in_memory and not self._catch_ups.is_of_epoch(
             instance_name, epoch
         ):
@@ -255,9 +255,9 @@ class StreamReceiver:
         link, item = queued
         if isinstance(item, RdataRun):
             return self.handle_rows(link, item)
-        return self._take_other(link, item)
+        return self._dispatch(link, item)
 
-    async def _take_other(self, link: Link, item: Item) -> None:
+    async def _dispatch(self, link: Link, item: Item) -> None:
         if isinstance(item, InterleavedRun):
             await self._take_interleaved(link, item)
         elif isinstance(item, PositionCommand):
@@ -265,13 +265,13 @@ class StreamReceiver:
         elif isinstance(item, CatchUpStep):
             item.catch_up.is_queued = False
             if item.state.catch_up is item.catch_up:
-                await self._catch_ups.go_on(
+                await self._catch_ups.run(
                     link, item.instance_name, item.state, item.catch_up
                 )
-        elif isinstance(item, Collapsed):
+        elif isinstance(item, DroppedRange):
             await self._take_collapsed(link, item)
-        elif isinstance(item, Told):
-            await self._take_told(link, item)
+        elif isinstance(item, ReportedPosition):
+            await self._handle_reported_position(link, item)
         elif isinstance(item, NewEpoch):
             await self._catch_ups.take_epoch(link, item)
         elif isinstance(item, FoundRemoved):
@@ -317,7 +317,7 @@ class StreamReceiver:
         moved: dict[str, int] = {}
         for start in range(0, len(run.rows), _SLICE):
             if start and self._pacer.is_due():
-                self._tell_moved(moved)
+                self._report_positions(moved)
                 await self._pacer.take_break()
             part = run.part(start, start + _SLICE)
             typed = None
@@ -326,16 +326,16 @@ class StreamReceiver:
                     decoded = self._description.codec.decode(part.rows)
                     typed = None if decoded.with_extra_fields else decoded.rows
             if typed is None:
-                self._tell_moved(moved)
+                self._report_positions(moved)
                 for of_writer in part.runs():
                     if (waiting := self.handle_rows(link, of_writer)) is not None:
                         await waiting
             else:
                 await self._take_typed(link, part, typed, moved)
             self._pacer.count(len(part.rows))
-        self._tell_moved(moved)
+        self._report_positions(moved)
 
-    def _tell_moved(self, moved: dict[str, int]) -> None:
+    def _report_positions(self, moved: dict[str, int]) -> None:
         for instance_name in moved:
             self._catch_ups.position_changed(instance_name)
         moved.clear()
@@ -347,7 +347,7 @@ class StreamReceiver:
         typed: list[Any],
         moved: dict[str, int],
     ) -> None:
-        """Hand on single rows of live writers, each as it comes; others as ever.
+        """Deliver single rows of live writers, each as it comes; others as ever.
 
         :param moved: live writers, and where they stand, which is to be told later.
         """
@@ -388,8 +388,8 @@ class StreamReceiver:
         return self._is_plausible(part.instance_names[tokens.index(greatest)], greatest)
 
     @staticmethod
-    def _is_usual(state: WriterState, tokens: Sequence[Any], position: int) -> bool:
-        """Tell whether these are single rows of a live writer, ascending."""
+    def _is_fast_path(state: WriterState, tokens: Sequence[Any], position: int) -> bool:
+        """Return whether these are single rows of a live writer, ascending."""
         return (
             state.is_live
             and None not in tokens
@@ -411,26 +411,26 @@ class StreamReceiver:
         """
         position = self._stream.current_token(instance_name)
         if (
-            not self._is_usual(state, tokens, position)
+            not self._is_fast_path(state, tokens, position)
             or not self._is_plausible(instance_name, tokens[-1])
             or (typed := self._delivery.decode(rows)) is None
         ):
-            return self._take_unusual(link, instance_name, state, tokens, rows)
+            return self._handle_slow_path(link, instance_name, state, tokens, rows)
         batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
-        taken = self._delivery.hand_on(link, instance_name, state, batches)
+        taken = self._delivery.deliver(link, instance_name, state, batches)
         if taken is True:
             self._catch_ups.position_changed(instance_name)
         elif taken is not False:
-            return self._tell_when_taken(instance_name, taken)
+            return self._report_when_delivered(instance_name, taken)
         return None
 
-    async def _tell_when_taken(
+    async def _report_when_delivered(
         self, instance_name: str, taken: Awaitable[bool]
     ) -> None:
         if await taken:
             self._catch_ups.position_changed(instance_name)
 
-    async def _take_unusual(
+    async def _handle_slow_path(
         self,
         link: Link,
         instance_name: str,
@@ -462,9 +462,9 @@ class StreamReceiver:
         position: int,
         whole: list[tuple[int, list[bytes]]],
     ) -> None:
-        """Hand on what may be handed on; have the rest fetched.
+        """Deliver what may be delivered; have the rest fetched.
 
-        Late rows of an idempotent stream are handed on even in a catch-up that
+        Late rows of an idempotent stream are delivered even in a catch-up that
         has passed them; nothing above what a catch-up has reached is.
         """
         batches: list[tuple[int, list[Any]]] = []
@@ -498,14 +498,14 @@ class StreamReceiver:
                 batches.append((token, rows))
                 position = max(position, token)
             state.has_lost_rows = False
-        taken = self._delivery.hand_on(link, instance_name, state, batches)
+        taken = self._delivery.deliver(link, instance_name, state, batches)
         if taken is True or (taken is not False and await taken):
             self._catch_ups.position_changed(instance_name)
         if missed:
             self._fetch_again(link, instance_name, state, undelivered_from, missed)
         if fetch_from is not None:
             tokens = [token for token, _ in whole]
-            self._catch_ups.begin_later(link, instance_name, state, fetch_from, tokens)
+            self._catch_ups.schedule(link, instance_name, state, fetch_from, tokens)
 
     def _fetch_again(
         self,
@@ -517,7 +517,7 @@ class StreamReceiver:
     ) -> None:
         """Have rows fetched that the position passed, from where it did so."""
         current = self._stream.current_token(instance_name)
-        self._catch_ups.begin_later(
+        self._catch_ups.schedule(
             link,
             instance_name,
             state,
@@ -559,28 +559,30 @@ class StreamReceiver:
                 self._catch_ups.connected(link, instance_name, state)
                 return
             if isinstance(plan, Reset):
-                run = CatchUpRun(
+                run = CatchUpState(
                     plan.restart_token, plan.upto_token, plan.restart_token
                 )
             elif isinstance(plan, Gap):
                 # What was passed just now without rows may have been hidden by a
                 # false position: to fetch it again doubles nothing.
                 start = self._catch_ups.undelivered_from(instance_name)
-                run = CatchUpRun(start, plan.upto_token)
+                run = CatchUpState(start, plan.upto_token)
             else:
-                run = CatchUpRun(plan.upto_token, plan.upto_token)
+                run = CatchUpState(plan.upto_token, plan.upto_token)
         elif description.held_in_memory and new_token < run.target:
             # What was to be fetched is gone with the process that wrote it.
             run.cancel_retry()
-            run = CatchUpRun(0, new_token, 0)
+            run = CatchUpState(0, new_token, 0)
         else:
             run.want(new_token)
             # It is there again.
             run.is_drain = False
         state.catch_up = run
-        await self._catch_ups.go_on(link, instance_name, state, run)
+        await self._catch_ups.run(link, instance_name, state, run)
 
-    async def _take_told(self, link: Link, item: Told) -> None:
+    async def _handle_reported_position(
+        self, link: Link, item: ReportedPosition
+    ) -> None:
         """Catch up if what the writer told us did not all come.
 
         A stream never goes back by this: only by a POSITION, or a new epoch.
@@ -602,12 +604,12 @@ class StreamReceiver:
             if not item.is_first:
                 self._observer.gap_found(name, instance_name, current, token)
             start = self._catch_ups.undelivered_from(instance_name)
-            run = state.catch_up = CatchUpRun(start, token)
-            await self._catch_ups.go_on(link, instance_name, state, run)
+            run = state.catch_up = CatchUpState(start, token)
+            await self._catch_ups.run(link, instance_name, state, run)
         elif item.is_below and token < current and not self._description.idempotent:
             await self._catch_ups.fall_back(link, instance_name, state, token)
 
-    async def _take_collapsed(self, link: Link, item: Collapsed) -> None:
+    async def _take_collapsed(self, link: Link, item: DroppedRange) -> None:
         """Catch up with what was dropped when the queue was full."""
         instance_name = item.instance_name
         key = self._name, instance_name
@@ -639,17 +641,17 @@ class StreamReceiver:
             if run is not None:
                 run.cancel_retry()
             back_to = min(0, position) if description.held_in_memory else position
-            run = CatchUpRun(back_to, item.upto, back_to)
+            run = CatchUpState(back_to, item.upto, back_to)
         else:
             if description.idempotent and item.lowest is not None:
                 current = min(current, item.lowest - 1)
-            run = run or CatchUpRun(min(current, item.upto), item.upto)
+            run = run or CatchUpState(min(current, item.upto), item.upto)
             run.is_drain = run.is_drain and position is None
             run.cursor = min(run.cursor, current)
             run.want(item.upto)
         run.is_incomplete = True
         state.catch_up = run
-        await self._catch_ups.go_on(link, instance_name, state, run)
+        await self._catch_ups.run(link, instance_name, state, run)
 
     def _discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         if count:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.interfaces import BackgroundRunner, Clock
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
-from synapse_replication.handlers.receiving.catch_up import CatchUps
+from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
 from synapse_replication.handlers.receiving.writer_state import (
-    CatchUpRun,
+    CatchUpState,
     FoundRemoved,
     Link,
     WriterState,
@@ -41,7 +41,7 @@ class RemovedWriterDrains:
         run_as_background_process: BackgroundRunner,
         observer: ReplicationObserver,
         backoff: Backoff,
-        catch_ups: CatchUps,
+        catch_ups: CatchUpRunner,
         put: Callable[[Link, FoundRemoved], None],
     ) -> None:
         self._stream = stream
@@ -58,7 +58,7 @@ class RemovedWriterDrains:
         self._is_looking = False
         self._attempts = 0
         self._reported: set[str] = set()
-        self._running: dict[str, tuple[Link, CatchUpRun]] = {}
+        self._running: dict[str, tuple[Link, CatchUpState]] = {}
 
     def look(self, link: Link) -> None:
         """Look for removed writers, on behalf of a link."""
@@ -135,13 +135,13 @@ class RemovedWriterDrains:
             state.pending = []
             state.has_lost_rows = True
         self._reported.add(instance_name)
-        run = CatchUpRun(current, upto_token, is_drain=True)
+        run = CatchUpState(current, upto_token, is_drain=True)
         state.catch_up = run
         self._running[instance_name] = link, run
         self._observer.removed_writer_found(
             self._name, instance_name, current, upto_token
         )
-        await self._catch_ups.go_on(link, instance_name, state, run)
+        await self._catch_ups.run(link, instance_name, state, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
         """Report a writer of which no row is missing, once for each of its lives."""
@@ -151,7 +151,7 @@ class RemovedWriterDrains:
             self._observer.removed_writer_drained(self._name, instance_name, token)
 
     def _is_draining(self, instance_name: str) -> bool:
-        """Tell whether a drain of the writer runs, or waits for its next step."""
+        """Return whether a drain of the writer runs, or waits for its next step."""
         link, run = self._running.get(instance_name, (None, None))
         if link is None or link.is_lost:
             return False

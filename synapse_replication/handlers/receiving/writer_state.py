@@ -8,8 +8,6 @@ a second writer, nor a second connection, nor a reconnection can mix them up.
 
 A writer of which no POSITION was handled on the link has no state there. One that
 has a state is either *live*, its rows are taken as they come, or it catches up.
-
-Spec, section 5; cases C7 to C10.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import RdataRun
 
 __all__ = [
-    "CatchUpRun",
+    "CatchUpState",
     "CatchUpStep",
-    "Collapsed",
+    "DroppedRange",
     "FoundRemoved",
     "Link",
     "LostRow",
     "NewEpoch",
     "ReadAhead",
-    "Told",
+    "ReportedPosition",
     "WriterState",
 ]
 
@@ -44,7 +42,7 @@ MAX_CLAIMS = 100
 
 @attrs.define(eq=False)
 class ReadAhead:
-    """The next page of a catch-up, on its way while the one before is handed on.
+    """The next page of a catch-up, on its way while the one before is delivered.
 
     :ivar from_token: the rows asked for are those above it, up to ``upto_token``.
     :ivar process: ends, without failing, when one of the following is there.
@@ -60,10 +58,10 @@ class ReadAhead:
 
 
 @attrs.define(eq=False)
-class CatchUpRun:
+class CatchUpState:
     """A catch-up that is under way, or waits for its next attempt.
 
-    :ivar cursor: rows up to here were handed on.
+    :ivar cursor: rows up to here were delivered.
     :ivar target: rows up to here are wanted; grows while new rows arrive.
     :ivar restart_token: go back to this position first; ``None`` if not, or done.
     :ivar epoch: of the writer, if that is why it goes back.
@@ -73,7 +71,7 @@ class CatchUpRun:
     :ivar has_fetched: something was fetched.
     :ivar is_full: not all of it came from what its writer sent last.
     :ivar is_drain: its writer was removed and announces nothing.
-    :ivar ahead: the page after the one that is being handed on, if it was asked for.
+    :ivar ahead: the page after the one that is being delivered, if it was asked for.
     :ivar claims: the tokens that made up the target, ascending; the source may refute
         the greatest of them.
     :ivar is_incomplete: lesser claims are not among them.
@@ -144,12 +142,12 @@ class WriterState:
 
     pending: list[bytes] = attrs.Factory(list)
     has_lost_rows: bool = False
-    catch_up: CatchUpRun | None = None
+    catch_up: CatchUpState | None = None
     is_connected: bool = False
 
     @property
     def is_live(self) -> bool:
-        """Rows are handed on as they come, and none is missing."""
+        """Rows are delivered as they come, and none is missing."""
         return self.catch_up is None and not self.has_lost_rows and not self.pending
 
     def gather(
@@ -205,7 +203,7 @@ class LostRow:
 
 
 @attrs.frozen
-class Told:
+class ReportedPosition:
     """The writer told on the extension that it had sent all up to ``token``.
 
     :ivar is_first: it has just started, and only says where it begins: what lies
@@ -245,11 +243,11 @@ class CatchUpStep:
 
     instance_name: str
     state: WriterState
-    catch_up: CatchUpRun
+    catch_up: CatchUpState
 
 
 @attrs.define
-class Collapsed:
+class DroppedRange:
     """What is left of the waiting items of a writer after the queue was full.
 
     :ivar lowest: the smallest token of the rows that were dropped.
@@ -271,7 +269,7 @@ class Collapsed:
     ends_in_batch: bool | None = None
     rows: int = 0
 
-    def add(self, item: RdataRun | PositionCommand | LostRow | Collapsed) -> None:
+    def add(self, item: RdataRun | PositionCommand | LostRow | DroppedRange) -> None:
         """Take in the next item of the writer."""
         if isinstance(item, RdataRun):
             tokens = [token for token in item.tokens if token is not None]
@@ -284,7 +282,7 @@ class Collapsed:
                 self._reset()
             self._reach(None, item.new_token)
             self._announce(item.new_token)
-        elif isinstance(item, Collapsed):
+        elif isinstance(item, DroppedRange):
             if item.was_reset:
                 self._reset()
             self._reach(item.lowest, item.upto)

@@ -7,8 +7,6 @@ takes a POSITION to mean that it got every row up to there, or is to fetch it.
 
 A first announcement repeats the same token. It says nothing about what lies
 before: a reader that is behind it fetches.
-
-Spec, sections 2, 5 and 6; cases C2, C11, C20, C54.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ class SendingListener(Protocol):
     No method may raise or wait.
     """
 
-    def keeps(self, stream_name: str) -> bool:
-        """Tell whether rows of a stream are of use though nobody is connected."""
+    def retains(self, stream_name: str) -> bool:
+        """Return whether rows of a stream are of use though nobody is connected."""
         ...
 
     def rows_follow(
@@ -68,7 +66,7 @@ class SendingListener(Protocol):
         """
         ...
 
-    def moved_on(self, stream_name: str, token: int) -> None:
+    def position_advanced(self, stream_name: str, token: int) -> None:
         """A row was sent past the streamer, or rows were left out: nobody heard."""
         ...
 
@@ -76,7 +74,7 @@ class SendingListener(Protocol):
         """A POSITION was sent to everybody."""
         ...
 
-    def passed_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+    def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """There are no rows between the two, and nobody was told."""
         ...
 
@@ -114,21 +112,21 @@ class CommandSender:
         self._listener = listener
 
     def connected(self) -> bool:
-        """Tell whether there is anybody to send to."""
+        """Return whether there is anybody to send to."""
         return bool(self._links)
 
-    def is_heard(self, stream_name: str) -> bool:
-        """Tell whether rows are of use: now, or to who asks for them later.
+    def has_consumers(self, stream_name: str) -> bool:
+        """Return whether rows are of use: now, or to who asks for them later.
 
         Who was cut off, over direct TCP the only one perhaps, gets what was written
         meanwhile from what is kept of it.
         """
         return self.connected() or (
-            self._listener is not None and self._listener.keeps(stream_name)
+            self._listener is not None and self._listener.retains(stream_name)
         )
 
     def is_behind(self) -> bool:
-        """Tell whether what is sent now would only wait behind what was sent."""
+        """Return whether what is sent now would only wait behind what was sent."""
         return any(connection.is_behind for connection in self._links)
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
@@ -136,7 +134,7 @@ class CommandSender:
         self._when_ready.append(callback)
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Take note that a connection that was behind is so no more, or is gone."""
+        """Record that a connection that was behind is so no more, or is gone."""
         for callback in self._when_ready:
             callback()
 
@@ -162,7 +160,7 @@ class CommandSender:
         return [link for link in self._links if self.sends(link, stream_name)]
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Give the streams that this process writes."""
+        """Return the streams that this process writes."""
         return self._host.streams.get_streams_to_replicate()
 
     # -- commands -----------------------------------------------------------------------
@@ -221,7 +219,7 @@ class CommandSender:
         self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
 
     def send_federation_ack(self, token: int) -> None:
-        """Tell how far this federation sender has got."""
+        """Return how far this federation sender has got."""
         self.send_command(FederationAckCommand(self._instance_name, token))
 
     def send_user_ip(
@@ -233,7 +231,7 @@ class CommandSender:
         device_id: str | None,
         last_seen: int,
     ) -> None:
-        """Tell who stores it that a client was seen. ``last_seen`` is in ms."""
+        """Return who stores it that a client was seen. ``last_seen`` is in ms."""
         self.send_command(
             UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
         )
@@ -259,7 +257,7 @@ class CommandSender:
     # -- rows and positions ---------------------------------------------------------------
 
     def last_sent_token(self, stream: Stream) -> int:
-        """Tell up to where the rows of a stream that we write were sent.
+        """Return up to where the rows of a stream that we write were sent.
 
         Before anything was sent, that is where the stream stands: what is
         committed by then is fetched by those who lack it.
@@ -275,18 +273,18 @@ class CommandSender:
         """Move on without a word: there is nobody to tell."""
         self._last_sent_tokens[stream_name] = token
         if self._listener is not None:
-            self._listener.moved_on(stream_name, token)
+            self._listener.position_advanced(stream_name, token)
 
-    def pass_over(self, stream_name: str, prev_token: int, new_token: int) -> None:
+    def skip_range(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Move on without a word: we wrote no row in ``(prev_token, new_token]``."""
         self._last_sent_tokens[stream_name] = new_token
         if self._listener is not None:
-            self._listener.passed_over(stream_name, prev_token, new_token)
+            self._listener.range_skipped(stream_name, prev_token, new_token)
 
     def announce_positions(
         self, connection: ReplicationConnection | None = None
     ) -> None:
-        """Tell where each stream that we write stands, so that readers see gaps.
+        """Return where each stream that we write stands, so that readers see gaps.
 
         To be called also when something that was sent may have been lost.
 
@@ -375,4 +373,4 @@ class CommandSender:
         if token is not None:
             self._last_sent_tokens[stream_name] = token
             if self._listener is not None:
-                self._listener.moved_on(stream_name, token)
+                self._listener.position_advanced(stream_name, token)

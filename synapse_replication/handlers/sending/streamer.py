@@ -11,12 +11,10 @@ loop ends; the link starts it again when it is ready, or gone.
 What is announced comes from one reading of the stream's own token, taken *before*
 the rows are fetched: every row of ours at or below it is committed and in the
 answer, so a POSITION never covers a row that was not sent. Comparing what others
-say, or tokens read at different moments, is what lost rows elsewhere (C11).
+say, or tokens read at different moments, is what lost rows elsewhere.
 
 A clock pokes too, each second: an idle writer's token moves with those of others,
 and what failed is tried again.
-
-Spec, section 6; cases C5, C6, C11, C20, C29, C52.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class ReplicationStreamer:
         # Those that had more to send than a slice, when the loop last went round.
         self._unfinished: list[Stream] = []
         # Of these, by name: up to where rows were sent, and what was fetched beyond.
-        self._rests: dict[str, tuple[int, Page]] = {}
+        self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
         command_handler.call_when_ready(self._go_on)
@@ -103,7 +101,7 @@ class ReplicationStreamer:
     def start(self) -> None:
         """Listen to the notifier, and look at idle streams from now on."""
         self._host.notifier.add_replication_callback(self.on_notifier_poke)
-        self._keep_looking()
+        self._poll()
 
     async def stop(self) -> None:
         """Send what was written so far, then do nothing by itself any more."""
@@ -116,10 +114,10 @@ class ReplicationStreamer:
             self._waiters.append(finished)
             await finished
 
-    def _keep_looking(self) -> None:
+    def _poll(self) -> None:
         self.on_notifier_poke()
         self._tick = self._host.clock.call_later(
-            self._options.announce_interval, self._keep_looking
+            self._options.announce_interval, self._poll
         )
 
     def on_notifier_poke(self) -> None:
@@ -129,19 +127,19 @@ class ReplicationStreamer:
             return
         if not self._handler.connected():
             for stream in self._streams:
-                if not self._handler.is_heard(stream.description.name):
-                    self._pass_by(stream)
+                if not self._handler.has_consumers(stream.description.name):
+                    self._skip_to_current(stream)
         # What is unfinished may have been sent past us: the loop finds that out.
         if self._unfinished or any(map(self._has_moved, self._streams)):
             self._poked = True
             self._start()
         else:
-            self._look_whether_finished()
+            self._notify_if_idle()
 
     def _has_finished(self) -> bool:
         return not (self._running or self._unfinished)
 
-    def _look_whether_finished(self) -> None:
+    def _notify_if_idle(self) -> None:
         if self._waiters and self._has_finished():
             # Not from here, which may be the process that ends, or amid a send.
             self._host.clock.call_later(0, self._wake_waiters)
@@ -152,10 +150,10 @@ class ReplicationStreamer:
             for waiter in waiters:
                 waiter.callback(None)
 
-    def _pass_by(self, stream: Stream) -> None:
+    def _skip_to_current(self, stream: Stream) -> None:
         """Move on to where a stream stands; nobody misses its rows."""
         name = stream.description.name
-        self._rests.pop(name, None)
+        self._partial_pages.pop(name, None)
         if stream in self._unfinished:
             self._unfinished.remove(stream)
         self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
@@ -177,20 +175,20 @@ class ReplicationStreamer:
     async def _run(self) -> None:
         try:
             with self._observer.background_process(_DESCRIPTION):
-                while self._poked or self._may_go_on():
+                while self._poked or self._can_continue():
                     streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
                     held_up = self._unfinished if self._handler.is_behind() else []
                     self._unfinished = held_up + await self._send_round(
                         [stream for stream in streams if stream not in held_up]
                     )
-                    if self._may_go_on():
+                    if self._can_continue():
                         await self._host.clock.sleep(0)
         finally:
             self._running = False
-            self._look_whether_finished()
+            self._notify_if_idle()
 
-    def _may_go_on(self) -> bool:
+    def _can_continue(self) -> bool:
         return bool(self._unfinished) and not self._handler.is_behind()
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
@@ -212,13 +210,13 @@ class ReplicationStreamer:
     async def _send_slice(self, stream: Stream) -> bool:
         """Send what a stream has, one slice at most; tell whether there is more."""
         name = stream.description.name
-        if not self._handler.is_heard(name):
-            self._pass_by(stream)
+        if not self._handler.has_consumers(name):
+            self._skip_to_current(stream)
             return False
         # Read once, before the rows are fetched: see above.
         upto_token = stream.minimal_local_current_token()
         last_sent = self._handler.last_sent_token(stream)
-        sent_before, page = self._rests.pop(name, (last_sent, None))
+        sent_before, page = self._partial_pages.pop(name, (last_sent, None))
         if upto_token < last_sent and _may_reset(stream):
             # It began again while this process runs.
             self._handler.send_position(name, upto_token, upto_token)
@@ -236,7 +234,7 @@ class ReplicationStreamer:
         rest = self._send_rows(name, page)
         if rest is not None:
             if not _may_reset(stream):
-                self._rests[name] = self._handler.last_sent_token(stream), rest
+                self._partial_pages[name] = self._handler.last_sent_token(stream), rest
             return True
         reached = page.upto_token
         self._announce(stream, self._handler.last_sent_token(stream), reached)
@@ -282,7 +280,7 @@ class ReplicationStreamer:
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):
-                self._handler.pass_over(description.name, last_sent, upto_token)
+                self._handler.skip_range(description.name, last_sent, upto_token)
             else:
                 self._handler.send_position(description.name, last_sent, upto_token)
 

@@ -18,13 +18,13 @@ from synapse_replication.errors import StatusError
 from synapse_replication.text import printable
 
 __all__ = [
-    "REMEDIES",
+    "HINTS",
     "WORST_FIRST",
     "Assessment",
     "Condition",
     "DuplicateStatus",
     "LinkStatus",
-    "MemberStatus",
+    "PeerStatus",
     "ProcessStatus",
     "StallGroup",
     "StallReason",
@@ -84,7 +84,7 @@ _NOT_HEARD = frozenset(
 )
 
 #: What an operator does about each.
-REMEDIES: Mapping[StallReason, str] = MappingProxyType(
+HINTS: Mapping[StallReason, str] = MappingProxyType(
     {
         StallReason.NO_LINK: "Look whether Redis, or the process to connect to, runs "
         "and can be reached from here.",
@@ -95,7 +95,7 @@ REMEDIES: Mapping[StallReason, str] = MappingProxyType(
         StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
         "STREAM=POSITION' with the position of this process: it moves the sequence "
         "beyond it. Then have this process fetch what it discarded, as the runbook says.",
-        StallReason.CATCH_UP_FAILS: "Mend what the failure names: the database, or the "
+        StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, or the "
         "HTTP listener of the writer in instance_map. It is tried again by itself.",
         StallReason.NO_PROGRESS: "The sink of this process waits for something: look "
         "at its log and at what it writes to.",
@@ -152,7 +152,7 @@ class LinkStatus:
 
 
 @attrs.frozen
-class MemberStatus:
+class PeerStatus:
     """Another process of the deployment, known by its heartbeats.
 
     :ivar version: of its software; empty if it does not say.
@@ -197,7 +197,7 @@ class ProcessStatus:
     not_ready: tuple[str, ...]
     writers: tuple[WriterStatus, ...]
     links: tuple[LinkStatus, ...]
-    members: tuple[MemberStatus, ...]
+    members: tuple[PeerStatus, ...]
     duplicates: tuple[DuplicateStatus, ...]
 
     @property
@@ -207,7 +207,7 @@ class ProcessStatus:
 
     @property
     def is_cut_off(self) -> bool:
-        """Tell whether it has had no link for a while, whomever it follows."""
+        """Return whether it has had no link for a while, whomever it follows."""
         return bool(self.links) and all(
             not link.up and link.since >= CUT_OFF_AFTER for link in self.links
         )
@@ -382,7 +382,7 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
             reason.value,
             max(writer.stalled_for for writer in group),
             detail,
-            REMEDIES[reason],
+            HINTS[reason],
         )
         for (reason, detail), group in groups.items()
     ]
@@ -403,7 +403,7 @@ def encode_status(status: ProcessStatus) -> bytes:
 def decode_status(text: bytes) -> ProcessStatus:
     """Read a status.
 
-    :raises StatusError: it is none.
+    :raises StatusError: if it is none.
     """
     try:
         return msgspec.json.decode(text, type=ProcessStatus)

@@ -30,17 +30,17 @@ import attrs
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     ConnectionBuffers,
-    PeerNews,
+    PeerHeartbeat,
     ReplicationObserver,
 )
 from synapse_replication.instrumentation.status.model import (
     Condition,
     DuplicateStatus,
     LinkStatus,
-    MemberStatus,
+    PeerStatus,
     ProcessStatus,
     StallReason,
     WriterStatus,
@@ -93,7 +93,7 @@ class _Writer:
     announced: int | None = None
     connection: str | None = None
     was_level: bool = False
-    catch_up: CatchUp | None = None
+    catch_up: CatchUpEvent | None = None
     is_removed: bool = False
     failing_since: float | None = None
     failure: str = ""
@@ -114,7 +114,7 @@ class _Writer:
         return max(self.announced - self.position, 0)
 
     def announce(self, token: int, written: float) -> None:
-        """Take note that the writer reached ``token`` at or before ``written``."""
+        """Record that the writer reached ``token`` at or before ``written``."""
         if self.position is None or token >= self.position:
             self.behind_us = None
         if self.announced is None or token > self.announced:
@@ -137,7 +137,7 @@ class _Writer:
                 self.told = deque([first, *rest[1::2]])
 
     def move(self, position: int, now: float) -> None:
-        """Take note that the rows up to ``position`` were handled."""
+        """Record that the rows up to ``position`` were handled."""
         if position != self.position:
             self.progress_at = now
             self.failing_since = None
@@ -150,7 +150,7 @@ class _Writer:
             self.progress_at = now
 
     def oldest(self) -> float | None:
-        """Tell when the oldest write was made that is not handled."""
+        """Return when the oldest write was made that is not handled."""
         return self.told[0][1] if self.told and self.lag() else None
 
 
@@ -163,7 +163,7 @@ class _Link:
 
 @attrs.define
 class _Member:
-    news: PeerNews
+    news: PeerHeartbeat
     heard: float
     #: Since when a heartbeat could have arrived and none did.
     silent_since: float = attrs.field(
@@ -332,7 +332,7 @@ class StatusObserver(ReplicationObserver):
                 writer.behind_us_since = self._monotonic()
             writer.behind_us = announced
 
-    def catch_up(self, event: CatchUp) -> AbstractContextManager[object]:
+    def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
             now = self._monotonic()
@@ -359,11 +359,11 @@ class StatusObserver(ReplicationObserver):
         # There is nothing to wait for any more.
         self._writers.pop((stream_name, instance_name), None)
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self.position_changed(event.stream_name, event.instance_name, upto_token)
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
@@ -422,7 +422,7 @@ class StatusObserver(ReplicationObserver):
                 del self._links[min(downs)[1]]
         return link or _keep(self._links, name, _Link(self._monotonic()))
 
-    def peer_heard(self, news: PeerNews) -> None:
+    def peer_heard(self, news: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = news.instance_name
         if name not in self._members and len(self._members) >= MAX_NAMES:
@@ -469,7 +469,7 @@ class StatusObserver(ReplicationObserver):
             tuple(writers),
             tuple(self._look_at_links(now)),
             tuple(
-                MemberStatus(
+                PeerStatus(
                     name,
                     member.news.epoch,
                     member.news.version,

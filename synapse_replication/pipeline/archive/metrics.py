@@ -96,7 +96,7 @@ def serve_metrics(
 
     :param port: 0 takes any that is free.
     :return: stops it.
-    :raises PipelineError: the port cannot be used.
+    :raises PipelineError: if the port cannot be used.
     """
     try:
         server, thread = start_http_server(port, host, registry)

@@ -72,7 +72,7 @@ class AuditFacts:
     findings: Sequence[Finding]
 
     def sole_writers(self, heard: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Tell who wrote what no table tells: of streams that have one writer only.
+        """Return who wrote what no table tells: of streams that have one writer only.
 
         :param heard: streams, and who was heard to write them.
         """
@@ -90,7 +90,7 @@ class AuditFacts:
 def read_facts(settings: PipelineSettings) -> AuditFacts:
     """Read what the database says, and compare it with itself.
 
-    :raises PipelineError: the database cannot be read.
+    :raises PipelineError: if the database cannot be read.
     """
     streams: list[StandardStream | TableStream] = [
         *STANDARD_STREAMS.values(),
@@ -176,7 +176,7 @@ def _finding(problem: Problem, state: StreamState | None) -> Finding:
     kind = _KINDS[problem.kind]
     first: int | None = None
     last: int | None = None
-    evidence: dict[str, Any] = {"mend": list(problem.mend)}
+    evidence: dict[str, Any] = {"hint": list(problem.hint)}
     if state is not None:
         sequence_value = state.sequence_value or 0
         stored = {w.instance_name: w.stored for w in state.writers}

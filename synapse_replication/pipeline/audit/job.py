@@ -113,7 +113,7 @@ def audited(
 
     What it holds in memory and on disks is given back at the end of the context.
 
-    :raises PipelineError: the database, a recording or the archive cannot be read.
+    :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with contextlib.ExitStack() as stack:
 
@@ -175,7 +175,7 @@ def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
     """Write findings as Parquet and as lines of JSON, in place of older ones.
 
     :param folder: made if it is missing.
-    :raises PipelineError: it cannot be written.
+    :raises PipelineError: if it cannot be written.
     """
     path = Path(folder).absolute()
     try:

@@ -78,7 +78,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
     """Read how far the writers of all streams got.
 
     :param read: reads the ranges, given how to connect.
-    :raises PipelineError: writers are running; a sequence is behind its tables; the
+    :raises PipelineError: if writers are running; a sequence is behind its tables; the
         database cannot be read.
     """
     with connected(settings.conninfo, readonly=True) as connection:
@@ -108,7 +108,7 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
     """Write what ought to be written, in one transaction.
 
-    :raises PipelineError: writers are running; nothing was written.
+    :raises PipelineError: if writers are running; nothing was written.
     """
     with (
         connected(settings.conninfo, readonly=False) as connection,

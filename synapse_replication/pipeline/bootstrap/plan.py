@@ -5,7 +5,7 @@ runs, nothing is in flight, so that this holds up to the greatest id of the whol
 stream. Yet a writer that left rows is put at its own last one, where its homeserver
 had put it, and never back. Only a writer without rows, or one whose tables do not
 tell who wrote them, is put at the greatest id of the stream: lower, it would hold up
-all that waits for every writer. Spec, section 7.
+all that waits for every writer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from synapse_replication.streams.table import IdColumn
 
 __all__ = [
     "Change",
-    "Fate",
     "Found",
+    "PlannedChange",
     "StreamHistory",
     "check_histories",
     "plan_positions",
@@ -62,7 +62,7 @@ class StreamHistory:
 
     @property
     def sign(self) -> int:
-        """Give what to multiply a token with, to store it."""
+        """Return what to multiply a token with, to store it."""
         return -1 if self.negative else 1
 
     def with_found(self, found: Iterable[Found]) -> StreamHistory:
@@ -77,7 +77,7 @@ class StreamHistory:
         return attrs.evolve(self, farthest=farthest, found=by_writer)
 
 
-class Fate(enum.Enum):
+class PlannedChange(enum.Enum):
     """What becomes of a position."""
 
     NEW = "new"
@@ -100,18 +100,18 @@ class Change:
     instance_name: str
     old: int | None
     new: int | None
-    fate: Fate
+    fate: PlannedChange
 
     @property
     def is_written(self) -> bool:
         """Whether anything has to be done."""
-        return self.fate in (Fate.NEW, Fate.FORWARD)
+        return self.fate in (PlannedChange.NEW, PlannedChange.FORWARD)
 
 
 def check_histories(histories: Iterable[StreamHistory]) -> None:
     """See that sequences are ahead of all there is.
 
-    :raises PipelineError: one is behind; names the sequence and both values.
+    :raises PipelineError: if one is behind; names the sequence and both values.
     """
     behind = []
     for history in histories:
@@ -150,15 +150,15 @@ def _plan(history: StreamHistory) -> Sequence[Change]:
     changes = []
     for writer in sorted({*declared, *history.found, *history.stored}):
         old = history.stored.get(writer)
-        new, fate = old, Fate.KEPT
+        new, fate = old, PlannedChange.KEPT
         if writer not in declared:
-            fate = Fate.UNDECLARED
+            fate = PlannedChange.UNDECLARED
         elif greatest:
             token = history.sign * history.found.get(writer, greatest)
             if old is None:
-                new, fate = token, Fate.NEW
+                new, fate = token, PlannedChange.NEW
             elif token * history.sign > old * history.sign:
-                new, fate = token, Fate.FORWARD
+                new, fate = token, PlannedChange.FORWARD
         elif old is None:
             # A stream without rows: its writers put themselves there.
             continue

@@ -9,7 +9,8 @@ __all__ = ["farthest_tokens"]
 
 
 def farthest_tokens(parts: DataFrame) -> DataFrame:
-    """Give the greatest token of each stream, table and writer, of those of its parts.
+    """Return the greatest token of each stream, table and writer, of those of its
+    parts.
 
     :param parts: ``stream``, ``table``, ``instance_name`` (null where the table does
         not tell), ``token``.

@@ -70,7 +70,7 @@ class IdRange:
 def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
     """Open a connection, and close it.
 
-    :raises PipelineError: nothing answers, or it refuses.
+    :raises PipelineError: if nothing answers, or it refuses.
     """
     import psycopg2
 
@@ -153,7 +153,7 @@ def check_nobody_writes(
 
     :param before: what was read at the beginning.
     :param now: the same, read again.
-    :raises PipelineError: it does not; says by what that was seen.
+    :raises PipelineError: if it does not; says by what that was seen.
     """
     signs = []
     for old, new in zip(before, now, strict=True):
@@ -176,7 +176,7 @@ def check_nobody_writes(
     if signs:
         raise PipelineError(
             f"writers are running: {'; '.join(signs[:5])}. What they have not "
-            "finished could be passed over: stop them all, and run this again"
+            "finished could be skipped: stop them all, and run this again"
         )
 
 
@@ -209,7 +209,7 @@ def write_positions(
 ) -> None:
     """Write positions, unless anything moved since; the caller commits.
 
-    :raises PipelineError: writers are running, or a position would go back.
+    :raises PipelineError: if writers are running, or a position would go back.
     """
     cursor.execute("SET LOCAL lock_timeout = '10s'")
     cursor.execute(queries.LOCK_POSITIONS)

@@ -78,7 +78,7 @@ def collect_report(
     :param window_s: of plots; chosen if not given.
     :param identify: names of rooms and users stay.
     :param now: when the report was made, UTC.
-    :raises PipelineError: there would be too many windows.
+    :raises PipelineError: if there would be too many windows.
     """
     data = ReportData(
         made=now or datetime.datetime.now(datetime.timezone.utc),
@@ -223,7 +223,7 @@ def _fetch(frame: DataFrame, to: Callable[..., _T]) -> list[_T]:
 
 
 def _utc(value: Any) -> Any:
-    """Give times their zone: PySpark makes them naive, in this process's zone."""
+    """Return times their zone: PySpark makes them naive, in this process's zone."""
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc)
     return value

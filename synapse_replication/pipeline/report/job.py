@@ -77,7 +77,7 @@ def run_report(
 def write_report(data: ReportData, folder: Path) -> None:
     """Write the page and the plots; the folder appears when all is there.
 
-    :raises PipelineError: it exists, or cannot be written.
+    :raises PipelineError: if it exists, or cannot be written.
     """
     # Heavy, and not needed where the results are only counted.
     from synapse_replication.pipeline.report.page import render_page

@@ -334,7 +334,7 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _top(counted: Counter[str]) -> list[str]:
-    """Give the names that get a colour of their own, the greatest first."""
+    """Return the names that get a colour of their own, the greatest first."""
     return [name for name, _ in counted.most_common(_COLOURS - 1)]
 
 

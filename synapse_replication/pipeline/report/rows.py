@@ -151,14 +151,14 @@ def hottest(rows: DataFrame, limit: int) -> DataFrame:
 
 
 def window_start(time: Column, window_s: int) -> Column:
-    """Give the beginning of the window that a time lies in, s since 1970."""
+    """Return the beginning of the window that a time lies in, s since 1970."""
     return (sf.floor(sf.unix_micros(time) / (window_s * 1_000_000)) * window_s).alias(
         "start"
     )
 
 
 def _bucket(size: Column) -> Column:
-    """Give the greatest power of two that is no greater."""
+    """Return the greatest power of two that is no greater."""
     return sf.pow(sf.lit(2), sf.floor(sf.log2(size))).cast("long").alias("bucket")
 
 

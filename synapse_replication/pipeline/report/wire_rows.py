@@ -38,7 +38,7 @@ def since_beginning(wire: DataFrame) -> DataFrame:
 
 
 def arrived_rows(wire: DataFrame) -> DataFrame:
-    """Give the rows that arrived, each with the token of its batch.
+    """Return the rows that arrived, each with the token of its batch.
 
     The token and the time are those of the line that ends the batch: only then a
     reader can handle it. Rows of a batch that the end of the recording cut off have no
@@ -122,7 +122,7 @@ def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
 
 
 def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
-    """Give percentiles of lags, by stream and window, or of each stream as a whole.
+    """Return percentiles of lags, by stream and window, or of each stream as a whole.
 
     :param late: of :func:`lags`.
     :param window_s: s; ``None`` for the whole.

@@ -73,7 +73,7 @@ class CatalogStream:
 def catalog_of(
     declared: Iterable[TableStream | CatalogStream] = (),
 ) -> dict[str, CatalogStream]:
-    """Give all streams with tables, by their names on the wire.
+    """Return all streams with tables, by their names on the wire.
 
     :param declared: those of the user's own tables.
     """
@@ -110,7 +110,7 @@ def select_streams(
 ) -> list[CatalogStream]:
     """Look up streams that were asked for by name.
 
-    :raises PipelineError: there is no such stream, or it has no tables.
+    :raises PipelineError: if there is no such stream, or it has no tables.
     """
     for name in names:
         if name in catalog:

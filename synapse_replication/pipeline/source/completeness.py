@@ -1,7 +1,7 @@
 """Up to where the rows of a stream are complete, as the database tells.
 
 Theory of operation. A row is written by a transaction that may commit late, below
-rows that are there already. Whoever reads on from an offset would pass over it; so
+rows that are there already. Whoever reads on from an offset would skip it; so
 an offset never goes beyond what is complete for good:
 
 * A declared writer's rows are complete up to its position in ``stream_positions``:
@@ -16,8 +16,8 @@ an offset never goes beyond what is complete for good:
   ended that held the lock after it was read: newer ones take greater ids. (The row
   must be written by the transaction that took the id, as Synapse does.)
 
-Positions on a standby are as good as on the primary; locks are not to be seen there.
-Spec, section 7; docs/pipeline.rst, "Offsets".
+Positions on a standby are as good as on the primary; locks are not to be seen
+there.rst, "Offsets".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from psycopg2.extensions import cursor
 
 __all__ = [
-    "Surveyor",
+    "CompletenessReader",
     "find_present",
     "find_writers",
     "last_given_out",
@@ -145,7 +145,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
 
 
 def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
-    """Give what ``stream_positions`` holds of a stream, as distances from zero."""
+    """Return what ``stream_positions`` holds of a stream, as distances from zero."""
     if stream.positions_name is None:
         return {}
     txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
@@ -158,7 +158,7 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
 
 
 def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
-    """Give the last id that the sequence gave out; ``None`` if there is none."""
+    """Return the last id that the sequence gave out; ``None`` if there is none."""
     name = identifier(stream.sequence)
     txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
     if txn.fetchall() != [(True,)]:
@@ -169,7 +169,7 @@ def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
 
 
 @attrs.define
-class Surveyor:
+class CompletenessReader:
     """Finds out how far streams are complete.
 
     :ivar declared: the writers of each stream that a configuration declares.
@@ -188,9 +188,9 @@ class Surveyor:
     def survey(
         self, txn: cursor, stream: CatalogStream, present: Present, start: StreamOffset
     ) -> StreamOffset:
-        """Give the offset up to which a stream is complete; never before ``start``.
+        """Return the offset up to which a stream is complete; never before ``start``.
 
-        :raises PipelineError: that cannot be known.
+        :raises PipelineError: if that cannot be known.
         """
         if stream.positions_name is None and self.continuous:
             return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))

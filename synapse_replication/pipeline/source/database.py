@@ -49,7 +49,7 @@ _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
 
 def describe(conninfo: Mapping[str, Any]) -> str:
-    """Tell which database it is, without its password."""
+    """Return which database it is, without its password."""
     shown = [
         f"{key}={conninfo[key]}"
         for key in ("service", "host", "port", "dbname", "user")
@@ -61,7 +61,7 @@ def describe(conninfo: Mapping[str, Any]) -> str:
 def connect(conninfo: Mapping[str, Any]) -> connection:
     """Open a connection whose transactions only read, each at one moment.
 
-    :raises PipelineError: the database cannot be reached, or does not let us in.
+    :raises PipelineError: if the database cannot be reached, or does not let us in.
     """
     import psycopg2
 
@@ -87,11 +87,11 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
 def reading(
     conninfo: Mapping[str, Any], timeout: float, *, walk_indexes: bool = True
 ) -> Iterator[cursor]:
-    """Give a cursor in one transaction that only reads; it ends with the context.
+    """Return a cursor in one transaction that only reads; it ends with the context.
 
     :param timeout: how long one statement may take, s.
     :param walk_indexes: scan no table.
-    :raises PipelineError: the database cannot be reached or refuses a statement.
+    :raises PipelineError: if the database cannot be reached or refuses a statement.
     """
     import psycopg2
 
@@ -115,7 +115,7 @@ def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
 
 
 def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
-    """Give the server's settings for reading.
+    """Return the server's settings for reading.
 
     :param timeout: how long one statement may take, s.
     """

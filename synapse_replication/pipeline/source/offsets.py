@@ -3,7 +3,7 @@
 An offset names every writer that was known when it was made, also one that stands
 behind the others; whoever is not named stands at the minimum. So a writer that is
 slow, or has not written yet, is waited for by name, and nothing of it is passed
-over. Pure: no database, no Spark. Spec, section 1; docs/pipeline.rst, "Offsets".
+over. Pure: no database, no Spark.rst, "Offsets".
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StreamOffset:
         return self.writers.get(writer, self.minimum)
 
     def advance(self, other: StreamOffset) -> StreamOffset:
-        """Give the least offset that covers what either covers."""
+        """Return the least offset that covers what either covers."""
         return StreamOffset(
             max(self.minimum, other.minimum),
             {
@@ -73,7 +73,7 @@ class StreamOffset:
         )
 
     def retreat(self, other: StreamOffset) -> StreamOffset:
-        """Give the greatest offset that covers what both cover."""
+        """Return the greatest offset that covers what both cover."""
         return StreamOffset(
             min(self.minimum, other.minimum),
             {
@@ -83,7 +83,7 @@ class StreamOffset:
         )
 
     def towards(self, target: StreamOffset, read_upto: int) -> StreamOffset:
-        """Give the offset after some of the rows between this and ``target``.
+        """Return the offset after some of the rows between this and ``target``.
 
         :param target: at or after this.
         :param read_upto: all rows between the two whose id is at or below it were
@@ -96,18 +96,18 @@ class StreamOffset:
         return self.advance(bounded)
 
     def covers(self, writer: str, token: int) -> bool:
-        """Tell whether a row is covered."""
+        """Return whether a row is covered."""
         return token <= self.position(writer)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the JSON value, with sorted keys."""
+        """Return the JSON value, with sorted keys."""
         return {"minimum": self.minimum, "writers": dict(self.writers)}
 
     @classmethod
     def from_json(cls, value: Any) -> StreamOffset:
         """Read a JSON value; a number is a minimum alone.
 
-        :raises PipelineError: it is none.
+        :raises PipelineError: if it is none.
         """
         if _is_id(value):
             return cls(value)
@@ -132,7 +132,7 @@ def _is_id(value: Any) -> bool:
 
 
 def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
-    """Give the JSON value of the offsets of streams.
+    """Return the JSON value of the offsets of streams.
 
     Spark compares offsets as text: keys are sorted.
     """
@@ -142,7 +142,7 @@ def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
 def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
     """Read what :func:`offsets_to_json` gave.
 
-    :raises PipelineError: it is none; the text says what to write.
+    :raises PipelineError: if it is none; the text says what to write.
     """
     if not isinstance(value, dict):
         raise PipelineError(

@@ -33,7 +33,7 @@ EARLIEST = "earliest"
 LATEST = "latest"
 
 #: What ``format("synapse_replication")`` understands. Spark compares without regard
-#: to case. ``deployment`` is what jobs hand on of a configuration.
+#: to case. ``deployment`` is what jobs deliver of a configuration.
 _NAMES = (
     "dsn",
     "config",
@@ -98,7 +98,7 @@ class SourceOptions:
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Check options as they were given to Spark.
 
-        :raises PipelineError: one is unknown, missing or makes no sense.
+        :raises PipelineError: if one is unknown, missing or makes no sense.
         """
         given = {name.lower(): value for name, value in options.items()}
         unknown = given.keys() - {name.lower() for name in _NAMES}
@@ -217,7 +217,7 @@ def parse_token(
     :param streams: those that are read: a token that is not JSON is of each.
     :param name_of: from the number of an instance to its name; raises
         :exc:`LookupError` for one that is not known.
-    :raises PipelineError: it is no token; names the option and what to write.
+    :raises PipelineError: if it is no token; names the option and what to write.
     """
     try:
         if not text.startswith("{"):

@@ -148,7 +148,8 @@ def cut_by_rows(
     end: Mapping[str, StreamOffset],
     limit: int,
 ) -> dict[str, StreamOffset]:
-    """Give an offset at or before ``end`` with at most ``limit`` rows after ``start``.
+    """Return an offset at or before ``end`` with at most ``limit`` rows after
+    ``start``.
 
     More only where one token has more, so that there is progress. Streams share the
     limit: what one does not need is for the others.
@@ -217,7 +218,7 @@ class _Tokens:
         )
 
     def at(self, place: int) -> int:
-        """Give the token of a row by its place, from 0."""
+        """Return the token of a row by its place, from 0."""
         return self._one(
             f"SELECT stream_id FROM ({self._sql}) AS found ORDER BY stream_id "
             f"OFFSET {place} LIMIT 1"

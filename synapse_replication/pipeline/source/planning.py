@@ -10,7 +10,7 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
 from synapse_replication.pipeline.source.completeness import (
-    Surveyor,
+    CompletenessReader,
     find_present,
     find_writers,
     last_given_out,
@@ -58,13 +58,15 @@ class Planner:
 
     def __init__(self, options: SourceOptions, *, continuous: bool) -> None:
         self._options = options
-        self._surveyor = Surveyor(options.declared_writers, continuous=continuous)
+        self._surveyor = CompletenessReader(
+            options.declared_writers, continuous=continuous
+        )
 
     def batch(self, wanted: Wanted = EVERYTHING) -> list[tuple[Part, ...]]:
         """Cut all that the options ask for into tasks.
 
         :param wanted: what more is known of the rows to read.
-        :raises PipelineError: the database cannot be reached, or has not what is
+        :raises PipelineError: if the database cannot be reached, or has not what is
             asked for.
         """
         options = self._options
@@ -81,7 +83,7 @@ class Planner:
     def select(self, txn: cursor) -> list[Selection]:
         """Look up what the database has of the streams that are asked for.
 
-        :raises PipelineError: it has no table of one that is named.
+        :raises PipelineError: if it has no table of one that is named.
         """
         options = self._options
         asked = options.streams
@@ -111,9 +113,9 @@ class Planner:
     def resolve(
         self, txn: cursor, selections: list[Selection], option: str
     ) -> dict[str, StreamOffset]:
-        """Give the offset that an option names.
+        """Return the offset that an option names.
 
-        :raises PipelineError: it is ahead of the database, or of unknown streams.
+        :raises PipelineError: if it is ahead of the database, or of unknown streams.
         """
         options = self._options
         is_start = option == "startingToken"
@@ -143,7 +145,7 @@ class Planner:
         """Refuse an offset of ids that were never given out.
 
         :param what: where the offset comes from, for the message.
-        :raises PipelineError: it is ahead.
+        :raises PipelineError: if it is ahead.
         """
         stream = selection.stream
         last = last_given_out(txn, stream)
@@ -164,7 +166,7 @@ class Planner:
         selections: list[Selection],
         start: Mapping[str, StreamOffset] | None = None,
     ) -> dict[str, StreamOffset]:
-        """Give the offset up to which all is complete, at or after ``start``."""
+        """Return the offset up to which all is complete, at or after ``start``."""
         start = start or {}
         return {
             s.stream.name: self._surveyor.survey(

@@ -53,7 +53,7 @@ class Wanted:
         return attrs.evolve(self, low=max(lows), high=min(highs, default=None))
 
     def of_span(self, span: Span, sole_writer: str) -> Span | None:
-        """Give what is wanted of a span; ``None`` for nothing.
+        """Return what is wanted of a span; ``None`` for nothing.
 
         :param sole_writer: the writer of rows that do not tell theirs.
         """

@@ -46,7 +46,7 @@ class SynapseReplicationDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name for ``format``."""
+        """Return the name for ``format``."""
         return "synapse_replication"
 
     def schema(self) -> StructType:

@@ -61,7 +61,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -----------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Give where a query without a checkpoint begins."""
+        """Return where a query without a checkpoint begins."""
         with self._reading() as txn:
             selections = self._select(txn)
             return offsets_to_json(
@@ -74,15 +74,15 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ends.append(self._planner.latest(txn, self._select(txn)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Give the limit of a batch: ``maxRowsPerTrigger``."""
+        """Return the limit of a batch: ``maxRowsPerTrigger``."""
         if self._options.max_rows is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Give where the next batch ends.
+        """Return where the next batch ends.
 
-        :raises PipelineError: the database cannot be reached, or ``start`` is ahead
+        :raises PipelineError: if the database cannot be reached, or ``start`` is ahead
             of it.
         """
         begun = offsets_from_json(start)
@@ -113,7 +113,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Give up to where all is complete, whatever the limit; for the lag."""
+        """Return up to where all is complete, whatever the limit; for the lag."""
         return self._newest
 
     # -- rows --------------------------------------------------------------------------

@@ -32,7 +32,7 @@ _LONGEST = 400
 
 
 def shorten(error: BaseException) -> str:
-    """Give what an exception of Spark is about, without its traces."""
+    """Return what an exception of Spark is about, without its traces."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:
@@ -53,7 +53,7 @@ def shorten(error: BaseException) -> str:
 def short_failures() -> Iterator[None]:
     """Turn what Spark raises within the context into one line.
 
-    :raises PipelineError: in place of any exception of Spark.
+    :raises PipelineError: if in place of any exception of Spark.
     """
     try:
         yield

@@ -47,7 +47,7 @@ def check_java() -> int:
 
     If it is the wheel's, ``JAVA_HOME`` is set in this process's environment.
 
-    :raises SparkMissingError: there is none, or it is too old; says what to do.
+    :raises SparkMissingError: if there is none, or it is too old; says what to do.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")

@@ -40,7 +40,7 @@ def make_session(
     :param app_name: shown in Spark's own pages.
     :param master: where it runs; as Spark is configured, else ``local[*]``.
     :param settings: more of Spark's settings, which win over ours.
-    :raises SparkMissingError: Java or PySpark is missing; says what to do.
+    :raises SparkMissingError: if Java or PySpark is missing; says what to do.
     """
     check_java()
     try:

@@ -1,10 +1,8 @@
 """The tables that this package itself needs, made by numbered deltas.
 
 :func:`prepare_database` is run at the start of a stand-alone main process. A
-delta is never changed once it was released; the next one mends it. A homeserver
+delta is never changed once it was released; the next one repairs it. A homeserver
 that has ``stream_positions`` keeps it as it is.
-
-Spec, section 7.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _MAKE_VERSION = """
 
 
 def prepare_database(txn: Any) -> int:
-    """Apply the deltas that a database lacks; none if it has them all (C38).
+    """Apply the deltas that a database lacks; none if it has them all.
 
     Processes that do it at the same time wait for one another. Runs in one
     transaction, which the caller commits.

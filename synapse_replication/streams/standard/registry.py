@@ -1,7 +1,7 @@
 """The streams of a Synapse deployment: what is the same in every process.
 
 Which process writes each is configured in ``stream_writers``, by the keys noted
-here; whatever is not named there is written by ``master``. Spec, section 9.
+here; whatever is not named there is written by ``master``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The fields are the places of the JSON array, in order. Those that newer versions
 added behind the others have a default, so that rows of an older peer parse too.
-Spec, section 9.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class EventsStreamAllStateRow:
 
 @attrs.frozen
 class UnknownEventsStreamRow:
-    """A row of a type that a newer peer has and we have not; to be passed over.
+    """A row of a type that a newer peer has and we have not; to be skipped.
 
     :ivar data: the JSON value.
     """
@@ -341,7 +340,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[EventsStreamRow]:
         """Decode rows that came together.
 
-        :raises RowDecodeError: one of them is no row of this stream; none is
+        :raises RowDecodeError: if one of them is no row of this stream; none is
             returned then.
         """
         decode, fast = self._decode_event, self._codecs["ev"].fast_class
@@ -379,7 +378,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         return EventsStreamRow(kind, row), more or len(value) > 2
 
     def to_json(self, row: EventsStreamRow) -> Any:
-        """Give the JSON value of a row."""
+        """Return the JSON value of a row."""
         data = row.data
         if isinstance(data, UnknownEventsStreamRow):
             return [row.type, data.data]

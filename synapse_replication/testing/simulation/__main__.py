@@ -72,7 +72,7 @@ def _run(seed: int, verbose: bool) -> Result:
 
 
 def _report(results: Iterable[Result], total: int, started: float) -> int:
-    """Tell what failed at once, and what was done in the end."""
+    """Return what failed at once, and what was done in the end."""
     failed = 0
     faults: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -88,7 +88,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         moves += counts.moves
         slowest = max(slowest, result.agreed_after)
         sums["rows committed"] += result.committed_rows
-        sums["rows handed on"] += result.applied_rows
+        sums["rows delivered"] += result.applied_rows
         sums["messages"] += result.messages
         sums["catch-ups"] += counts.catch_ups.total()
         sums["subscriptions"] += counts.subscriptions.total()

@@ -68,7 +68,7 @@ class SimulatedBroker:
         return session
 
     def kill(self, number: int, address: str) -> int:
-        """End a client's session; what it sent and was not read is passed over."""
+        """End a client's session; what it sent and was not read is skipped."""
         killed = 0
         for session in list(self._sessions):
             here = session.connection.address

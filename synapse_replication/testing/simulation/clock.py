@@ -51,7 +51,7 @@ class SimulatedClock(Clock):
     def run_until(self, when: float) -> None:
         """Make all calls that are due up to ``when``, each at its time.
 
-        :raises TooManyCallsError: there is no end of them.
+        :raises TooManyCallsError: if there is no end of them.
         """
         calls = self.calls
         while calls and calls[0].getTime() <= when:

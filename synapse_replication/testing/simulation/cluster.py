@@ -94,16 +94,16 @@ class Cluster:
         self.in_memory: dict[str, int] = {}
 
     def trace(self, text: str) -> None:
-        """Tell what happens, if anybody wants to know."""
+        """Return what happens, if anybody wants to know."""
         if self._trace_to is not None:
             self._trace_to(self.clock.rightNow, text)
 
     def unexpected(self, what: str, error: BaseException) -> None:
-        """Take note of a failure that no fault explains."""
+        """Record a failure that no fault explains."""
         self.problems.append(f"{what}: {type(error).__name__}: {error}")
 
     def keeps_rows(self, name: str) -> bool:
-        """Tell whether a process keeps what it was handed over a crash."""
+        """Return whether a process keeps what it was handed over a crash."""
         # A homeserver begins where its database is.
         return PROCESSES[name] and not self.shares_tokens
 
@@ -124,7 +124,7 @@ class Cluster:
             self.processes[name] = Process(self, name, self._kept[name])
 
     def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Take note of a new life, which goes on with what the last one kept."""
+        """Record a new life, which goes on with what the last one kept."""
         last = self._last_lives.get(name)
         reader = self.ledger.begins(name, positions, last)
         if self.keeps_rows(name):
@@ -190,7 +190,7 @@ class Cluster:
     # -- in the end -----------------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """Tell where processes do not agree; empty once they do."""
+        """Return where processes do not agree; empty once they do."""
         found = [
             f"{name} is not up"
             for name in PROCESSES

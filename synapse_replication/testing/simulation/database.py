@@ -227,7 +227,7 @@ class SimulatedDatabase:
     def commit(self, inserts: Sequence[_Insert]) -> None:
         """Make rows visible.
 
-        :raises psycopg2.IntegrityError: another transaction has used the id.
+        :raises psycopg2.IntegrityError: if another transaction has used the id.
         """
         for table, id_, _, _ in inserts:
             if any(row.stream_id == id_ for row in self.rows[table]):
@@ -255,7 +255,7 @@ class SimulatedDatabase:
         self.sequences[sequence] = max(self.sequences[sequence], value)
 
     def latency(self) -> float:
-        """Give s for one step of a transaction."""
+        """Return s for one step of a transaction."""
         return (0.001 + self.random.random() * 0.03) * self.slowness
 
 

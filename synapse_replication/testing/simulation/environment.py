@@ -67,13 +67,13 @@ class Environment(Protocol):
     def processes(self) -> Mapping[str, Neighbour]: ...
 
     def trace(self, text: str) -> None:
-        """Take note of what happens."""
+        """Record what happens."""
 
     def unexpected(self, what: str, error: BaseException) -> None:
-        """Take note of a failure that no fault explains."""
+        """Record a failure that no fault explains."""
 
     def keeps_rows(self, name: str) -> bool:
-        """Tell whether a process keeps what it was handed over a crash."""
+        """Return whether a process keeps what it was handed over a crash."""
         ...
 
     def make_reactor(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class Environment(Protocol):
         ...
 
     def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Take note of a new life, which goes on with what the last one kept."""
+        """Record a new life, which goes on with what the last one kept."""
         ...
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -3,13 +3,13 @@
 Of each stream that is kept in tables, for each writer and each life of each process
 that reads it:
 
-- rows are handed on exactly as they were committed: each token once, in order, with
+- rows are delivered exactly as they were committed: each token once, in order, with
   all of its rows (idempotent streams: at least once);
-- a position passes a token only if its rows were handed on, and nothing is committed
+- a position passes a token only if its rows were delivered, and nothing is committed
   at or below a position that anybody holds or announced;
-- a homeserver never shows a stream as seen up to a token before it was handed on
+- a homeserver never shows a stream as seen up to a token before it was delivered
   what others committed up to there;
-- a POSITION on the wire never says "nothing between" of a range with a commit (C11).
+- a POSITION on the wire never says "nothing between" of a range with a commit.
 
 Of a stream in memory: tokens go up within one life of its writer, and in the end
 every reader has the newest row of each key.
@@ -52,7 +52,7 @@ class _Written:
     announced: int = 0
 
     def next_after(self, token: int) -> int | None:
-        """Give the first committed token above ``token``."""
+        """Return the first committed token above ``token``."""
         index = bisect_right(self.tokens, token)
         return self.tokens[index] if index < len(self.tokens) else None
 
@@ -66,12 +66,12 @@ class Reader:
 
     :ivar positions: by (stream, writer).
     :ivar heard: the writers of which anything was heard in this life.
-    :ivar applied: the tokens handed on of idempotent streams.
+    :ivar applied: the tokens delivered of idempotent streams.
     :ivar views: the newest row of each key of streams in memory, with its writer's
         life.
     :ivar hidden_resets: streams in memory that began again without the reader's
         being able to see it (a stock peer says no epoch).
-    :ivar delivered: the greatest token handed on; going back further would double it.
+    :ivar delivered: the greatest token delivered; going back further would double it.
     :ivar owed: tokens that it passed by a position that was false, and whose rows it
         must get all the same.
     :ivar found: the newest token of each writer that was in the table at the start.
@@ -92,17 +92,17 @@ class Reader:
 
 
 class Ledger:
-    """Knows what was committed, announced and handed on; raises :exc:`ViolationError`.
+    """Knows what was committed, announced and delivered; raises :exc:`ViolationError`.
 
     :param idempotent: the names of the idempotent streams.
     :param in_memory: the names of the streams in memory.
     :param trace: told of what happens.
     :ivar violations: what was raised, whether or not somebody caught it.
     :ivar committed_rows: how many rows were committed.
-    :ivar applied_rows: how many rows were handed on, in all processes.
+    :ivar applied_rows: how many rows were delivered, in all processes.
     :ivar doubted: (reader, stream, writer) that may stand at a false position: one that
         was made up, or one that the database has forgotten.
-    :ivar forged: rows that were made up and may have been handed on, by (stream,
+    :ivar forged: rows that were made up and may have been delivered, by (stream,
         writer, token).
     :ivar excused_rows: how many may be missing: those that a false position hid from a
         reader that crashed before it heard better, or that lie below a forged row.
@@ -134,7 +134,7 @@ class Ledger:
         return ViolationError(text)
 
     def written(self, stream: str, writer: str) -> _Written:
-        """Give what a writer committed."""
+        """Return what a writer committed."""
         return self._written.setdefault((stream, writer), _Written())
 
     def last_token(self, stream: str, writer: str) -> int:
@@ -146,9 +146,9 @@ class Ledger:
     def committed(
         self, stream: str, writer: str, token: int, rows: list[tuple[Any, ...]]
     ) -> None:
-        """Take note of a commit.
+        """Record a commit.
 
-        :raises ViolationError: somebody has passed it already.
+        :raises ViolationError: if somebody has passed it already.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
@@ -207,9 +207,9 @@ class Ledger:
             reader.owed.setdefault(key, set()).add(token)
 
     def announced(self, stream: str, writer: str, prev: int, new: int) -> None:
-        """Take note of a POSITION on the wire.
+        """Record a POSITION on the wire.
 
-        :raises ViolationError: it covers a committed row.
+        :raises ViolationError: if it covers a committed row.
         """
         if stream in self._in_memory:
             return
@@ -254,9 +254,9 @@ class Ledger:
         token: int,
         rows: list[SimulatedRow],
     ) -> None:
-        """Take note of rows that a process was given.
+        """Record rows that a process was given.
 
-        :raises ViolationError: they are not the ones that come next.
+        :raises ViolationError: if they are not the ones that come next.
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)
@@ -306,9 +306,9 @@ class Ledger:
         reader.positions[key] = token
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
-        """Take note of a position that a process was given.
+        """Record a position that a process was given.
 
-        :raises ViolationError: it passes rows that were not handed on.
+        :raises ViolationError: if it passes rows that were not delivered.
         """
         self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
         key = stream, writer
@@ -327,7 +327,7 @@ class Ledger:
                     f"{writer}"
                 )
             reader.positions[key] = token
-            # What is above is to be handed on in its order again.
+            # What is above is to be delivered in its order again.
             owed = reader.owed.get(key, set())
             reader.owed[key] = {each for each in owed if each <= token}
             excused = reader.excused.get(key, set())
@@ -336,9 +336,9 @@ class Ledger:
         self._passes(reader, key, token)
 
     def shown(self, reader: Reader, stream: str, token: int) -> None:
-        """Take note of the token up to which a homeserver's users have seen all.
+        """Record the token up to which a homeserver's users have seen all.
 
-        :raises ViolationError: a row at or below it was not handed on: who asks
+        :raises ViolationError: if a row at or below it was not delivered: who asks
             from here on is never shown it.
         """
         if stream in self._in_memory or stream in self._idempotent:
@@ -398,7 +398,7 @@ class Ledger:
     # -- in the end ---------------------------------------------------------------------
 
     def missing(self) -> list[str]:
-        """Tell what was committed and not handed on to those who live."""
+        """Return what was committed and not delivered to those who live."""
         lacks = []
         for reader in self.readers.values():
             for (stream, writer), written in self._written.items():

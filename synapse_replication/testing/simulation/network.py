@@ -353,16 +353,16 @@ class SimulatedNetwork:
         self._last_port = 40_000
 
     def next_port(self) -> int:
-        """Give a port that no connection had before."""
+        """Return a port that no connection had before."""
         self._last_port += 1
         return self._last_port
 
     def latency(self, name: str) -> float:
-        """Give s for one message between a process and the broker."""
+        """Return s for one message between a process and the broker."""
         return (0.001 + self.random.random() * 0.02) * self.slowness.get(name, 1.0)
 
     def refuses(self, name: str, role: str) -> bool:
-        """Tell whether a connection would be refused now."""
+        """Return whether a connection would be refused now."""
         return not self.broker_is_up or (name, role) in self.refused
 
     def open(
@@ -388,7 +388,7 @@ class SimulatedNetwork:
                 connection.process_died()
 
     def of_process(self, name: str, role: str | None = None) -> list[Connection]:
-        """Give the open connections of a process."""
+        """Return the open connections of a process."""
         return [
             connection
             for connection in self.connections

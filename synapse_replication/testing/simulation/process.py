@@ -15,7 +15,7 @@ import psycopg2
 from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
-from synapse_replication.app.reader_ids import HandledIds
+from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.dropin.streams import HostStream
@@ -285,7 +285,7 @@ class Process:
         return self.written[stream_name].current_token(writer)
 
     def _fill_host(self) -> None:
-        """Give the host its streams, and what takes their rows."""
+        """Return the host its streams, and what takes their rows."""
         cluster, host = self.cluster, self.host
         sink = _Sink(self)
         hosted: dict[str, HostStream] = {}
@@ -347,7 +347,7 @@ class Process:
             unknown = await self.database.transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
-        positions = HandledIds(name, self.name, handled, unknown, own)
+        positions = ReaderIds(name, self.name, handled, unknown, own)
         finder = RemovedWriterFinder(
             self.database,
             self.host.clock,
@@ -365,7 +365,7 @@ class Process:
         self,
         name: str,
         ids: IdStream,
-        positions: HandledIds,
+        positions: ReaderIds,
         finder: RemovedWriterFinder,
         *,
         is_new: bool,
@@ -500,5 +500,5 @@ class Process:
         self.host.notifier.notify()
 
     def position(self, stream_name: str, writer: str) -> int:
-        """Tell where this process stands with a writer."""
+        """Return where this process stands with a writer."""
         return self.host.streams.get_streams()[stream_name].current_token(writer)

@@ -119,16 +119,16 @@ def _unhandled_errors() -> Iterator[list[str]]:
     found: list[str] = []
 
     @implementer(ILogObserver)
-    def hear(event: LogEvent) -> None:
+    def observe(event: LogEvent) -> None:
         if event.get("log_level") is LogLevel.critical and "log_failure" in event:
             failure: Failure = event["log_failure"]
             found.append(f"nobody handles {failure.value!r}")
 
-    globalLogPublisher.addObserver(hear)
+    globalLogPublisher.addObserver(observe)
     try:
         yield found
     finally:
-        globalLogPublisher.removeObserver(hear)
+        globalLogPublisher.removeObserver(observe)
 
 
 class Run:
@@ -155,7 +155,7 @@ class Run:
     def run(self) -> None:
         """Run to the end.
 
-        :raises ViolationError: something did not hold.
+        :raises ViolationError: if something did not hold.
         """
         cluster = self.cluster
         for name in PROCESSES:

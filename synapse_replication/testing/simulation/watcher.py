@@ -10,7 +10,7 @@ import attrs
 
 from synapse_replication.errors import CatchUpError, RowDecodeError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     DiscardReason,
     ReplicationObserver,
@@ -33,7 +33,7 @@ class Counts:
     :ivar partial_resyncs: pages that came from the backlog of a writer.
     :ivar moves: times that a stream changed its writers, by kind.
     :ivar drains: drains of removed writers begun, by process.
-    :ivar drained_rows: rows handed on of writers that were none any more.
+    :ivar drained_rows: rows delivered of writers that were none any more.
     :ivar refuted: positions that were found to be false.
     :ivar fallbacks: times that a process went back.
     :ivar repairs: sequences that the operator brought forward.
@@ -149,7 +149,7 @@ class Watcher(ReplicationObserver):
         self.counts.fallbacks += 1
 
     @contextmanager
-    def catch_up(self, event: CatchUp) -> Iterator[None]:
+    def catch_up(self, event: CatchUpEvent) -> Iterator[None]:
         key = event.stream_name, event.instance_name
         if self._reached.pop(key, None) != event.from_token:
             self.counts.catch_ups[self._name] += 1
@@ -160,11 +160,11 @@ class Watcher(ReplicationObserver):
         self._reached[key] = event.from_token
         yield
 
-    def catch_up_page(self, event: CatchUp, rows: int, upto_token: int) -> None:
+    def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._reached[event.stream_name, event.instance_name] = upto_token
 
     def catch_up_failed(
-        self, event: CatchUp, error: BaseException, attempt: int, retry_in: float
+        self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self._reached[event.stream_name, event.instance_name] = event.from_token
         self._trace(

@@ -1,7 +1,4 @@
-"""What all commands have in common: the class, and how their fields are read.
-
-Spec, section 2.
-"""
+"""What all commands have in common: the class, and how their fields are read."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _INT64_MIN: Final = -(2**63)
 def parse_token(text: str) -> int:
     """Read a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
 
-    :raises ValueError: it is none. The message does not repeat the text.
+    :raises ValueError: if it is none. The message does not repeat the text.
     """
     digits = text[1:] if text[:1] == "-" else text
     # isdigit() alone takes the digits of other scripts. The length is checked
@@ -78,20 +75,20 @@ class Command(abc.ABC):
     def from_line(cls, line: str) -> Command:
         """Read what follows the name and the space.
 
-        :raises UnparsableLineError: it is not of this command's form.
+        :raises UnparsableLineError: if it is not of this command's form.
         """
 
     @abc.abstractmethod
     def to_line(self) -> str:
         """Write what follows the name and the space.
 
-        :raises LocalProtocolError: a field holds what a line cannot say.
+        :raises LocalProtocolError: if a field holds what a line cannot say.
         """
 
     def encode(self) -> bytes:
         """Write the whole line, without its end.
 
-        :raises LocalProtocolError: a field holds what a line cannot say, for
+        :raises LocalProtocolError: if a field holds what a line cannot say, for
             instance a line's end.
         """
         return encode_text(self.NAME, f"{self.NAME} {self.to_line()}")
@@ -177,7 +174,7 @@ def encode_text(name: str, text: str) -> bytes:
     """Encode what is to stand in one line.
 
     :param name: of the command, for the error.
-    :raises LocalProtocolError: it holds a line's end, or is not Unicode text.
+    :raises LocalProtocolError: if it holds a line's end, or is not Unicode text.
     """
     if "\n" in text:
         raise LocalProtocolError(

@@ -1,7 +1,4 @@
-"""Commands that older peers send, and we do not.
-
-Spec, section 2.
-"""
+"""Commands that older peers send, and we do not."""
 
 from __future__ import annotations
 

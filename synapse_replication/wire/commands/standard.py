@@ -11,8 +11,6 @@ What a line cannot tell apart:
   text) reads as no device id at all.
 * the older USER_SYNC without a device id and the newer one are told apart by the
   number of words; both write the newer form.
-
-Spec, section 2.
 """
 
 from __future__ import annotations
@@ -459,8 +457,8 @@ def parse_command_from_line(line: str) -> Command:
     """Read a line.
 
     :param line: without its end.
-    :raises UnknownCommandError: its first word is no command that we know.
-    :raises UnparsableLineError: it is not of its command's form.
+    :raises UnknownCommandError: if its first word is no command that we know.
+    :raises UnparsableLineError: if it is not of its command's form.
     """
     words = line.split(" ", 4)
     if len(words) == 5 and words[0] == "RDATA":

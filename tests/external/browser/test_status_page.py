@@ -20,7 +20,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 
 from synapse_replication.app.http_site import make_site
-from synapse_replication.handlers.observer import CatchUp, PeerNews
+from synapse_replication.handlers.observer import CatchUpEvent, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from tests.external import skip_reason
 from tests.external.browser.browser import PATIENCE, make_browser, wait_until
@@ -60,7 +60,7 @@ class StatusPageTests(TestCase):
     def heartbeat(self) -> None:
         for name in ("event_persister1", "stream_writer1"):
             self.observer.peer_heard(
-                PeerNews(name, "Vn3xk2", "0.1.0", "host7:4711", False, {})
+                PeerHeartbeat(name, "Vn3xk2", "0.1.0", "host7:4711", False, {})
             )
 
     def in_browser(
@@ -119,13 +119,15 @@ class StatusPageTests(TestCase):
             )
             self.observer.sample()
             self.observer.position_changed("events", "event_persister1", position)
-        event = CatchUp("events", "event_persister1", 30_000, 128_211)
+        event = CatchUpEvent("events", "event_persister1", 30_000, 128_211)
         self.observer.catch_up(event)
         self.observer.catch_up_page(event, 12_034, 42_034)
 
     def stop_writer(self) -> None:
         self.observer.position_changed("events", "event_persister1", 128_211)
-        news = PeerNews("stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {})
+        news = PeerHeartbeat(
+            "stream_writer1", "Vn3xk2", "0.1.0", "host7:4711", True, {}
+        )
         self.observer.peer_heard(news)
         self.clock.advance(12)
 

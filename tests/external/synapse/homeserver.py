@@ -44,7 +44,7 @@ class RecordingConnection:
         self.lines.append(f"{command.NAME} {command.to_line()}")
 
     def said(self, name: str) -> list[str]:
-        """Give the lines of one command."""
+        """Return the lines of one command."""
         return [line for line in self.lines if line.split()[0] == name]
 
 

@@ -127,11 +127,11 @@ class OurProcess:
             )
 
     def errors(self) -> str:
-        """Give what it wrote to standard error."""
+        """Return what it wrote to standard error."""
         return self._errors.read_text("utf-8", "replace")
 
     def is_running(self) -> bool:
-        """Tell whether it has not ended."""
+        """Return whether it has not ended."""
         return self._process.poll() is None
 
     def stop(self) -> int:
@@ -213,14 +213,14 @@ class Chat:
         alice.upload_device_keys()
 
     def _at(self, stream_name: str, user: ApiUser) -> ApiUser:
-        """Give a user who talks to a writer of a stream, as some requests must."""
+        """Return a user who talks to a writer of a stream, as some requests must."""
         writers = self.deployment.stream_writers.get(stream_name)
         if not writers:
             return user
         return user.at(self.deployment.processes[writers[0]].api)
 
     def shown_by(self, worker: str) -> list[str]:
-        """Give the texts that ``/sync`` on a worker shows to a newcomer."""
+        """Return the texts that ``/sync`` on a worker shows to a newcomer."""
         user = self.bob.at(self.deployment.processes[worker].api)
         # One and the same question is answered from a cache for two minutes.
         self._asked += 1

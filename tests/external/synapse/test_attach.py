@@ -79,7 +79,7 @@ class AttachTests(SynchronousTestCase):
         return positions
 
     def _behind(self, positions: dict[tuple[str, str], int]) -> list[Any]:
-        """Give what a reader lacks: (stream, writer), where it is, where to be."""
+        """Return what a reader lacks: (stream, writer), where it is, where to be."""
         return [
             (key, positions.get(key), token)
             for key, token in stored_positions(self.deployment).items()
@@ -87,7 +87,7 @@ class AttachTests(SynchronousTestCase):
         ]
 
     def _differences(self) -> list[Any]:
-        """Give where a reader is not exactly where the table says."""
+        """Return where a reader is not exactly where the table says."""
         stored = stored_positions(self.deployment)
         return [
             (key, positions.get(key), token)

@@ -126,7 +126,7 @@ class BacklogTests(SynchronousTestCase):
         }
 
     def resyncs(self, name: str) -> Counter[tuple[str, str]]:
-        """Give what a reader counted, by stream and kind."""
+        """Return what a reader counted, by stream and kind."""
         port, path = self.metrics_port, "/metrics"
         if name == "sync1":
             port = self.deployment.processes[name].api.port
@@ -142,7 +142,7 @@ class BacklogTests(SynchronousTestCase):
         )
 
     def all_arrived(self, chat: Chat) -> object:
-        """Give what one of the readers lacks."""
+        """Return what one of the readers lacks."""
         shown = chat.shown_by("sync1")
         rows = query(
             self.deployment, "SELECT event_id FROM events WHERE stream_ordering > 0"
@@ -165,12 +165,12 @@ class BacklogTests(SynchronousTestCase):
         eventually("what was missed arrived", lambda: self.all_arrived(chat))
 
     def asked(self, name: str) -> list[str]:
-        """Give a process's log lines of requests for its backlog."""
+        """Return a process's log lines of requests for its backlog."""
         log = self.deployment.processes[name].log_tail(10**8)
         return [line for line in log.splitlines() if "backlog=1" in line]
 
     def backlog_path(self, **changes: Any) -> str:
-        """Give the path of a request for what persister1 sent last of events."""
+        """Return the path of a request for what persister1 sent last of events."""
         (epoch,) = self.listener.epochs("persister1")
         wanted = {"from_token": 1, "upto_token": 9, "epoch": epoch, "backlog": 1}
         path = "/_synapse/replication/get_repl_stream_updates/events/abc"
@@ -276,7 +276,7 @@ class FromOursTests(HomeserverTestCase):
         return {"path": path}
 
     def resyncs(self, kind: str) -> float:
-        """Give how many of events were counted."""
+        """Return how many of events were counted."""
         labels = {"stream_name": "events", "kind": kind, "server_name": "test"}
         name = "synapse_replication_resyncs_total"
         return REGISTRY.get_sample_value(name, labels) or 0.0

@@ -312,7 +312,7 @@ class IdTests(HomeserverTestCase):
 
     async def test_sequence_behind_its_table(self) -> None:
         """
-        C34: a sequence that is behind is brought forward: no id is given twice.
+        A sequence that is behind is brought forward: no id is given twice.
         """
         await self._make_table()
         await self._execute("INSERT INTO foobar VALUES (26, 'first')")

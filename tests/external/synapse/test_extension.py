@@ -58,13 +58,13 @@ class Listener:
         self._socket.close()
 
     def epochs(self, name: str) -> list[str]:
-        """Give the epochs of a process, in the order in which they came."""
+        """Return the epochs of a process, in the order in which they came."""
         return list(
             dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
         )
 
     def said(self, name: str, kind: MessageType) -> list[ExtensionMessage]:
-        """Give a process's messages of one type."""
+        """Return a process's messages of one type."""
         return [m for m in self.messages if m.instance_name == name and m.type is kind]
 
 
@@ -134,7 +134,7 @@ class ExtensionTests(SynchronousTestCase):
         eventually(f"what sync1 shows of {chat.room_id}", difference)
 
     def gaps(self, names: Sequence[str] = PROCESSES) -> list[str]:
-        """Give the log lines of processes that missed rows."""
+        """Return the log lines of processes that missed rows."""
         return [
             f"{name}: {line}"
             for name in names
@@ -172,7 +172,7 @@ class ExtensionTests(SynchronousTestCase):
 
     def test_writer_of_memory_starts_again(self) -> None:
         """
-        C46: the writer of typing is killed and comes back with another epoch: what is
+        The writer of typing is killed and comes back with another epoch: what is
         typed then reaches the reader, and so does all else.
         """
         self.start({name: ours() for name in PROCESSES})

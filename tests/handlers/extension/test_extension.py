@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication import __version__
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
-from synapse_replication.handlers.observer import PeerNews, Resync
+from synapse_replication.handlers.observer import PeerHeartbeat, Resync
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, Published, SpeakingProcess
@@ -40,7 +40,7 @@ class ExtensionTests(SynchronousTestCase):
             self.bus.deliver()
 
     def messages(self, kind: str) -> list[Published]:
-        """Give the messages of one type."""
+        """Return the messages of one type."""
         return [
             message
             for message in self.bus.seen
@@ -73,7 +73,7 @@ class NewsTests(ExtensionTests):
         )
         self.assertEqual(
             self.reader.observer.news[-1],
-            PeerNews("w", "w-epoch", "1.2", "host:1", False, {"events": (7, 7.5)}),
+            PeerHeartbeat("w", "w-epoch", "1.2", "host:1", False, {"events": (7, 7.5)}),
         )
         self.inject(type="goodbye")
         self.assertTrue(self.reader.observer.news[-1].is_leaving)
@@ -158,7 +158,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
 
     def test_gap_before_an_unfinished_batch(self) -> None:
-        """A gap that is found in a batch is mended before the batch is handed on."""
+        """A gap that is found in a batch is repaired before the batch is delivered."""
         self.write(1)
         self.bus.drop = rows_of(2)
         self.write(2)
@@ -191,9 +191,9 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_silent_moves_are_not_told(self) -> None:
-        """C52: what only passed over others' ids makes nobody fetch."""
+        """What only skipped others' ids makes nobody fetch."""
         self.write(1)
-        self.writer.handler.pass_over("events", 1, 50)
+        self.writer.handler.skip_range("events", 1, 50)
         # A peer over direct TCP is told; those on the bus are not.
         self.writer.handler.announce_positions(MemoryConnection(relays=True))
         self.bus.advance(6)
@@ -238,7 +238,7 @@ class EpochTests(ExtensionTests):
         return self.writer
 
     def test_memory_of_a_new_epoch_is_fetched_anew(self) -> None:
-        """C46: a writer that got further since its restart than before it loses none."""
+        """A writer that got further since its restart than before it loses none."""
         self.writer.write(2, "old", stream="typing")
         self.bus.deliver()
         self.writer.leave()
@@ -286,7 +286,7 @@ class EpochTests(ExtensionTests):
         for is_new_epoch, gaps in ((True, []), (False, [("events", "w", 5, 9)])):
             token = 5 if is_new_epoch else 9
             assert self.reader.connection is not None
-            self.reader.handler.writer_told(
+            self.reader.handler.writer_reported(
                 self.reader.connection,
                 "w",
                 {"events": token},
@@ -297,7 +297,7 @@ class EpochTests(ExtensionTests):
             self.assertEqual(self.reader.observer.gaps, gaps)
 
     def test_second_process_of_our_name(self) -> None:
-        """C63: both processes of one name report it, by name, when the second comes."""
+        """Both processes of one name report it, by name, when the second comes."""
         second = SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(
@@ -307,7 +307,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(second.observer.duplicates[0][0], "w")
 
     def test_others_report_it_too(self) -> None:
-        """C63: a reader reports a name under which two epochs talk, within seconds."""
+        """A reader reports a name under which two epochs talk, within seconds."""
         SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(self.reader.observer.duplicates, [])
@@ -501,7 +501,7 @@ class ResyncTests(ExtensionTests):
 
 class MessageTests(ExtensionTests):
     def test_bad_messages(self) -> None:
-        """What is no message is refused and counted; a newer one is passed over."""
+        """What is no message is refused and counted; a newer one is skipped."""
         self.bus.publish(Published("w", True, b"\xff{"))
         self.inject(v=2)
         self.inject(type="tomorrow")
@@ -519,7 +519,7 @@ class MessageTests(ExtensionTests):
         self.assertEqual(self.reader.observer.unknown, 2)
 
     def test_unknown_streams(self) -> None:
-        """A stream that is not known here is passed over."""
+        """A stream that is not known here is skipped."""
         self.inject(positions={"tomorrow": [5, 0]})
         self.assertEqual(self.reader.observer.failures, [])
 

@@ -33,7 +33,7 @@ class SavedEpochTests(ExtensionTests):
 
     def test_another_epoch(self) -> None:
         """
-        C46: the writer started again, then the reader, and the writer is past what the
+        The writer started again, then the reader, and the writer is past what the
         reader saved: all is fetched, not only what is above.
         """
         reader = self.restart_reader(1, 2, 9, epoch="earlier")
@@ -95,7 +95,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(len(reader.observer.resets), 1)
 
     def test_batch_before_the_epoch(self) -> None:
-        """C7: a batch in which the epoch is heard for the first time is not torn."""
+        """A batch in which the epoch is heard for the first time is not torn."""
         reader = self.restart_reader(5, 6, epoch=None, token=6)
         self.bus.drop = lambda message: message.is_extension
         self.bus.deliver()

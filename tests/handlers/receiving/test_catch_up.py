@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.observer import CatchUp, DiscardReason
+from synapse_replication.handlers.observer import CatchUpEvent, DiscardReason
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from tests.handlers.fixtures import receiving
 
@@ -14,17 +14,19 @@ class PageTests(SynchronousTestCase):
     """Rows that are fetched."""
 
     def test_pages_to_the_end(self) -> None:
-        """C5: a long range is paged through, each row once, in order."""
+        """A long range is paged through, each row once, in order."""
         it = receiving(page_rows=2)
         for n in range(1, 8):
             it.stream.persist("w", n, [str(n)])
         it.receive("POSITION events w 7 7")
         self.assertEqual(it.host.rows.tokens("w"), list(range(1, 8)))
         self.assertEqual(it.host.observer.pages, [(2, 2), (2, 4), (2, 6), (1, 7)])
-        self.assertEqual(it.host.observer.catch_ups, [CatchUp("events", "w", 0, 7)])
+        self.assertEqual(
+            it.host.observer.catch_ups, [CatchUpEvent("events", "w", 0, 7)]
+        )
 
     def test_rows_of_a_token_stay_together(self) -> None:
-        """C6: the rows of one token are handed on together, whatever the page."""
+        """The rows of one token are delivered together, whatever the page."""
         it = receiving(page_rows=2)
         it.stream.persist("w", 1, ["a"])
         it.stream.persist("w", 2, ["b"], ["c"], ["d"])
@@ -32,7 +34,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
 
     def test_rows_beyond_the_range_are_left_out(self) -> None:
-        """C5: what a source adds beyond the range asked for is not taken."""
+        """What a source adds beyond the range asked for is not taken."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -41,7 +43,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 5)
 
     def test_rows_that_come_as_text(self) -> None:
-        """C6: rows that the source has as text are handed on by token, typed."""
+        """Rows that the source has as text are delivered by token, typed."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -50,7 +52,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
 
     def test_text_that_nobody_can_read(self) -> None:
-        """C10: one text that is no row costs only that row."""
+        """One text that is no row costs only that row."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -62,7 +64,7 @@ class PageTests(SynchronousTestCase):
         )
 
     def test_rows_that_arrive_meanwhile(self) -> None:
-        """C3: rows that arrive while the source is asked wait, and come once."""
+        """Rows that arrive while the source is asked wait, and come once."""
         it = receiving()
         it.stream.is_held = True
         it.stream.persist("w", 1, ["a"])
@@ -74,7 +76,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 1)])
 
     def test_new_rows_during_a_long_catch_up(self) -> None:
-        """C59: a reader far behind pages to the end while new rows arrive."""
+        """A reader far behind pages to the end while new rows arrive."""
         it = receiving(page_rows=10)
         for n in range(1, 101):
             it.stream.persist("w", n, [str(n)])
@@ -92,7 +94,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts()[-1], ("w", new + 1, ["live"]))
 
     def test_other_writers_go_on(self) -> None:
-        """Between two pages the rows of other writers are handed on."""
+        """Between two pages the rows of other writers are delivered."""
         it = receiving(page_rows=1)
         it.receive("POSITION events b 0 0")
         it.stream.is_held = True
@@ -157,7 +159,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 3)])
 
     def test_a_row_that_nobody_can_read(self) -> None:
-        """C10: a row that cannot be read even when fetched is counted and passed."""
+        """A row that cannot be read even when fetched is counted and passed."""
         it = receiving()
         it.stream.persist("w", 1, ["a"], [7], ["b"])
         it.stream.persist("w", 2, [8])
@@ -285,7 +287,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
 
     def test_a_host_that_fails_in_a_catch_up(self) -> None:
-        """Rows that were handed on are not handed on again after a failure."""
+        """Rows that were delivered are not delivered again after a failure."""
         it = receiving()
         for n in (1, 2, 3):
             it.stream.persist("w", n, [str(n)])

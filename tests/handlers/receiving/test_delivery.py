@@ -31,7 +31,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.it.host.rows.tokens("w"), [1, 2, 3, 4])
 
     def test_a_host_that_fails_at_once(self) -> None:
-        """Rows behind the one that failed are not handed on before it."""
+        """Rows behind the one that failed are not delivered before it."""
         self.it.host.rows.failures = [None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)
         self._assert_fetched(1, 4, lost=3)

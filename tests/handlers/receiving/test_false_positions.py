@@ -68,7 +68,7 @@ class FarTests(SynchronousTestCase):
 
     def test_heartbeat(self) -> None:
         process = live()
-        process.handler.writer_told(process.connection, "w", {"events": FAR})
+        process.handler.writer_reported(process.connection, "w", {"events": FAR})
         self.assert_contained(process)
 
     def test_true_ones_remain(self) -> None:
@@ -141,7 +141,7 @@ class NearTests(SynchronousTestCase):
         """A reader falls back to where its writer is, and takes its next rows."""
         for tell in (
             lambda process: process.receive("POSITION events w 5 5"),
-            lambda process: process.handler.writer_told(
+            lambda process: process.handler.writer_reported(
                 process.connection, "w", {"events": 5}
             ),
         ):
@@ -180,7 +180,7 @@ class NearTests(SynchronousTestCase):
         """What a writer holds in memory is fetched again from its beginning."""
         process = live(resettable=True, held_in_memory=True)
         process.receive("POSITION events w 5 9")
-        process.handler.writer_told(process.connection, "w", {"events": 5})
+        process.handler.writer_reported(process.connection, "w", {"events": 5})
         self.assertEqual(process.stream.current_token("w"), 5)
         process.receive('RDATA events w 6 ["six"]')
         self.assertEqual(process.stream.current_token("w"), 6)

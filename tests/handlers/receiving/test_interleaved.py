@@ -29,7 +29,7 @@ class InterleavedTests(SynchronousTestCase):
     """Each row is of another writer than the one before."""
 
     def test_order(self) -> None:
-        """Rows are handed on as they arrived, whoever wrote them."""
+        """Rows are delivered as they arrived, whoever wrote them."""
         it = connected()
         it.receive(*map(line, range(1, 351)))
         self.assertEqual([token for _, token, _ in it.texts()], list(range(1, 351)))
@@ -51,7 +51,7 @@ class InterleavedTests(SynchronousTestCase):
         )
 
     def test_a_row_that_is_none(self) -> None:
-        """C10: a row that cannot be read costs its writer alone a catch-up."""
+        """A row that cannot be read costs its writer alone a catch-up."""
         it = connected()
         it.stream.persist("w5", 5, ["5"])
         it.stream.persist("w5", 15, ["15"])
@@ -97,7 +97,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w2"), [12, 2, 22])
 
     def test_old_tokens(self) -> None:
-        """C4: a token at or below the last of its writer is dropped."""
+        """A token at or below the last of its writer is dropped."""
         it = connected()
         it.receive(*map(line, [12, 3, 2, 12, 13, 22]))
         self.assertEqual([token for _, token, _ in it.texts()], [12, 3, 13, 22])
@@ -105,7 +105,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
     def test_old_tokens_behind_what_is_not_usual(self) -> None:
-        """C4: the same where rows between were handled apart from the others."""
+        """The same where rows between were handled apart from the others."""
         it = connected()
 
         def others(first: int, last: int) -> list[str]:
@@ -120,7 +120,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(it.host.rows.tokens("w3")), 99 + 98 + 5)
 
     def test_what_is_not_usual(self) -> None:
-        """C4, C7: batches, old tokens and unheard writers are treated as ever."""
+        """Batches, old tokens and unheard writers are treated as ever."""
         it = connected()
         it.receive(
             'RDATA events w1 batch ["a"]',
@@ -144,7 +144,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.processes[-1], "replication_stream_events")
 
     def test_an_unknown_stream(self) -> None:
-        """C56: rows of a stream that nobody knows here are counted, writer by writer."""
+        """Rows of a stream that nobody knows here are counted, writer by writer."""
         it = connected()
         it.receive("RDATA made-up w1 1 []", "RDATA made-up w2 2 []")
         reason = DiscardReason.UNKNOWN_STREAM
@@ -152,14 +152,14 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual([discards["made-up", w, reason] for w in ("w1", "w2")], [1, 1])
 
     def test_extra_fields_are_counted_once(self) -> None:
-        """Rows of a newer peer are handed on, and each is counted."""
+        """Rows of a newer peer are delivered, and each is counted."""
         it = connected()
         it.receive(*(line(token, f'["{token}", 7]') for token in (1, 2, 3)))
         self.assertEqual(len(it.texts()), 3)
         self.assertEqual(it.host.observer.extra["events"], 3)
 
     def test_waits_for_the_host(self) -> None:
-        """The next writer's row is handed on when the host is done with this one's."""
+        """The next writer's row is delivered when the host is done with this one's."""
         it = connected()
         it.host.rows.is_held = True
         it.receive(line(1), line(2))
@@ -180,7 +180,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(it.texts()), 250)
 
     def test_a_full_queue(self) -> None:
-        """C57: what finds no room is fetched, of each writer up to its last row."""
+        """What finds no room is fetched, of each writer up to its last row."""
         it = connected(ReceiverOptions(max_queue_size=1000))
         it.host.rows.is_held = True
         for token in range(1, 101):

@@ -52,28 +52,28 @@ class PartialResyncTests(SynchronousTestCase):
 
     def test_writer_without_backlog(self) -> None:
         """A writer that speaks it, and says that it keeps nothing, is never asked."""
-        self.epochs.hear("w", "abc", 0, has_backlog=False)
+        self.epochs.observe("w", "abc", 0, has_backlog=False)
         self.assertIsNone(self.fetch())
         self.assertEqual(self.asked, [])
-        self.epochs.hear("w", "abc", 1)
+        self.epochs.observe("w", "abc", 1)
         self.assertEqual(self.fetch(), _PAGE)
 
     def test_rows(self) -> None:
         """A writer is asked with its epoch, and what it has is taken."""
-        self.epochs.hear("w", "abc", 0)
+        self.epochs.observe("w", "abc", 0)
         self.assertEqual(self.fetch(), _PAGE)
         self.assertEqual(self.asked, [("s", "w", "abc", 1, 2)])
 
     def test_no_progress(self) -> None:
         """An answer that does not bring us on is none."""
-        self.epochs.hear("w", "abc", 0)
+        self.epochs.observe("w", "abc", 0)
         self.answer = StreamUpdateResult([], 1, True)
         self.assertIsNone(self.fetch())
 
     def test_refusals(self) -> None:
         """One that has forgotten the rows, or started again, is asked the next time;
         one that does not answer, or in another way, is left alone for a while."""
-        self.epochs.hear("w", "abc", 0)
+        self.epochs.observe("w", "abc", 0)
         statuses: tuple[int | None, ...] = (409, 410)
         for status in statuses:
             self.refuse(status)

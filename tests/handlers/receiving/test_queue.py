@@ -25,7 +25,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.queue: DrainedQueue[str] = DrainedQueue(
             "events",
             self.consume,
-            self.collapse,
+            self.coalesce,
             BackgroundProcesses(self.observer),
             self.observer,
             Pacer(ReactorClock(self.reactor), 10, 0.01),
@@ -40,7 +40,7 @@ class DrainedQueueTests(SynchronousTestCase):
             raise ValueError(item)
         self.consumed.append(item)
 
-    def collapse(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
+    def coalesce(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
         return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
 
     def test_drains_at_once(self) -> None:
@@ -67,7 +67,7 @@ class DrainedQueueTests(SynchronousTestCase):
         queue: DrainedQueue[str] = DrainedQueue(
             "events",
             self.consumed.append,
-            self.collapse,
+            self.coalesce,
             BackgroundProcesses(self.observer),
             self.observer,
             Pacer(ReactorClock(self.reactor), 10, 0.01),
@@ -77,7 +77,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a"])
 
     def test_one_process_for_all_that_waits(self) -> None:
-        """C54: what comes while it works is handled by the same process."""
+        """What comes while it works is handled by the same process."""
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 10)
@@ -99,7 +99,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(str(self.observer.failures[0][1]), "bad")
 
     def test_collapses_when_full(self) -> None:
-        """C57: beyond its bound the queue holds what collapsing leaves."""
+        """Beyond its bound the queue holds what collapsing leaves."""
         self.is_held = True
         for item in "abcd":
             self.queue.put(item, 5, 45)

@@ -16,7 +16,7 @@ class LiveRowTests(SynchronousTestCase):
     """Rows of writers that were heard without a break."""
 
     def test_rows_are_typed_and_in_order(self) -> None:
-        """Rows of a connected writer are handed on, typed, each with its token."""
+        """Rows of a connected writer are delivered, typed, each with its token."""
         it = receiving()
         it.receive(
             "POSITION events w 0 0", 'RDATA events w 1 ["a"]', 'RDATA events w 3 ["b"]'
@@ -55,7 +55,7 @@ class LiveRowTests(SynchronousTestCase):
         )
 
     def test_old_tokens_are_dropped(self) -> None:
-        """C4: a token at or below the writer's position is dropped."""
+        """A token at or below the writer's position is dropped."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
         it.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
@@ -75,14 +75,14 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 5)
 
     def test_extra_fields_are_counted(self) -> None:
-        """A row of a newer peer is handed on without what we do not know."""
+        """A row of a newer peer is delivered without what we do not know."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a",7]')
         self.assertEqual(it.texts(), [("w", 1, ["a"])])
         self.assertEqual(it.host.observer.extra["events"], 1)
 
     def test_waits_for_the_host(self) -> None:
-        """The next token is handed on when the host is done with the one before."""
+        """The next token is delivered when the host is done with the one before."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True
@@ -150,7 +150,7 @@ class BatchTests(SynchronousTestCase):
     """Several rows of one token."""
 
     def test_a_batch_is_handed_on_whole(self) -> None:
-        """The rows of a token are handed on together, at its end."""
+        """The rows of a token are delivered together, at its end."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
         self.assertEqual(it.texts(), [])
@@ -158,7 +158,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 7, ["a", "b", "c"])])
 
     def test_interleaved_batches(self) -> None:
-        """C7: batches of two writers that interleave keep their rows and tokens."""
+        """Batches of two writers that interleave keep their rows and tokens."""
         it = receiving()
         it.receive("POSITION events a 0 0", "POSITION events b 0 0")
         it.receive(
@@ -170,7 +170,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("b", 5, ["b1", "b2"]), ("a", 6, ["a1", "a2"])])
 
     def test_the_position_of_another_writer_leaves_a_batch(self) -> None:
-        """C8: a POSITION of one writer leaves the unfinished batch of another."""
+        """A POSITION of one writer leaves the unfinished batch of another."""
         it = receiving()
         it.receive("POSITION events a 0 0", 'RDATA events a batch ["a1"]')
         it.receive("POSITION events b 0 0", 'RDATA events a 6 ["a2"]')
@@ -189,7 +189,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 6, ["a", "b"])])
 
     def test_an_unreadable_row_makes_the_range_be_fetched(self) -> None:
-        """C10: a batch with a row that is none is fetched, and nothing is lost."""
+        """A batch with a row that is none is fetched, and nothing is lost."""
         it = receiving()
         it.stream.persist("w", 6, ["a"], ["b"])
         it.stream.persist("w", 7, ["c"])
@@ -263,7 +263,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 9)])
 
     def test_batch_too_large_behind_a_whole_one(self) -> None:
-        """C10: the batch that is too large is fetched, not the one before it."""
+        """The batch that is too large is fetched, not the one before it."""
         it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         it.stream.persist("w", 9, *([str(n)] for n in range(4)))
         it.receive("POSITION events w 0 0")
@@ -288,7 +288,7 @@ class PositionTests(SynchronousTestCase):
     """What a POSITION brings about."""
 
     def test_in_sync_asks_nobody(self) -> None:
-        """C53: from prev to new nothing is fetched; the position moves."""
+        """From prev to new nothing is fetched; the position moves."""
         it = receiving()
         it.stream.advance("w", 5)
         it.receive("POSITION events w 3 9")
@@ -324,7 +324,7 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
 
     def test_each_writer_has_its_own_gap(self) -> None:
-        """C9: newer rows of one writer do not hide the gap of another."""
+        """Newer rows of one writer do not hide the gap of another."""
         it = receiving()
         it.receive("POSITION events a 0 0", "POSITION events b 0 0")
         it.reconnect()
@@ -336,7 +336,7 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
 
     def test_a_reconnection_brings_what_was_missed_once(self) -> None:
-        """C1: rows written while the link was down arrive once, by catch-up."""
+        """Rows written while the link was down arrive once, by catch-up."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
         it.stream.persist("w", 1, ["a"])
@@ -349,7 +349,7 @@ class PositionTests(SynchronousTestCase):
         )
 
     def test_an_unprompted_announcement_shows_a_gap(self) -> None:
-        """C2: a writer whose rows were lost on the way announces, and is read."""
+        """A writer whose rows were lost on the way announces, and is read."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.stream.persist("w", 1, ["a"])
@@ -361,7 +361,7 @@ class ResetTests(SynchronousTestCase):
     """Streams that begin again."""
 
     def test_a_stream_in_memory_is_fetched_from_its_beginning(self) -> None:
-        """C46: a writer that restarted lower is read from zero to its position."""
+        """A writer that restarted lower is read from zero to its position."""
         it = receiving(resettable=True, held_in_memory=True)
         it.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
         it.stream.persist("w", 2, ["new"])
@@ -372,7 +372,7 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 4)
 
     def test_a_reset_to_zero_fetches_nothing(self) -> None:
-        """C46: after a restart without rows nobody is asked."""
+        """After a restart without rows nobody is asked."""
         it = receiving(resettable=True, held_in_memory=True)
         it.receive("POSITION events w 0 649", "POSITION events w 0 0")
         self.assertEqual(it.stream.requests, [])
@@ -386,7 +386,7 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 4)
 
     def test_rows_alone_never_reset(self) -> None:
-        """C4: a lower token without a POSITION is old, not a reset."""
+        """A lower token without a POSITION is old, not a reset."""
         it = receiving(resettable=True)
         it.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
         self.assertEqual(it.texts(), [])
@@ -419,7 +419,7 @@ class ToldTests(SynchronousTestCase):
             process.receive(f'RDATA events w {token} ["{text}"]')
 
     def tell(self, process: Receiving, token: int, epoch: str) -> None:
-        process.handler.writer_told(
+        process.handler.writer_reported(
             process.connection, "w", {"events": token}, epoch=epoch
         )
 
@@ -446,7 +446,7 @@ class ToldTests(SynchronousTestCase):
         process.stream.persist("v", 1, ["lost"])
         process.host.rows.is_held = True
         self.fill(process, 2, 3)
-        process.handler.writer_told(process.connection, "v", {"events": 1})
+        process.handler.writer_reported(process.connection, "v", {"events": 1})
         self.fill(process, 4, 5)
         process.host.rows.is_held = False
         process.host.rows.release()

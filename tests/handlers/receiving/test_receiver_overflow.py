@@ -13,7 +13,7 @@ class OverflowTests(SynchronousTestCase):
     """What happens when rows arrive faster than the host takes them."""
 
     def test_a_full_queue_becomes_a_catch_up(self) -> None:
-        """C57: rows that find no room are fetched; other streams go on."""
+        """Rows that find no room are fetched; other streams go on."""
         other = SourceStream("other", Row)
         it = receiving(other, receiver=ReceiverOptions(max_queue_size=1000))
         it.receive("POSITION events w 0 0", "POSITION other w 0 0")
@@ -129,7 +129,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("b"), [7])
 
     def test_batch_around_what_found_no_room(self) -> None:
-        """C10: a batch of which the beginning was forgotten is fetched at its end."""
+        """A batch of which the beginning was forgotten is fetched at its end."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
         it.stream.persist("w", 1, ["a"], ["b"])
         it.receive("POSITION events v 0 0", "POSITION events w 0 0")
@@ -155,7 +155,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
 
     def test_gap_that_waits_on_a_lost_connection(self) -> None:
-        """C1: rows behind a POSITION that was not looked at do not pass its gap."""
+        """Rows behind a POSITION that was not looked at do not pass its gap."""
         it = receiving()
         it.stream.persist("w", 2, ["lost"])
         it.receive("POSITION events w 0 0")

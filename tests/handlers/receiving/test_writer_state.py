@@ -7,8 +7,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.writer_state import (
     MAX_CLAIMS,
-    CatchUpRun,
-    Collapsed,
+    CatchUpState,
+    DroppedRange,
     Link,
     LostRow,
     WriterState,
@@ -38,9 +38,9 @@ class LinkTests(SynchronousTestCase):
         retry = clock.callLater(1, self.fail)
         link.writers["events", "a"] = WriterState()
         link.writers["events", "b"] = WriterState(
-            catch_up=CatchUpRun(0, 1, retry=retry)
+            catch_up=CatchUpState(0, 1, retry=retry)
         )
-        link.writers["events", "c"] = WriterState(catch_up=CatchUpRun(0, 1))
+        link.writers["events", "c"] = WriterState(catch_up=CatchUpState(0, 1))
         link.lose()
         self.assertTrue(link.is_lost)
         self.assertEqual(list(link.writers), [("events", "a")])
@@ -49,27 +49,27 @@ class LinkTests(SynchronousTestCase):
     def test_a_retry_that_was_made_is_not_cancelled(self) -> None:
         """Cancelling is safe after the retry."""
         clock = Clock()
-        catch_up = CatchUpRun(0, 1, retry=clock.callLater(0, lambda: None))
+        catch_up = CatchUpState(0, 1, retry=clock.callLater(0, lambda: None))
         clock.advance(0)
         catch_up.cancel_retry()
         self.assertIsNone(catch_up.retry)
 
 
 class WriterStateTests(SynchronousTestCase):
-    """Whether rows are handed on as they come."""
+    """Whether rows are delivered as they come."""
 
     def test_is_live(self) -> None:
         """A writer is live when it neither catches up nor is amid a batch."""
         self.assertTrue(WriterState().is_live)
         self.assertFalse(WriterState(pending=[b"[]"]).is_live)
         self.assertFalse(WriterState(has_lost_rows=True).is_live)
-        self.assertFalse(WriterState(catch_up=CatchUpRun(0, 1)).is_live)
+        self.assertFalse(WriterState(catch_up=CatchUpState(0, 1)).is_live)
 
 
 class CatchUpRunTests(SynchronousTestCase):
     def test_claims(self) -> None:
         """What remains of a target that is refuted is the greatest claim below."""
-        run = CatchUpRun(5, 2**62)
+        run = CatchUpState(5, 2**62)
         for token in (8, 7, 8, 9):
             run.want(token)
         self.assertEqual(run.target, 2**62)
@@ -82,7 +82,7 @@ class CatchUpRunTests(SynchronousTestCase):
 
     def test_too_many_claims(self) -> None:
         """Beyond a bound the least are forgotten, and no refutation loses rows."""
-        run = CatchUpRun(0, 1)
+        run = CatchUpState(0, 1)
         for token in range(1000, 1000 + 2 * MAX_CLAIMS):
             run.want(token)
         self.assertEqual(len(run.claims), MAX_CLAIMS)
@@ -93,10 +93,10 @@ class CatchUpRunTests(SynchronousTestCase):
 class CollapsedTests(SynchronousTestCase):
     """What is left of items that found no room."""
 
-    def collapse(
-        self, *items: RdataRun | PositionCommand | LostRow | Collapsed
-    ) -> Collapsed:
-        collapsed = Collapsed("w", resettable=True)
+    def coalesce(
+        self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
+    ) -> DroppedRange:
+        collapsed = DroppedRange("w", resettable=True)
         for item in items:
             collapsed.add(item)
         return collapsed
@@ -104,40 +104,41 @@ class CollapsedTests(SynchronousTestCase):
     def test_rows(self) -> None:
         """The lowest and highest token of rows are kept, and their number."""
         self.assertEqual(
-            self.collapse(run(5, 3), run(None, 9)),
-            Collapsed("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
+            self.coalesce(run(5, 3), run(None, 9)),
+            DroppedRange("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
         )
 
     def test_an_unfinished_batch(self) -> None:
         """Rows of a batch that is not finished are remembered as such."""
         self.assertEqual(
-            self.collapse(run(5, None)),
-            Collapsed("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
+            self.coalesce(run(5, None)),
+            DroppedRange("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
         )
-        self.assertFalse(self.collapse(run(5, None), run(6)).ends_in_batch)
+        self.assertFalse(self.coalesce(run(5, None), run(6)).ends_in_batch)
 
     def test_only_the_beginning_of_a_batch(self) -> None:
         """Rows without a token reach nothing."""
         self.assertEqual(
-            self.collapse(run(None)), Collapsed("w", True, rows=1, ends_in_batch=True)
+            self.coalesce(run(None)),
+            DroppedRange("w", True, rows=1, ends_in_batch=True),
         )
 
     def test_a_lost_row(self) -> None:
         """A row that could not be read makes the next token be fetched."""
-        self.assertTrue(self.collapse(run(5), LostRow("w")).ends_in_batch)
+        self.assertTrue(self.coalesce(run(5), LostRow("w")).ends_in_batch)
 
     def test_positions(self) -> None:
         """A position is reached like a token; the lowest is kept."""
         self.assertEqual(
-            self.collapse(position(4), position(7)),
-            Collapsed("w", True, upto=7, lowest_position=4),
+            self.coalesce(position(4), position(7)),
+            DroppedRange("w", True, upto=7, lowest_position=4),
         )
 
     def test_a_reset(self) -> None:
         """After a stream began again only what follows counts."""
         self.assertEqual(
-            self.collapse(run(90), position(2), run(3)),
-            Collapsed(
+            self.coalesce(run(90), position(2), run(3)),
+            DroppedRange(
                 "w",
                 True,
                 lowest=3,
@@ -151,17 +152,17 @@ class CollapsedTests(SynchronousTestCase):
 
     def test_a_stream_that_cannot_be_reset(self) -> None:
         """A lower position of any other stream changes nothing."""
-        collapsed = Collapsed("w", resettable=False)
+        collapsed = DroppedRange("w", resettable=False)
         collapsed.add(run(90))
         collapsed.add(position(2))
         self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
 
     def test_collapsing_again(self) -> None:
         """What was collapsed before is taken in, in its place."""
-        before = self.collapse(run(90), position(2), run(3))
+        before = self.coalesce(run(90), position(2), run(3))
         self.assertEqual(
-            self.collapse(run(80), before, run(4)),
-            Collapsed(
+            self.coalesce(run(80), before, run(4)),
+            DroppedRange(
                 "w",
                 True,
                 lowest=3,
@@ -173,6 +174,6 @@ class CollapsedTests(SynchronousTestCase):
             ),
         )
         self.assertEqual(
-            self.collapse(self.collapse(run(5)), run(6)),
-            Collapsed("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
+            self.coalesce(self.coalesce(run(5)), run(6)),
+            DroppedRange("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
         )

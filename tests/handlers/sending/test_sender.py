@@ -52,14 +52,14 @@ class CommandSenderTests(SynchronousTestCase):
             )
 
     def test_a_broken_connection(self) -> None:
-        """C12: a connection that fails is reported; the others get the command."""
+        """A connection that fails is reported; the others get the command."""
         self.connections[0].broken = RuntimeError("gone")
         self.sender.send_remote_server_up("a.example")
         self.assertEqual(self.connections[1].take(), ["REMOTE_SERVER_UP a.example"])
         self.assertEqual(len(self.host.observer.failures), 1)
 
     def test_rows(self) -> None:
-        """C54: rows of several tokens are one write on each connection."""
+        """Rows of several tokens are one write on each connection."""
         self.sender.send_rows("events", [(8, [b'["a"]', b'["b"]']), (9, [b'["c"]'])])
         for connection in self.connections:
             self.assertEqual(
@@ -113,7 +113,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(len(self.host.observer.sending_failures), 1)
 
     def test_announcements_name_what_was_sent(self) -> None:
-        """C11: what is committed and not sent is not covered by a POSITION."""
+        """What is committed and not sent is not covered by a POSITION."""
         self.sender.announce_positions()
         self.stream.persist("w", 9, ["a"])
         self.sender.announce_positions(self.connections[0])

@@ -40,7 +40,7 @@ class KeptRows:
         self.rows: list[tuple[str, int | None, list[int]]] = []
         self.moves: list[tuple[str, int]] = []
 
-    def keeps(self, stream_name: str) -> bool:
+    def retains(self, stream_name: str) -> bool:
         return stream_name == "events"
 
     def rows_follow(
@@ -51,14 +51,14 @@ class KeptRows:
     ) -> None:
         self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
 
-    def moved_on(self, stream_name: str, token: int) -> None:
+    def position_advanced(self, stream_name: str, token: int) -> None:
         self.moves.append((stream_name, token))
 
     def position_sent(
         self, stream_name: str, prev_token: int, new_token: int
     ) -> None: ...
 
-    def passed_over(
+    def range_skipped(
         self, stream_name: str, prev_token: int, new_token: int
     ) -> None: ...
 
@@ -97,7 +97,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.host.notifier.notify()
 
     def test_rows(self) -> None:
-        """C20: rows are sent with their token, the others of it as batch."""
+        """Rows are sent with their token, the others of it as batch."""
         self.write(1, "a")
         self.write(3, "b", "c")
         self.assertEqual(
@@ -120,14 +120,14 @@ class ReplicationStreamerTests(SynchronousTestCase):
         )
 
     def test_position_without_rows(self) -> None:
-        """C53: a token that moved without rows of ours is announced, no more."""
+        """A token that moved without rows of ours is announced, no more."""
         self.events.local_token = 5
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
         self.assertEqual(self.events.requests, [])
 
     def test_idle_writers_are_announced(self) -> None:
-        """C29: a token that moves because of others is announced within 1 s."""
+        """A token that moves because of others is announced within 1 s."""
         self.events.local_token = 5
         self.host.reactor.advance(1)
         self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
@@ -135,13 +135,13 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), [])
 
     def test_nothing_new_costs_nothing(self) -> None:
-        """C54: pokes without news start no background process."""
+        """Pokes without news start no background process."""
         self.host.reactor.pump([1.0] * 10)
         self.host.notifier.notify()
         self.assertEqual(self.host.observer.processes, [])
 
     def test_caches_do_not_echo(self) -> None:
-        """C52: a token of ``caches`` that moved because of others is not told."""
+        """A token of ``caches`` that moved because of others is not told."""
         self.caches.local_token = 5
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), [])
@@ -153,7 +153,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertIn("POSITION caches w 9 9", self.connection.take())
 
     def test_own_id_without_row(self) -> None:
-        """C26: an id of ours that left no row is told, on ``caches`` as well."""
+        """An id of ours that left no row is told, on ``caches`` as well."""
         self.caches.is_guess = True
         self.caches.local_token = 5
         self.host.notifier.notify()
@@ -169,7 +169,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
     def test_commits_while_rows_are_fetched(self) -> None:
-        """C11: what is committed during a fetch is sent, never passed by a POSITION."""
+        """What is committed during a fetch is sent, never passed by a POSITION."""
         self.events.is_held = True
         self.write(1, "a")
         self.events.persist("w", 2, ["b"])
@@ -184,7 +184,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 2)])
 
     def test_a_large_commit_races_the_notifier(self) -> None:
-        """C11: 150 rows of one commit go out as RDATA, with no POSITION over them."""
+        """150 rows of one commit go out as RDATA, with no POSITION over them."""
         self.events.is_held = True
         self.write(1, "a")
         self.events.persist("w", 2, *([str(n)] for n in range(150)))
@@ -198,7 +198,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual([line for line in sent if "POSITION" in line], [])
 
     def test_one_loop_at_a_time(self) -> None:
-        """C54: any number of pokes while it runs makes it run once more."""
+        """Any number of pokes while it runs makes it run once more."""
         self.events.is_held = True
         self.write(1, "a")
         for token in range(2, 50):
@@ -297,7 +297,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
 
     def test_a_page_that_holds_no_more(self) -> None:
-        """What is left of a page is passed over when its stream was moved on since."""
+        """What is left of a page is skipped when its stream was moved on since."""
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 6):
             self.events.persist("w", token, [str(token)])
@@ -398,7 +398,7 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
 
     def test_a_row_that_is_not_json(self) -> None:
-        """C12: a row that JSON cannot say leaves a gap that readers see."""
+        """A row that JSON cannot say leaves a gap that readers see."""
         self.build(StreamerOptions(max_rows=2))
         self.events.persist("w", 1, ["a"])
         self.events.persist("w", 2, [float("nan")])

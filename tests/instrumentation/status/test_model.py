@@ -13,7 +13,7 @@ from synapse_replication.instrumentation.status.model import (
     Condition,
     DuplicateStatus,
     LinkStatus,
-    MemberStatus,
+    PeerStatus,
     ProcessStatus,
     StallReason,
     Standing,
@@ -48,7 +48,7 @@ STATUS = ProcessStatus(
     (),
     (STALLED, LIVE),
     (LinkStatus("redis", 1, 60.0, "", 2, 300),),
-    (MemberStatus("w1", "abc", "0.1.0", "host:1", 1.0, False),),
+    (PeerStatus("w1", "abc", "0.1.0", "host:1", 1.0, False),),
     (DuplicateStatus("w2", "host:2 and host:3", 4.0),),
 )
 

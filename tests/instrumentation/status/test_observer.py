@@ -7,10 +7,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.observer import (
-    CatchUp,
+    CatchUpEvent,
     CloseReason,
     ConnectionBuffers,
-    PeerNews,
+    PeerHeartbeat,
 )
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -26,13 +26,13 @@ from synapse_replication.instrumentation.status.observer import (
     StatusObserver,
 )
 
-EVENT = CatchUp("events", "w1", 100, 150)
+EVENT = CatchUpEvent("events", "w1", 100, 150)
 
 
 def news(
     name: str = "w1", *, is_leaving: bool = False, **positions: tuple[int, float]
-) -> PeerNews:
-    return PeerNews(name, "abc", "0.1.0", "host:1", is_leaving, positions)
+) -> PeerHeartbeat:
+    return PeerHeartbeat(name, "abc", "0.1.0", "host:1", is_leaving, positions)
 
 
 class StatusObserverTests(SynchronousTestCase):
@@ -132,7 +132,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.assertEqual(
             describe_process(status), "draining removed writer events/gone, 4 behind"
         )
-        event = CatchUp("events", "gone", 5, 9)
+        event = CatchUpEvent("events", "gone", 5, 9)
         self.observer.catch_up(event)
         self.observer.catch_up_page(event, 2, 7)
         self.assertIn(
@@ -147,7 +147,7 @@ class StatusObserverTests(SynchronousTestCase):
         """A drain that cannot go on is stalled, and for no other reason."""
         self.go_live()
         self.observer.removed_writer_found("events", "gone", 5, 9)
-        event = CatchUp("events", "gone", 5, 9)
+        event = CatchUpEvent("events", "gone", 5, 9)
         self.observer.catch_up_failed(event, ValueError("no database"), 1, 1.0)
         self.clock.advance(60)
         (writer,) = self.observer.snapshot().stalled
@@ -175,7 +175,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.go_live()
         self.observer.catch_up(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
-        self.observer.catch_up(CatchUp("events", "w1", 120, 180))
+        self.observer.catch_up(CatchUpEvent("events", "w1", 120, 180))
         writer = self.writer()
         self.assertEqual((writer.started_from, writer.announced), (100, 180))
 
@@ -477,7 +477,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.assertEqual(self.snapshot().duplicates, ())
 
     def test_names_are_bounded(self) -> None:
-        """C56: what peers could make up is passed over beyond a bound."""
+        """What peers could make up is skipped beyond a bound."""
         for number in range(MAX_NAMES + 10):
             name = f"w{number}"
             self.observer.position_changed("events", name, 1)

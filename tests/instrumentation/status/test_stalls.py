@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.observer import CloseReason, PeerNews
+from synapse_replication.handlers.observer import CloseReason, PeerHeartbeat
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 
@@ -42,7 +42,7 @@ class StallLogTests(SynchronousTestCase):
         return lines
 
     def leave(self, name: str) -> None:
-        self.observer.peer_heard(PeerNews(name, "e", "1", "host", True, {}))
+        self.observer.peer_heard(PeerHeartbeat(name, "e", "1", "host", True, {}))
 
     def test_nothing(self) -> None:
         """What is well makes no line."""

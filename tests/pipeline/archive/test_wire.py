@@ -22,7 +22,7 @@ class FindTests(SynchronousTestCase):
         self.folder.mkdir()
 
     def test_folder(self) -> None:
-        """A folder may be empty; what is being written is passed over."""
+        """A folder may be empty; what is being written is skipped."""
         self.assertEqual(find_closed_recordings([self.folder]), [])
         (self.folder / "deep").mkdir()
         for name in ("b.jsonl", "deep/a.jsonl.gz", "c.jsonl.partial", "d.txt"):

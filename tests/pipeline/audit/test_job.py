@@ -100,7 +100,7 @@ def real_dsn() -> str:
 
 
 def wrong(result: Result) -> dict[tuple[str, str | None], dict[str, Any]]:
-    """Give errors and warnings that were printed as JSON, by kind and stream."""
+    """Return errors and warnings that were printed as JSON, by kind and stream."""
     printed = json.loads(result.stdout)
     return {
         (each["kind"], each["stream"]): each
@@ -124,7 +124,7 @@ class AuditTests(SynchronousTestCase):
         )
 
     def test_the_real_deployment(self) -> None:
-        """The one row that a real deployment lost is found, and nothing else (C11)."""
+        """The one row that a real deployment lost is found, and nothing else."""
         result = self.audit(real_dsn(), "--recording", shipped_recording(), "--json")
 
         self.assertEqual(result.exit_code, 1)
@@ -233,7 +233,7 @@ class AuditTests(SynchronousTestCase):
         )
         behind = found["sequence_behind", "receipts"]
         self.assertEqual((behind["first_token"], behind["last_token"]), (3, 4))
-        self.assertIn("setval", behind["evidence"]["mend"][0])
+        self.assertIn("setval", behind["evidence"]["hint"][0])
         lost = found["announced_absent", "thread_subscriptions"]
         self.assertEqual(
             lost["evidence"]["line"], "POSITION thread_subscriptions master 2 10"

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
-    Fate,
+    PlannedChange,
     StreamHistory,
     check_histories,
     plan_positions,
@@ -34,7 +34,7 @@ HISTORY = StreamHistory(
 class PlanTests(SynchronousTestCase):
     """What is decided, without a database."""
 
-    def plan(self, **changes: Any) -> list[tuple[str, int | None, Fate]]:
+    def plan(self, **changes: Any) -> list[tuple[str, int | None, PlannedChange]]:
         plan = plan_positions([attrs.evolve(HISTORY, **changes)])
         return [(change.instance_name, change.new, change.fate) for change in plan]
 
@@ -47,10 +47,10 @@ class PlanTests(SynchronousTestCase):
         self.assertEqual(
             self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
             [
-                ("first", 8, Fate.NEW),
-                ("old", None, Fate.UNDECLARED),
-                ("older", 3, Fate.UNDECLARED),
-                ("second", 8, Fate.NEW),
+                ("first", 8, PlannedChange.NEW),
+                ("old", None, PlannedChange.UNDECLARED),
+                ("older", 3, PlannedChange.UNDECLARED),
+                ("second", 8, PlannedChange.NEW),
             ],
         )
 
@@ -58,25 +58,25 @@ class PlanTests(SynchronousTestCase):
         """A writer is put at its own last row; one without rows at the greatest id."""
         self.assertEqual(
             self.plan(found={"first": 5}),
-            [("first", 5, Fate.NEW), ("second", 8, Fate.NEW)],
+            [("first", 5, PlannedChange.NEW), ("second", 8, PlannedChange.NEW)],
         )
 
     def test_never_back(self) -> None:
         """A position that is at the last row, or farther, stays as it is."""
         self.assertEqual(
             self.plan(stored={"first": 8, "second": 9}),
-            [("first", 8, Fate.KEPT), ("second", 9, Fate.KEPT)],
+            [("first", 8, PlannedChange.KEPT), ("second", 9, PlannedChange.KEPT)],
         )
         self.assertEqual(
             self.plan(stored={"first": 7, "second": 8}),
-            [("first", 8, Fate.FORWARD), ("second", 8, Fate.KEPT)],
+            [("first", 8, PlannedChange.FORWARD), ("second", 8, PlannedChange.KEPT)],
         )
 
     def test_writers_unknown(self) -> None:
         """Without a configuration, who left rows or has a position is a writer."""
         self.assertEqual(
             self.plan(writers=None, stored={"third": 3}),
-            [("first", 8, Fate.NEW), ("third", 8, Fate.FORWARD)],
+            [("first", 8, PlannedChange.NEW), ("third", 8, PlannedChange.FORWARD)],
         )
 
     def test_found(self) -> None:
@@ -109,7 +109,7 @@ class PlanTests(SynchronousTestCase):
             [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
         )
         self.assertEqual(
-            change, Change("foo", "foo_stream", "first", 1, -8, Fate.FORWARD)
+            change, Change("foo", "foo_stream", "first", 1, -8, PlannedChange.FORWARD)
         )
 
     def test_position_beyond_sequence(self) -> None:

@@ -11,7 +11,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap import store as position_store
-from synapse_replication.pipeline.bootstrap.plan import Change, Fate, StreamHistory
+from synapse_replication.pipeline.bootstrap.plan import (
+    Change,
+    PlannedChange,
+    StreamHistory,
+)
 from synapse_replication.pipeline.bootstrap.store import (
     check_nobody_writes,
     connected,
@@ -138,12 +142,12 @@ class PositionStoreTests(SynchronousTestCase):
         )
         self.connection.autocommit = False
         before = self.histories()
-        kept = Change("orders", "orders", "a", -250, -250, Fate.KEPT)
-        new = Change("orders", "orders", "b", None, -249, Fate.NEW)
+        kept = Change("orders", "orders", "a", -250, -250, PlannedChange.KEPT)
+        new = Change("orders", "orders", "b", None, -249, PlannedChange.NEW)
         write_positions(self.cursor, self.settings, before, [kept, new])
         (history,) = self.histories()
         self.assertEqual(history.stored, {"a": -250, "b": -249})
-        back = Change("orders", "orders", "a", -250, -249, Fate.FORWARD)
+        back = Change("orders", "orders", "a", -250, -249, PlannedChange.FORWARD)
         with self.assertRaisesRegex(PipelineError, "of a in orders is farther by now"):
             write_positions(self.cursor, self.settings, self.histories(), [back])
 

@@ -29,17 +29,17 @@ def draw(**values: Any) -> dict[str, Plot]:
 
 
 def texts(plot: Plot) -> list[str]:
-    """Give what can be read in a plot, in order."""
+    """Return what can be read in a plot, in order."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
 
 
 def colours(plot: Plot) -> list[str]:
-    """Give the colours of bars, each once, in order."""
+    """Return the colours of bars, each once, in order."""
     return list(dict.fromkeys(colour for colour, _ in shapes(plot, "fill")))
 
 
 def shapes(plot: Plot, drawn: str) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Give the colour and the points of each series in a plot, without the legend.
+    """Return the colour and the points of each series in a plot, without the legend.
 
     :param drawn: ``fill`` of bars, ``stroke`` of lines.
     """
@@ -51,12 +51,12 @@ def shapes(plot: Plot, drawn: str) -> list[tuple[str, list[tuple[float, float]]]
 
 
 def lines(plot: Plot) -> list[list[tuple[float, float]]]:
-    """Give the points of each line."""
+    """Return the points of each line."""
     return [line for _, line in shapes(plot, "stroke")]
 
 
 def sizes(plot: Plot, axis: int) -> list[float]:
-    """Give how wide (axis 0) or how high (axis 1) each bar is."""
+    """Return how wide (axis 0) or how high (axis 1) each bar is."""
     found = []
     for _, corners in shapes(plot, "fill"):
         places = [corner[axis] for corner in corners]
@@ -65,7 +65,7 @@ def sizes(plot: Plot, axis: int) -> list[float]:
 
 
 def points(path: str) -> list[tuple[float, float]]:
-    """Give the points of a path of SVG."""
+    """Return the points of a path of SVG."""
     numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import (
-    Surveyor,
+    CompletenessReader,
     find_present,
     find_writers,
     last_given_out,
@@ -65,7 +65,7 @@ class LatestTests(SynchronousTestCase):
         self.stream = catalog_of([declared])["orders"]
 
     def survey(self, *, continuous: bool) -> StreamOffset:
-        surveyor = Surveyor({"orders": ("a", "b")}, continuous)
+        surveyor = CompletenessReader({"orders": ("a", "b")}, continuous)
         present = find_present(self.txn, [self.stream])["orders"]
         return surveyor.survey(self.txn, self.stream, present, StreamOffset())
 
@@ -141,7 +141,7 @@ class LatestTests(SynchronousTestCase):
         self.addCleanup(other.close)
         racing = self.txn.connection.cursor(cursor_factory=Racing)
         racing.somebody = other.cursor()
-        surveyor = Surveyor({}, continuous=True)
+        surveyor = CompletenessReader({}, continuous=True)
         present = find_present(self.txn, [caches])["caches"]
         found = surveyor.survey(racing, caches, present, StreamOffset())
         self.assertEqual(found, StreamOffset(1))

@@ -30,7 +30,7 @@ offsets = st.builds(
 
 
 def covered(offset: StreamOffset) -> set[tuple[str, int]]:
-    """Give all rows that an offset covers."""
+    """Return all rows that an offset covers."""
     return {(w, id_) for w in EVERYBODY for id_ in range(14) if offset.covers(w, id_)}
 
 
@@ -58,7 +58,7 @@ class StreamOffsetTests(SynchronousTestCase):
 
     @given(offsets, st.lists(ids, max_size=4))
     def test_steps_make_the_whole(self, target: StreamOffset, steps: list[int]) -> None:
-        """C6: batches of any size end at the target, and never go back."""
+        """Batches of any size end at the target, and never go back."""
         at = StreamOffset()
         for upto in sorted(steps):
             after = at.towards(target, upto)

@@ -134,7 +134,7 @@ class SourceOptionsTests(SynchronousTestCase):
         self.assertNotIn("hush", repr(settings))
 
     def test_settings_of_dsn_travel(self) -> None:
-        """A database alone is handed on, too."""
+        """A database alone is delivered, too."""
         options = SourceOptions.parse(reader_options(PipelineSettings({"dbname": "y"})))
         self.assertEqual(options.conninfo, {"dbname": "y"})
 

@@ -183,7 +183,7 @@ class ErrorTests(SynchronousTestCase):
         self.refuse("stream presence", "presence_stream", streams="presence")
 
     def test_token_of_the_future(self) -> None:
-        """C41: a token that was never given out is refused, with both numbers."""
+        """A token that was never given out is refused, with both numbers."""
         for option in ("startingToken", "endingToken"):
             self.refuse(option, "events", "9999999", "8000", **{option: "9999999"})
         self.refuse(

@@ -30,7 +30,7 @@ class PushFiltersTests(SynchronousTestCase):
     """Tests for conditions that the source answers itself."""
 
     def take(self, *filters: Filter) -> Wanted:
-        """Give what is wanted where all conditions are taken over."""
+        """Return what is wanted where all conditions are taken over."""
         wanted, left = push_filters(EVERYTHING, filters)
         self.assertEqual(left, [])
         return wanted

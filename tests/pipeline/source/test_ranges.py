@@ -91,7 +91,7 @@ class SqlTests(SynchronousTestCase):
 
 
 class IndexTests(SynchronousTestCase):
-    """C58: tests that indexes are walked, and no table is scanned."""
+    """Tests that indexes are walked, and no table is scanned."""
 
     def test_no_full_scan(self) -> None:
         """Reading a range, or looking for where to cut, scans no big table."""

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.completeness import Surveyor
+from synapse_replication.pipeline.source.completeness import CompletenessReader
 from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
@@ -218,7 +218,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(sizes, [4, 4, 1, 0])
 
     def test_token_of_many_rows(self) -> None:
-        """C6: a token with more rows than the limit is read whole."""
+        """A token with more rows than the limit is read whole."""
         for _ in range(5):
             self.database.insert("a", 1, 1)
         self.database.write("a", 2, 2)
@@ -264,7 +264,7 @@ class OffsetTests(SynchronousTestCase):
         self.assertEqual(follower.read(), of("quick", 7) + of("slow", 6))
 
     def test_checkpoint_of_the_future(self) -> None:
-        """C41: a checkpoint that is ahead of the database is refused."""
+        """A checkpoint that is ahead of the database is refused."""
         self.database.write("a", 1, 9)
         follower = Follower(self.database)
         follower.offset = {"receipts": {"minimum": 5000, "writers": {}}}
@@ -311,12 +311,14 @@ class StreamOfEverybodyTests(SynchronousTestCase):
         """Follow caches; waiting does something else than wait."""
         now = iter(range(1000))
         follower = Follower(self.database, streams="caches")
-        surveyor = Surveyor({}, continuous=True, clock=lambda: next(now), sleep=sleep)
+        surveyor = CompletenessReader(
+            {}, continuous=True, clock=lambda: next(now), sleep=sleep
+        )
         follower.reader._planner._surveyor = surveyor
         return follower
 
     def test_waits_for_open_transaction(self) -> None:
-        """An id that an open transaction holds is not passed over."""
+        """An id that an open transaction holds is not skipped."""
         with self.open.cursor() as txn:
             txn.execute(_INVALIDATE.format("slow"))
         self.database.sql(_INVALIDATE.format("quick"))

@@ -23,7 +23,7 @@ class ShortFailuresTests(SynchronousTestCase):
     """Tests for what people are told."""
 
     def told(self, error: BaseException) -> str:
-        """Give what is made of an exception."""
+        """Return what is made of an exception."""
 
         def fail() -> None:
             with short_failures():

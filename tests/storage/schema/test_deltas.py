@@ -25,7 +25,7 @@ class PrepareDatabaseTests(SynchronousTestCase):
         return self.cursor.fetchall()
 
     def test_twice(self) -> None:
-        """C38: an empty database is prepared once; again changes nothing."""
+        """An empty database is prepared once; again changes nothing."""
         self.assertEqual(prepare_database(self.cursor), 1)
         indexes = self.indexes()
         self.assertEqual(len(indexes), 1)
@@ -42,7 +42,7 @@ class PrepareDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.cursor.fetchall(), [("events", "a", 5)])
 
     def test_interrupted(self) -> None:
-        """C38: what was rolled back halfway is done from the beginning."""
+        """What was rolled back halfway is done from the beginning."""
         prepare_database(self.cursor)
         self.connection.rollback()
         self.assertEqual(prepare_database(self.cursor), 1)

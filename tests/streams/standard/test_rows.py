@@ -76,7 +76,7 @@ class EventsRowCodecTests(SynchronousTestCase):
             self.assertEqual(self.decode(value), [row])
 
     def test_unknown_type_is_counted(self) -> None:
-        """C17: a row of a newer peer's type keeps its place, raw, and is counted."""
+        """A row of a newer peer's type keeps its place, raw, and is counted."""
         decoded = self.codec.decode([b'["new",{"a":1}]', b'["state-all",["!r"]]'])
 
         self.assertEqual(
@@ -86,7 +86,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         self.assertEqual(decoded.with_extra_fields, 1)
 
     def test_extra_fields_are_counted(self) -> None:
-        """C63: fields that a newer peer added are cut off and counted."""
+        """Fields that a newer peer added are cut off and counted."""
         decoded = self.codec.decode(
             [json.dumps(["ev", [*EVENT, "new"]]).encode(), b'["state-all",["!r"],1]']
         )
@@ -95,7 +95,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         self.assertEqual(len(decoded.rows), 2)
 
     def test_row_of_an_older_peer(self) -> None:
-        """C63: fields that older peers did not send have their defaults."""
+        """Fields that older peers did not send have their defaults."""
         [row] = self.decode(["ev", EVENT[:6]])
 
         self.assertEqual(

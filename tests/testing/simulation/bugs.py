@@ -23,7 +23,7 @@ __all__ = ["BUGS", "FOUND_BY"]
 
 
 class _AsksBeforeItHears(RedisSubscriber):
-    """C1: REPLICATE goes out before the subscription is confirmed."""
+    """REPLICATE goes out before the subscription is confirmed."""
 
     def authenticated(self) -> None:
         super().report_connection()
@@ -35,7 +35,7 @@ class _AsksBeforeItHears(RedisSubscriber):
 
 
 class _DoesNotWaitForCatchUp(StreamReceiver):
-    """C3: rows that arrive during a catch-up are handed on at once."""
+    """Rows that arrive during a catch-up are delivered at once."""
 
     def handle_slice(
         self,
@@ -53,7 +53,7 @@ class _DoesNotWaitForCatchUp(StreamReceiver):
 
 
 class _OneBatchPerStream(StreamReceiver):
-    """C7: the rows of a batch are gathered by stream, not by writer."""
+    """The rows of a batch are gathered by stream, not by writer."""
 
     def handle_slice(
         self,
@@ -75,7 +75,7 @@ class _OneBatchPerStream(StreamReceiver):
 
 
 class _PositionDropsAllBatches(StreamReceiver):
-    """C8: the POSITION of one writer drops the unfinished batches of all."""
+    """The POSITION of one writer drops the unfinished batches of all."""
 
     async def handle_position(self, link: Link, position: PositionCommand) -> None:
         for (name, _), state in link.writers.items():
@@ -85,7 +85,7 @@ class _PositionDropsAllBatches(StreamReceiver):
 
 
 class _ConnectsStreams(StreamReceiver):
-    """C9: a POSITION of one writer makes the rows of all writers welcome."""
+    """A POSITION of one writer makes the rows of all writers welcome."""
 
     def handle_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
         key = self.stream_name, run.instance_name
@@ -98,14 +98,14 @@ class _ConnectsStreams(StreamReceiver):
 
 
 class _ForgetsUnreadableRows(StreamReceiver):
-    """C10: a row that cannot be read is passed over, the others are kept."""
+    """A row that cannot be read is skipped, the others are kept."""
 
     def put_lost_row(self, link: Link, instance_name: str) -> None:
         """Say nothing."""
 
 
 class _AnnouncesOnRemotePositions(WriterPositions):
-    """C11: what others announce moves the announced position over an own id that is
+    """What others announce moves the announced position over an own id that is
     finished while another is being fetched, and ``local`` does not follow."""
 
     _moved_to = 0
@@ -124,7 +124,7 @@ class _AnnouncesOnRemotePositions(WriterPositions):
 
 
 class _IgnoresFetches(WriterPositions):
-    """C25: between nextval and its registration, an id counts for nothing."""
+    """Between nextval and its registration, an id counts for nothing."""
 
     def lowest_floor(self) -> int | None:
         return None
@@ -134,14 +134,14 @@ class _IgnoresFetches(WriterPositions):
 
 
 class _ComparesNoEpochs(StreamReceiver):
-    """C46: only a lower POSITION says that a writer in memory began again."""
+    """Only a lower POSITION says that a writer in memory began again."""
 
     def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
         pass
 
 
 class _SavesNoEpochs(StreamReceiver):
-    """C46: what a process hears first is taken for the epoch of what it saved."""
+    """What a process hears first is taken for the epoch of what it saved."""
 
     _first: dict[str, str] | None = None
 
@@ -202,16 +202,16 @@ class _LooksOnlyAtTheStart(StreamReceiver):
 
 
 BUGS: Mapping[str, Parts] = {
-    "C1": Parts(subscriber=_AsksBeforeItHears),
-    "C3": Parts(receiver=_DoesNotWaitForCatchUp),
-    "C7": Parts(receiver=_OneBatchPerStream),
-    "C8": Parts(receiver=_PositionDropsAllBatches),
-    "C9": Parts(receiver=_ConnectsStreams),
-    "C10": Parts(receiver=_ForgetsUnreadableRows),
-    "C11": Parts(positions=_AnnouncesOnRemotePositions),
-    "C25": Parts(positions=_IgnoresFetches),
-    "C46": Parts(receiver=_ComparesNoEpochs),
-    "C46, saved": Parts(receiver=_SavesNoEpochs),
+    "reconnect-order": Parts(subscriber=_AsksBeforeItHears),
+    "rows-during-catch-up": Parts(receiver=_DoesNotWaitForCatchUp),
+    "interleaved-batches": Parts(receiver=_OneBatchPerStream),
+    "position-during-batch": Parts(receiver=_PositionDropsAllBatches),
+    "gap-per-writer": Parts(receiver=_ConnectsStreams),
+    "unreadable-row": Parts(receiver=_ForgetsUnreadableRows),
+    "covered-rows": Parts(positions=_AnnouncesOnRemotePositions),
+    "unregistered-id": Parts(positions=_IgnoresFetches),
+    "typing-reset": Parts(receiver=_ComparesNoEpochs),
+    "typing-reset, saved": Parts(receiver=_SavesNoEpochs),
     "shared token": Parts(host_stream=_TrustsPersistedUpto),
     "late baseline": Parts(host_stream=_LateBaseline),
     "revealed rows": Parts(host_stream=_RevealsRows),
@@ -221,14 +221,14 @@ BUGS: Mapping[str, Parts] = {
 
 #: The first seed that found each when this was written: where to begin to look.
 FOUND_BY: Mapping[str, int] = {
-    "C7": 14,
-    "C8": 14,
-    "C9": 22,
-    "C10": 3,
-    "C11": 33,
-    "C25": 133,
-    "C46": 12,
-    "C46, saved": 12,
+    "interleaved-batches": 14,
+    "position-during-batch": 14,
+    "gap-per-writer": 22,
+    "unreadable-row": 3,
+    "covered-rows": 33,
+    "unregistered-id": 133,
+    "typing-reset": 12,
+    "typing-reset, saved": 12,
     "shared token": 1,
     "late baseline": 10,
     "revealed rows": 1,

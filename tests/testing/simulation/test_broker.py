@@ -91,7 +91,7 @@ class SimulatedBrokerTests(SynchronousTestCase):
         self.assertEqual(self.say(client, b"PING"), b"+PONG\r\n")
 
     def test_slow_subscriber(self) -> None:
-        """C22: a subscriber that does not take what it is sent is cut off."""
+        """A subscriber that does not take what it is sent is cut off."""
         reader, writer = self.connect("r"), self.connect("w")
         self.say(reader, b"SUBSCRIBE", b"hs")
         self.network.slowness["r"] = 10_000.0

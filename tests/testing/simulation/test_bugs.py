@@ -20,44 +20,44 @@ class BugTests(SynchronousTestCase):
         self.fail(f"{MAX_SEEDS} seeds do not find the bug of {case}")
 
     def test_asks_before_it_hears(self) -> None:
-        """C1: REPLICATE before the subscription is confirmed."""
-        self.check("C1")
+        """REPLICATE before the subscription is confirmed."""
+        self.check("reconnect-order")
 
     def test_does_not_wait_for_catch_up(self) -> None:
-        """C3: rows are handed on in the middle of a catch-up."""
-        self.check("C3")
+        """Rows are delivered in the middle of a catch-up."""
+        self.check("rows-during-catch-up")
 
     def test_one_batch_per_stream(self) -> None:
-        """C7: batches of two writers are mixed."""
-        self.check("C7")
+        """Batches of two writers are mixed."""
+        self.check("interleaved-batches")
 
     def test_position_drops_all_batches(self) -> None:
-        """C8: a POSITION drops another writer's batch."""
-        self.check("C8")
+        """A POSITION drops another writer's batch."""
+        self.check("position-during-batch")
 
     def test_connects_streams(self) -> None:
-        """C9: a POSITION connects another writer."""
-        self.check("C9")
+        """A POSITION connects another writer."""
+        self.check("gap-per-writer")
 
     def test_forgets_unreadable_rows(self) -> None:
-        """C10: the rest of a batch joins the next one."""
-        self.check("C10")
+        """The rest of a batch joins the next one."""
+        self.check("unreadable-row")
 
     def test_announces_on_remote_positions(self) -> None:
-        """C11: a POSITION covers a row that was not sent."""
-        self.check("C11")
+        """A POSITION covers a row that was not sent."""
+        self.check("covered-rows")
 
     def test_ignores_fetches(self) -> None:
-        """C25: a position overtakes an id between nextval and its registration."""
-        self.check("C25")
+        """A position overtakes an id between nextval and its registration."""
+        self.check("unregistered-id")
 
     def test_compares_no_epochs(self) -> None:
-        """C46: the rows of a writer that started again and passed us are missed."""
-        self.check("C46")
+        """The rows of a writer that started again and passed us are missed."""
+        self.check("typing-reset")
 
     def test_saves_no_epochs(self) -> None:
-        """C46: so are they if the reader starts again, too."""
-        self.check("C46, saved")
+        """So are they if the reader starts again, too."""
+        self.check("typing-reset, saved")
 
     def test_trusts_persisted_upto(self) -> None:
         """A reader that missed exactly one row never gets it."""

@@ -37,13 +37,13 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual(self.ledger.violations, [str(error)])
         return str(error)
 
-    def hand_on(self, token: int, *ids: int, stream: str = "events") -> None:
+    def deliver(self, token: int, *ids: int, stream: str = "events") -> None:
         self.ledger.handed_on(self.reader, stream, "w", token, _rows(*ids))
 
     def test_all_is_well(self) -> None:
         """Whole tokens in order, then a position."""
-        self.hand_on(2, 20)
-        self.hand_on(5, 50, 51)
+        self.deliver(2, 20)
+        self.deliver(5, 50, 51)
         self.ledger.position(self.reader, "events", "w", 9)
         self.ledger.announced("events", "w", 5, 9)
         self.assertEqual(self.ledger.violations, [])
@@ -51,8 +51,8 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual(lacks, ["r lacks 2 of caches of w, it is at 1"])
 
     def test_lost(self) -> None:
-        """A token that was passed over."""
-        self.assertIn("got 5 and not 2", self.refused(self.hand_on, 5, 50, 51))
+        """A token that was skipped."""
+        self.assertIn("got 5 and not 2", self.refused(self.deliver, 5, 50, 51))
 
     def test_lost_by_position(self) -> None:
         """A position that passes rows."""
@@ -63,13 +63,13 @@ class LedgerTests(SynchronousTestCase):
 
     def test_doubled(self) -> None:
         """A token twice."""
-        self.hand_on(2, 20)
-        self.assertIn("got 2 and not 5", self.refused(self.hand_on, 2, 20))
+        self.deliver(2, 20)
+        self.assertIn("got 2 and not 5", self.refused(self.deliver, 2, 20))
 
     def test_doubled_idempotent(self) -> None:
         """A token twice, where it does no harm; but none may be lost."""
-        self.hand_on(2, 20, stream="caches")
-        self.hand_on(2, 20, stream="caches")
+        self.deliver(2, 20, stream="caches")
+        self.deliver(2, 20, stream="caches")
         self.assertIn(
             "passes 5",
             self.refused(self.ledger.position, self.reader, "caches", "w", 5),
@@ -77,25 +77,25 @@ class LedgerTests(SynchronousTestCase):
 
     def test_torn(self) -> None:
         """A batch without its first row."""
-        self.hand_on(2, 20)
-        self.assertIn("got rows [51] as 5", self.refused(self.hand_on, 5, 51))
+        self.deliver(2, 20)
+        self.assertIn("got rows [51] as 5", self.refused(self.deliver, 5, 51))
 
     def test_covered(self) -> None:
-        """C11: a POSITION over a committed row."""
+        """A POSITION over a committed row."""
         self.assertIn(
             "covers", self.refused(self.ledger.announced, "events", "w", 2, 5)
         )
 
     def test_overtaken(self) -> None:
-        """C25: a commit at or below what somebody has passed."""
-        self.hand_on(2, 20)
-        self.hand_on(5, 50, 51)
+        """A commit at or below what somebody has passed."""
+        self.deliver(2, 20)
+        self.deliver(5, 50, 51)
         self.assertIn(
             "now commits 4", self.refused(self.ledger.committed, "events", "w", 4, [])
         )
 
     def test_announced_before_commit(self) -> None:
-        """C26: a commit at or below what its writer announced."""
+        """A commit at or below what its writer announced."""
         self.ledger.announced("events", "w", 7, 7)
         self.assertIn(
             "before it committed",
@@ -104,7 +104,7 @@ class LedgerTests(SynchronousTestCase):
 
     def test_goes_back(self) -> None:
         """A stream that never starts again goes back."""
-        self.hand_on(2, 20)
+        self.deliver(2, 20)
         self.assertIn(
             "goes back",
             self.refused(self.ledger.position, self.reader, "events", "w", 1),

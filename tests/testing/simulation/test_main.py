@@ -14,7 +14,7 @@ class MainTests(SynchronousTestCase):
         result = CliRunner().invoke(main, ["--seeds", "3:5", "--jobs", "1"])
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn("2 seeds, 0 failed, in ", result.output)
-        self.assertIn("rows handed on", result.output)
+        self.assertIn("rows delivered", result.output)
 
     def test_one(self) -> None:
         """One seed, with all that happens."""

@@ -54,12 +54,12 @@ class GrowthTests(SynchronousTestCase):
         )
 
     def test_every_measure_takes_all_rows(self) -> None:
-        """Each measure exists, and fails if a row is not handed on."""
+        """Each measure exists, and fails if a row is not delivered."""
         self.patch(ours_growth, "_ROWS", 700)
         for what in GROWTHS:
             size = 700 if what.measure == "rows" else 3
             cost = ours_growth.MEASURES[what.measure](size)["microseconds"]
             self.assertGreater(cost, 0, what.name)
         self.patch(ours_growth, "WRITER", "nobody")
-        with self.assertRaisesRegex(AssertionError, "rows were not handed on"):
+        with self.assertRaisesRegex(AssertionError, "rows were not delivered"):
             ours_growth.MEASURES["rows"](700)

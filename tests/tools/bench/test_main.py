@@ -21,7 +21,7 @@ class RecordedRunner:
         self.rounds = rounds
 
     def run(self, wanted: Iterable[Task]) -> list[tasks.Result]:
-        """Give figures for each round."""
+        """Return figures for each round."""
         return [
             tasks.Result(task, unit, [1000.0] * self.rounds, [500.0] * self.rounds)
             for task in wanted

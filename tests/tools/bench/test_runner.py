@@ -11,7 +11,7 @@ from scripts.tools.bench.tasks import Unit
 
 
 def program(code: str) -> list[str]:
-    """Give the command that runs a program of these lines."""
+    """Return the command that runs a program of these lines."""
     return [sys.executable, "-c", f"import json, sys\n{code}"]
 
 

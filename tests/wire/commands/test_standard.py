@@ -261,7 +261,7 @@ class LineTests(SynchronousTestCase):
             parse_command_from_line(f"USER_SYNC i @u:hs {device}x start 5")
 
     def test_malformed(self) -> None:
-        """A line that is not of its command's form is refused by name (C18)."""
+        """A line that is not of its command's form is refused by name."""
         for line in MALFORMED:
             error = self.assertRaises(
                 UnparsableLineError, parse_command_from_line, line
@@ -269,7 +269,7 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(error.command_name, line.split()[0], line[:50])
 
     def test_unknown(self) -> None:
-        """An unknown command is told apart from a malformed one (C17)."""
+        """An unknown command is told apart from a malformed one."""
         for line in ("FROB x", "", " ", "ping 1", "Command x"):
             error = self.assertRaises(
                 UnknownCommandError, parse_command_from_line, line
@@ -294,7 +294,7 @@ class UserSyncTests(SynchronousTestCase):
     """USER_SYNC, whose fields cannot always be told apart."""
 
     def test_device_id_with_spaces(self) -> None:
-        """A device id may have spaces anywhere (C18)."""
+        """A device id may have spaces anywhere."""
         for device_id in ("my phone", " my  phone ", "start", "a start 5", "", " "):
             command = UserSyncCommand("i", "@u:x", device_id, True, 5)
             self.assertEqual(

@@ -33,7 +33,7 @@ class Expectations:
         self._seen: set[_Promise] = set()
 
     def promise(self, stream: str, key: Hashable, value: Hashable = True) -> None:
-        """Take note that a request was accepted.
+        """Record that a request was accepted.
 
         :param stream: by whose rows it is shown.
         """
@@ -50,7 +50,7 @@ class Expectations:
             self._seen.discard(_Promise(stream, key, value))
 
     def see(self, stream: str, key: Hashable, value: Hashable = True) -> None:
-        """Take note that a user was shown something, perhaps before it was promised."""
+        """Record that a user was shown something, perhaps before it was promised."""
         promise = _Promise(stream, key, value)
         with self._lock:
             self._seen.add(promise)

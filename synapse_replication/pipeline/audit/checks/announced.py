@@ -2,10 +2,10 @@
 
 ``POSITION stream writer prev new`` says that the writer wrote nothing in
 ``(prev, new]``. If a row of it lies there, and it never sent that row, then every
-reader that stood at ``prev`` passed over it, for good. What a recorder did not hear
+reader that stood at ``prev`` skipped it, for good. What a recorder did not hear
 changes nothing about that: the line and the row are the proof. A row that was sent
 before is none of that, nor is a POSITION that repeats its token: readers that are
-behind it ask the database. Spec, section 2; case C11.
+behind it ask the database.
 
 Where rows are delivered whenever they come (``caches``), a late one may still come:
 there, the recording must go on for a while after the line.
@@ -30,7 +30,7 @@ __all__ = [
     "not_seen_findings",
 ]
 
-#: Of :func:`announced_absent`: an id and the line that passed over it.
+#: Of :func:`announced_absent`: an id and the line that skipped it.
 LOST_COLUMNS = (
     "stream",
     "instance_name",
@@ -81,7 +81,7 @@ def announced_absent(
 def announced_findings(
     lost: DataFrame, rows: DataFrame, tables: Mapping[str, Sequence[str]]
 ) -> DataFrame:
-    """Write a finding for each POSITION that passed over rows.
+    """Write a finding for each POSITION that skipped rows.
 
     :param lost: of :func:`announced_absent`.
     :param rows: of ROWS_SCHEMA, and ``source``, where each was found; those of the
@@ -114,7 +114,7 @@ def announced_findings(
                 sf.col("line_number"),
                 ": '",
                 line_text(),
-                "' passes over ",
+                "' skips ",
                 sf.col("count"),
                 " committed rows that were never sent, the first with id ",
                 sf.col("first"),

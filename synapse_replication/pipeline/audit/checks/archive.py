@@ -99,7 +99,7 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
 
 
 def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
-    """Find rows of tables that an archive has passed over.
+    """Find rows of tables that an archive has skipped.
 
     :param ids: of :func:`.audit_ids.known_ids`.
     :param purged: ``stream``, ``first_token``, ``last_token``: what was removed from

@@ -1,6 +1,6 @@
 """What recordings show by themselves: rows out of order, twice, and resets.
 
-What is wrong is told from what readers do, spec, sections 2 and 5. A reader of a
+What is wrong is told from what readers do. A reader of a
 stream that is kept in the database has reached, for good, the token of each row that
 was sent, and the new token of each POSITION whose previous token is lower (a *claim*:
 "I wrote nothing between them"). A row at or below is dropped. A POSITION that repeats

@@ -12,7 +12,7 @@ class AheadTests(SynchronousTestCase):
     """Tests for tokens that were never given out."""
 
     def test_ahead(self) -> None:
-        """What was heard or archived beyond a sequence is an error (C34)."""
+        """What was heard or archived beyond a sequence is an error."""
         tokens = make_tokens(
             [
                 "POSITION events w1 9 9",

@@ -46,7 +46,7 @@ class Case:
 
 
 CASES = {
-    "passed over": Case(
+    "skipped": Case(
         (
             "RDATA S w1 2 []",
             "POSITION S w1 2 3",
@@ -90,7 +90,7 @@ def streams_of(kind: str) -> list[str]:
 
 @functools.cache
 def absent() -> dict[str, list[tuple[int, int]]]:
-    """Tell which ids of each case were passed over by which lines; all in one go."""
+    """Return which ids of each case were skipped by which lines; all in one go."""
     rows: list[tuple[str, str, int]] = []
     archived: list[tuple[str, str, int]] = []
     tokens: list[Any] = []
@@ -112,11 +112,11 @@ def absent() -> dict[str, list[tuple[int, int]]]:
 
 
 class AnnouncedAbsentTests(SynchronousTestCase):
-    """Tests for rows that a POSITION passed over (C11)."""
+    """Tests for rows that a POSITION skipped."""
 
     def test_passed_over(self) -> None:
         """A committed row in a POSITION's range that was never sent is lost."""
-        self.assertEqual(absent()["passed over"], [(3, 2)])
+        self.assertEqual(absent()["skipped"], [(3, 2)])
 
     def test_first_line(self) -> None:
         """The line and the row are the proof, whatever was not recorded."""
@@ -197,7 +197,7 @@ class NotSeenTests(SynchronousTestCase):
         return found(not_seen_findings(ids, tokens, ["caches"], {}))
 
     def test_missing(self) -> None:
-        """A row between two that were heard is noted: readers passed over it."""
+        """A row between two that were heard is noted: readers skipped it."""
         self.assertEqual(
             self.not_seen("RDATA events w1 2 []", "RDATA events w1 5 []"),
             [("row_not_seen", "info", "events", "w1", 3, 3, 1)],

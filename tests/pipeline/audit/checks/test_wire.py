@@ -104,7 +104,7 @@ CASES = {
 
 @functools.cache
 def order() -> dict[str, list[tuple[Found, Any]]]:
-    """Give what is found in each case, and its evidence; all in one go."""
+    """Return what is found in each case, and its evidence; all in one go."""
     tokens: list[Any] = []
     for name, texts in CASES.items():
         lines = [text.replace(" S ", f" {name} ") for text in texts]
