@@ -24,6 +24,9 @@ CONCURRENCY = 8
 #: s between two looks at whether to begin.
 POLL = 0.05
 
+#: The longest sleep before a write that is due later, in s.
+MAX_SLEEP = 0.5
+
 
 class ScriptWriter(Service):
     """Writes, once it is told to begin, one thing after the other.
@@ -89,8 +92,9 @@ class ScriptWriter(Service):
         clock = self._host.clock
         for write in self._writes:
             due = begun + write.row_number / self._rate
-            if (delay := due - clock.seconds()) > 0:
-                await clock.sleep(delay)
+            # In short steps: a stop does not wait for a write that is due much later.
+            while self.goes_on() and (delay := due - clock.seconds()) > 0:
+                await clock.sleep(min(delay, MAX_SLEEP))
             if not self.goes_on():
                 return
             await self.write(write, log)

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo.script import Write
-from synapse_replication.demo.writer import POLL, ScriptWriter
+from synapse_replication.demo.writer import MAX_SLEEP, POLL, ScriptWriter
 from synapse_replication.streams.rows import RawRowCodec
 
 WRITES = [
@@ -59,10 +59,12 @@ class ScriptWriterTests(SynchronousTestCase):
         self.written.append(rows)
         return len(self.written)
 
-    def start(self, write: Callable[[list[Any]], Any]) -> MemoryHost:
+    def start(
+        self, write: Callable[[list[Any]], Any], rate: float = 10.0
+    ) -> MemoryHost:
         host = MemoryHost(write)
         self.writer = ScriptWriter(
-            host, iter(WRITES), 10.0, self.begin_file, self.log_file
+            host, iter(WRITES), rate, self.begin_file, self.log_file
         )
         self.writer.startService()
         return host
@@ -116,6 +118,16 @@ class ScriptWriterTests(SynchronousTestCase):
         host = self.start(fail)
         self.assertEqual(self.log(), [{"failed": "no"}])
         self.assertEqual(host.failures, ["no"])
+
+    def test_it_stops_before_a_write_that_is_due_later(self) -> None:
+        """A stop is over soon, however late the next write is due."""
+        self.begin_file.touch()
+        host = self.start(self.write, rate=0.01)
+        ended = self.writer.stopService()
+        assert isinstance(ended, Deferred)
+        host.reactor.pump([MAX_SLEEP] * 2)
+        self.successResultOf(ended)
+        self.assertEqual(self.log()[-1], {"finished": False})
 
     def test_it_stops_between_two_writes(self) -> None:
         """A process that is stopped ends the write that is under way, and no more."""
