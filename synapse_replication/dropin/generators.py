@@ -13,7 +13,11 @@ __all__ = ["SequenceReader", "generators"]
 
 
 class SequenceReader(Protocol):
-    """An id generator that can read its sequence."""
+    """An id generator that compares what it announces with its sequence."""
+
+    def get_announceable_token(self) -> int:
+        """Return what may be announced as this process's position."""
+        ...
 
     def get_max_allocated_token(self) -> Awaitable[int]:
         """Return the last id that the sequence has given out."""

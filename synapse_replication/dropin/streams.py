@@ -16,10 +16,10 @@ that an earlier row could have made stale.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from synapse_replication.dropin.generators import generators
+from synapse_replication.dropin.generators import SequenceReader, generators
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
@@ -79,8 +79,7 @@ class HostStream:
     :param writers: the declared writers; none if anybody may write.
     :param trusts_ids: the host's ids come from our generator: what they say of
         local updates is so.
-    :param read_sequence: returns the last id that the stream's sequence has given out;
-        ``None`` if nobody can say.
+    :param ids: the generator of the stream's ids, if it is ours and has a sequence.
     :ivar original: the host's own object.
     """
 
@@ -91,10 +90,11 @@ class HostStream:
         writers: Iterable[str] = (),
         *,
         trusts_ids: bool = False,
-        read_sequence: Callable[[], Awaitable[int]] | None = None,
+        ids: SequenceReader | None = None,
     ) -> None:
         self.original = stream
-        self._read_sequence = read_sequence
+        self._ids = ids
+        self._read_sequence = None if ids is None else ids.get_max_allocated_token
         # What the sequence had given out when it was read last.
         self._allocated = 0
         self._instance_name = instance_name
@@ -161,8 +161,14 @@ class HostStream:
         ]
 
     def minimal_local_current_token(self) -> int:
-        """Return what this process, as a writer, may announce."""
-        return int(self.original.current_token(self._instance_name))
+        """Return what this process, as a writer, may announce.
+
+        Not what others announced beyond the sequence, if our ids know of it.
+        """
+        token = int(self.original.current_token(self._instance_name))
+        if self._ids is None:
+            return token
+        return min(token, abs(self._ids.get_announceable_token()))
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Return whether we may have written rows after ``from_token``.
@@ -209,15 +215,12 @@ class HostStream:
         )
 
 
-def sequence_reader(
-    instance_name: str, stream_name: str
-) -> Callable[[], Awaitable[int]] | None:
-    """Return what reads the sequence of a stream, if its ids come from our generator."""
+def find_generator(instance_name: str, stream_name: str) -> SequenceReader | None:
+    """Return the generator of a stream's ids, if it is ours."""
     known = STANDARD_STREAMS.get(stream_name)
     if known is None or known.sequence is None:
         return None
-    generator = generators.get((instance_name, known.sequence))
-    return None if generator is None else generator.get_max_allocated_token
+    return generators.get((instance_name, known.sequence))
 
 
 def ids_are_ours() -> bool:
@@ -239,7 +242,7 @@ class HostStreams:
                 instance_name,
                 declared_writers(hs.config.worker, name),
                 trusts_ids=trusts_ids,
-                read_sequence=sequence_reader(instance_name, name),
+                ids=find_generator(instance_name, name),
             )
             for name, cls in classes.items()
         }

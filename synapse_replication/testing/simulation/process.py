@@ -299,9 +299,7 @@ class Process:
                     self.name,
                     () if name == CACHES else writers,
                     trusts_ids=True,
-                    read_sequence=(
-                        None if generator is None else generator.get_max_allocated_token
-                    ),
+                    ids=generator,
                 )
             host.streams.add(added, is_written_here=self.name in writers)
         if cluster.shares_tokens:
