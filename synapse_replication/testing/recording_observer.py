@@ -47,6 +47,7 @@ class RecordingObserver(ReplicationObserver):
     :ivar restarted: the processes that started again.
     :ivar duplicates: (name, places).
     :ivar unknown: fields of messages that are not known.
+    :ivar unavailable: (feature, why a server refuses it).
     :ivar news: what other processes told of themselves.
     """
 
@@ -54,6 +55,7 @@ class RecordingObserver(ReplicationObserver):
         self.discards: Counter[tuple[str, str, DiscardReason]] = Counter()
         self.failures: list[tuple[str, BaseException]] = []
         self.refused: list[ProtocolError] = []
+        self.unavailable: list[tuple[str, str]] = []
         self.processes: list[str] = []
         self.open_processes = 0
         self.catch_ups: list[CatchUpEvent] = []
@@ -83,6 +85,9 @@ class RecordingObserver(ReplicationObserver):
         self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
         self.refuted: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
+
+    def feature_unavailable(self, feature: str, why: str) -> None:
+        self.unavailable.append((feature, why))
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self.refused.append(error)

@@ -269,7 +269,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "info",
                     "Stream typing of w1 went back from 90 to 2: "
-                    "its writer started again, or may have",
+                    "its writer started again, or may have, or was announced too far",
                 ),
                 (
                     "info",

@@ -213,10 +213,11 @@ class ExtensionTests(TestCase):
         await self.until(reader.is_live)
         writer.write([reader], 1, 2)
         await self.until(lambda: reader.tokens() == [1, 2])
-        ((what, error),) = reader.observer.failures
-        self.assertIn(new, what)
-        self.assertIn("NOPERM", str(error))
-        self.assertEqual(writer.observer.failures, [])
+        ((feature, why),) = reader.observer.unavailable
+        self.assertIn(new, feature + why)
+        self.assertIn("NOPERM", why)
+        self.assertEqual(reader.observer.failures, [])
+        self.assertEqual(writer.observer.unavailable, [])
 
     async def test_second_process_of_a_name(self) -> None:
         """It is reported by name, by the first process and by others, in 6 s."""
