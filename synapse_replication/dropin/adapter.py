@@ -125,29 +125,57 @@ class HostRows:
             current = stream.current_token(instance_name)
             if token < current:
                 await stream.get_updates_since(instance_name, current, token)
-        for writer in stream.writers_behind(instance_name, token):
-            await self._deliver_before(stream, writer, token)
+        if behind := stream.writers_behind(instance_name, token):
+            await self._deliver_revealed(stream, behind, instance_name, token)
         await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
 
-    async def _deliver_before(
-        self, stream: HostStream, instance_name: str, upto_token: int
+    async def _deliver_revealed(
+        self, stream: HostStream, behind: list[str], instance_name: str, token: int
     ) -> None:
-        """Fetch and deliver what a writer has committed up to a token."""
+        """Fetch and deliver the rows that a position of another writer reveals.
+
+        Never more than these: above them an id may be in flight whose row, once it is
+        committed, would look old.
+
+        :param behind: the writers whose rows are looked for.
+        :param instance_name: the writer that announced ``token``.
+        """
         name, codec = stream.description.name, stream.description.codec
-        cursor, end = stream.current_token(instance_name), upto_token
-        while cursor < end:
-            page = await stream.get_updates_since(instance_name, cursor, end)
-            # The host's last page is not limited, whatever its last token.
-            cursor = page.upto_token if page.limited else end
-            for token, pairs in groupby(page.updates, key=itemgetter(0)):
+        is_limited = True
+        while is_limited:
+            found: list[tuple[int, str, list[Any]]] = []
+            is_limited, end = False, token
+            start = stream.seen_by_all(instance_name, token)
+            committed = set()
+            for writer in stream.writers():
+                is_behind = writer in behind
+                cursor = stream.current_token(writer) if is_behind else start
+                if cursor >= token:
+                    continue
+                page = await stream.get_updates_since(writer, cursor, token)
+                if page.limited:
+                    is_limited, end = True, min(end, page.upto_token)
+                for id_, pairs in groupby(page.updates, key=itemgetter(0)):
+                    committed.add(id_)
+                    if is_behind:
+                        found.append((id_, writer, [value for _, value in pairs]))
+            found.sort(key=itemgetter(0))
+            upto = start
+            while upto < end and (upto + 1 == token or upto + 1 in committed):
+                upto += 1
+            # What is not contiguous with the first page is not with the second.
+            is_limited = is_limited and upto >= end
+            for id_, writer, values in found:
+                if id_ > upto:
+                    break
                 try:
-                    rows = [codec.from_json(value) for _, value in pairs]
+                    rows = [codec.from_json(value) for value in values]
                 except RowDecodeError:
                     # The catch-up of this writer reports it and skips it.
                     return
-                await self.on_rdata(name, instance_name, token, rows)
-                self._fetched[name, instance_name] = token
+                await self.on_rdata(name, writer, id_, rows)
+                self._fetched[name, writer] = id_
 
 
 class HostCommands:

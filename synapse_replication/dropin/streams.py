@@ -160,6 +160,25 @@ class HostStream:
             and received[writer] < token
         ]
 
+    def writers(self) -> Sequence[str]:
+        """Return the declared writers."""
+        return self._writers
+
+    def seen_by_all(self, instance_name: str, token: int) -> int:
+        """Return the token that every writer will have reached by a position.
+
+        The host lets its users see everything up to it, and beyond it as long as each
+        id is known to be finished.
+
+        :param instance_name: the writer that announced ``token``.
+        """
+        of = self.original.current_token
+        reached = [
+            token if writer == instance_name else int(of(writer))
+            for writer in self._writers
+        ]
+        return min(token, max(int(of(_UNKNOWN_WRITER)), min(reached, default=token)))
+
     def minimal_local_current_token(self) -> int:
         """Return what this process, as a writer, may announce.
 

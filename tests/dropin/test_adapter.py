@@ -172,18 +172,18 @@ class SynapseHostTests(SynchronousTestCase):
         other writers that it reveals; these are not taken again when they come.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
-        letters.updates = [(7, ["a"]), (7, ["b"]), (8, ["c"]), (9, ["d"])]
+        letters.updates = [(6, ["a"]), (6, ["b"]), (7, ["c"]), (9, ["d"])]
         fake_modules(self, {"events": lambda hs: letters})
         hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
         )
         host = SynapseHost(hs)
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
-        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 8, ["C"])))
+        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 7, ["C"])))
         self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 9, ["D"])))
         expected: list[tuple[Any, ...]] = [
-            ("on_rdata", "events", "w", 7, ["A", "B"]),
-            ("on_rdata", "events", "w", 8, ["C"]),
+            ("on_rdata", "events", "w", 6, ["A", "B"]),
+            ("on_rdata", "events", "w", 7, ["C"]),
             ("on_position", "events", "v", 8),
             ("on_rdata", "events", "w", 9, ["D"]),
         ]
@@ -198,7 +198,7 @@ class SynapseHostTests(SynchronousTestCase):
         A row that cannot be decoded is left to the catch-up of its own writer.
         """
         letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
-        letters.updates = [(7, ["a"]), (8, [])]
+        letters.updates = [(6, ["a"]), (7, []), (8, ["c"])]
         fake_modules(self, {"events": lambda hs: letters})
         hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
@@ -207,9 +207,27 @@ class SynapseHostTests(SynchronousTestCase):
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 9)))
         self.assertEqual(
             hs.calls,
-            [("on_rdata", "events", "w", 7, ["A"]), ("on_position", "events", "v", 9)],
+            [("on_rdata", "events", "w", 6, ["A"]), ("on_position", "events", "v", 9)],
         )
-        self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 7)
+        self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 6)
+
+    def test_rows_above_an_id_in_flight(self) -> None:
+        """
+        Rows above an id that may be in flight are not delivered early: its own row,
+        once it is committed, would look old.
+        """
+        letters = FakeStream("events", {"w": 5, "v": 5}, shared_token=5)
+        letters.updates = [(7, ["b"]), (8, ["c"])]
+        fake_modules(self, {"events": lambda hs: letters})
+        hs = FakeHomeserver(
+            writers=SimpleNamespace(presence=["master"], events=["v", "w"])
+        )
+        host = SynapseHost(hs)
+        self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
+        self.assertEqual(hs.calls, [("on_position", "events", "v", 8)])
+        self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 5)
+        self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 6, ["A"])))
+        self.assertEqual(hs.calls[1:], [("on_rdata", "events", "w", 6, ["A"])])
 
     def test_a_writer_began_again(self) -> None:
         """
