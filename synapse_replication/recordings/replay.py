@@ -35,6 +35,7 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser,
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.receiving.receiver import ReceiverOptions
 from synapse_replication.recordings.reader import Record, RecordingError
 from synapse_replication.recordings.report import Gap, Report
 from synapse_replication.streams.rows import decode_json
@@ -207,7 +208,11 @@ class _Replay:
         self._unfinished: set[_Key] = set()
         self._connection = _Connection()
         self._handler = ReplicationCommandHandler(
-            self, observer, options=HandlerOptions(passive=True)
+            self,
+            observer,
+            options=HandlerOptions(
+                passive=True, receiver=ReceiverOptions(takes_positions_back=False)
+            ),
         )
         self._handler.new_connection(self._connection)
 

@@ -83,6 +83,8 @@ class CatchUpRunner:
         others_wait: Callable[[], bool],
         on_connected: Callable[[Link], object],
         partial: PartialResync | None = None,
+        *,
+        takes_positions_back: bool = True,
     ) -> None:
         self._stream = stream
         self._description = stream.description
@@ -100,6 +102,7 @@ class CatchUpRunner:
         self._partial = None if self._description.held_in_memory else partial
         self._epochs = HandledEpochs(self._name, sink)
         self._silent = SilentMoves()
+        self._takes_positions_back = takes_positions_back
 
     def schedule(
         self,
@@ -177,9 +180,10 @@ class CatchUpRunner:
                 waiting = self._sink.on_position(self._name, instance_name, run.target)
                 if waiting is not None:
                     await waiting
-                self._silent.moved(
-                    instance_name, current, run.target, self._clock.seconds()
-                )
+                if self._takes_positions_back:
+                    self._silent.moved(
+                        instance_name, current, run.target, self._clock.seconds()
+                    )
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._try_again(link, instance_name, state, run, error)
             return

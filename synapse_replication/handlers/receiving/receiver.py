@@ -83,6 +83,8 @@ class ReceiverOptions:
     :ivar break_after_rows: rows handled before the reactor gets its turn.
     :ivar break_after_seconds: s of handling before the reactor gets its turn.
     :ivar backoff: between attempts to catch up.
+    :ivar takes_positions_back: fetch again what a position skipped without rows, if
+        the writer contradicts it. Not for a recording, which nobody can be asked about.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -90,6 +92,7 @@ class ReceiverOptions:
     break_after_rows: int = 2_000
     break_after_seconds: float = 0.01
     backoff: Backoff = attrs.field(factory=Backoff)
+    takes_positions_back: bool = True
 
 
 class StreamReceiver:
@@ -140,6 +143,7 @@ class StreamReceiver:
             lambda: bool(self._queue),
             self.look_for_removed_writers,
             partial,
+            takes_positions_back=options.takes_positions_back,
         )
         self._drains = RemovedWriterDrains(
             stream,
@@ -470,14 +474,16 @@ class StreamReceiver:
         batches: list[tuple[int, list[Any]]] = []
         # Late rows that were never delivered, and the token above which none was.
         missed: list[int] = []
-        undelivered_from = self._catch_ups.undelivered_from(instance_name)
+        missed_above = undelivered_from = self._catch_ups.undelivered_from(
+            instance_name
+        )
         # The token before the first that must be fetched.
         fetch_from: int | None = None
         if state.catch_up is not None:
             fetch_from = position = max(position, state.catch_up.cursor)
         for token, texts in whole:
             is_late = token <= position
-            if is_late and token > undelivered_from and self._can_fall_back:
+            if is_late and token > missed_above and self._can_fall_back:
                 missed.append(token)
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif is_late and not self._description.idempotent:
@@ -497,6 +503,8 @@ class StreamReceiver:
             else:
                 batches.append((token, rows))
                 position = max(position, token)
+                # What comes behind it and repeats it was not missed.
+                missed_above = position
             state.has_lost_rows = False
         taken = self._delivery.deliver(link, instance_name, state, batches)
         if taken is True or (taken is not False and await taken):

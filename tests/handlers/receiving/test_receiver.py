@@ -64,6 +64,15 @@ class LiveRowTests(SynchronousTestCase):
             it.host.observer.discards["events", "w", DiscardReason.OLD_TOKEN], 2
         )
 
+    def test_a_row_that_is_repeated_at_once(self) -> None:
+        """A row that arrives twice in one chunk is delivered once, and not fetched."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.stream.requests.clear()
+        it.receive('RDATA events w 5 ["a"]', 'RDATA events w 5 ["a"]')
+        self.assertEqual(it.texts(), [("w", 5, ["a"])])
+        self.assertEqual(it.stream.requests, [])
+
     def test_late_rows_of_idempotent_streams_are_handed_on(self) -> None:
         """A late row of an idempotent stream arrives; the position stays."""
         it = receiving(idempotent=True)
