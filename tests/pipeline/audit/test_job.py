@@ -148,7 +148,7 @@ class AuditTests(SynchronousTestCase):
             {
                 "recording": "startup_drive.jsonl.xz",
                 "line_number": 9565,
-                "t": 2450.995076673,
+                "t": 2450.995,
                 "line": "POSITION events event_persister1 1847 1848",
                 "tables": ["events", "ex_outlier_stream", "current_state_delta_stream"],
             },
