@@ -26,6 +26,19 @@ class SourceTests(SynchronousTestCase):
             if key[0] != "account_data":
                 self.assertEqual(found.get(key), rows, key)
 
+    def test_typed_columns(self) -> None:
+        """A stream's rows have typed columns of their own, or none at all."""
+        frame = read(extract_dsn(), streams="receipts", rows="typed")
+        (row, *_) = frame.where("user_id = '@a:x'").collect()
+        self.assertEqual((row.room_id, row.thread_id), ("!r", None))
+        self.assertEqual(dict(frame.dtypes)["written_ts"], "timestamp")
+        events = read(extract_dsn(), streams="events", rows="typed")
+        kinds = {row.kind for row in events.select("kind").collect()}
+        self.assertEqual(kinds, {"ev", "state"})
+        keys = read(extract_dsn(), rows="none")
+        self.assertEqual(keys.count(), read(extract_dsn()).count())
+        self.assertNotIn("row", keys.columns)
+
     def test_conditions_are_pushed_down(self) -> None:
         """Spark checks only what the source cannot; no plan shows the password."""
         frame = read(extract_dsn(), filterPushdown="true").where(
