@@ -36,6 +36,7 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.sequences import read_stored_positions
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import IdColumn
 
@@ -135,8 +136,9 @@ def survey_writers(
             # Each writer is given the rows of all of them.
             continue
         for writer, id_ in _greatest_rows(txn, stream, column, low, walk_from).items():
-            # An id beyond the sequence is none of this stream.
-            row = min(id_, upto)
+            # An id far beyond the sequence is none of this stream. A sequence that a
+            # switch-over set back is a little behind its rows.
+            row = id_ if id_ <= upto + PLAUSIBLE_DISTANCE else upto
             last_row = max(last_row, row)
             if writer not in not_wanted and row > handled.get(writer, unknown):
                 greatest[writer] = max(row, greatest.get(writer, 0))

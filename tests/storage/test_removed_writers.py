@@ -120,6 +120,15 @@ class SurveyWritersTests(RemovedWritersTestCase):
             lambda: self.assertEqual(self.survey({"old": 3}).greatest, {"old": 9})
         )
 
+    def test_sequence_that_was_set_back(self) -> None:
+        """Rows above a sequence that a switch-over set back are found."""
+        self.write_rows("old", 2, 8)
+        self.set_sequence(5)
+        self.store(new=3)
+        self.check_each_index(
+            lambda: self.assertEqual(self.survey({"old": 3}).greatest, {"old": 8})
+        )
+
     def test_walks_an_index_page_by_page(self) -> None:
         """Every row above the reader's positions is seen, a page at a time."""
         self.patch(removed_writers, "WALKED_ROWS", 2)
