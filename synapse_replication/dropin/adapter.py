@@ -142,11 +142,11 @@ class HostRows:
         :param instance_name: the writer that announced ``token``.
         """
         name, codec = stream.description.name, stream.description.codec
+        start = stream.seen_by_all(instance_name, token)
         is_limited = True
         while is_limited:
             found: list[tuple[int, str, list[Any]]] = []
             is_limited, end = False, token
-            start = stream.seen_by_all(instance_name, token)
             committed = set()
             for writer in stream.writers():
                 is_behind = writer in behind
@@ -165,7 +165,8 @@ class HostRows:
             while upto < end and (upto + 1 == token or upto + 1 in committed):
                 upto += 1
             # What is not contiguous with the first page is not with the second.
-            is_limited = is_limited and upto >= end
+            is_limited = is_limited and upto >= end and upto > start
+            start = upto
             for id_, writer, values in found:
                 if id_ > upto:
                     break
