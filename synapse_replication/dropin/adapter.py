@@ -142,33 +142,39 @@ class HostRows:
         :param instance_name: the writer that announced ``token``.
         """
         name, codec = stream.description.name, stream.description.codec
-        start = stream.seen_by_all(instance_name, token)
-        is_limited = True
-        while is_limited:
+        upto = stream.seen_by_all(instance_name, token)
+        cursors = {
+            writer: stream.current_token(writer) if writer in behind else upto
+            for writer in stream.writers()
+        }
+        end = 0
+        while end < token or upto < end:
+            # What was delivered may have moved it.
+            seen = max(upto, stream.seen_by_all(instance_name, token))
+            if end and upto < end and seen == upto:
+                # An id above it may be in flight.
+                return
+            upto, end, ends = seen, token, {}
             found: list[tuple[int, str, list[Any]]] = []
-            is_limited, end = False, token
             committed = set()
-            for writer in stream.writers():
-                is_behind = writer in behind
-                cursor = stream.current_token(writer) if is_behind else start
+            for writer, cursor in cursors.items():
                 if cursor >= token:
                     continue
                 page = await stream.get_updates_since(writer, cursor, token)
-                if page.limited:
-                    is_limited, end = True, min(end, page.upto_token)
+                ends[writer] = page.upto_token if page.limited else token
+                end = min(end, ends[writer])
                 for id_, pairs in groupby(page.updates, key=itemgetter(0)):
                     committed.add(id_)
-                    if is_behind:
+                    if writer in behind:
                         found.append((id_, writer, [value for _, value in pairs]))
             found.sort(key=itemgetter(0))
-            upto = start
             while upto < end and (upto + 1 == token or upto + 1 in committed):
                 upto += 1
-            # What is not contiguous with the first page is not with the second.
-            is_limited = is_limited and upto >= end and upto > start
-            start = upto
+            # What is beyond the shortest page is read again with the next one.
+            for writer, page_end in ends.items():
+                cursors[writer] = max(cursors[writer], min(page_end, end, upto))
             for id_, writer, values in found:
-                if id_ > upto:
+                if id_ > min(upto, end):
                     break
                 try:
                     rows = [codec.from_json(value) for value in values]
