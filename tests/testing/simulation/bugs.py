@@ -116,6 +116,10 @@ class _AnnouncesOnRemotePositions(WriterPositions):
             # Ids being fetched are not looked at.
             self._moved_to = self.max_finished
 
+    @property
+    def announceable(self) -> int:
+        return max(super().announceable, self._moved_to)
+
     def writer_position(self, instance_name: str) -> int:
         position = super().writer_position(instance_name)
         if instance_name == self.instance_name:
