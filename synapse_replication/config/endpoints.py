@@ -10,6 +10,7 @@ from twisted.internet.endpoints import (
     HostnameEndpoint,
     SSL4ServerEndpoint,
     clientFromString,
+    quoteStringArgument,
     serverFromString,
     wrapClientTLS,
 )
@@ -156,7 +157,8 @@ def _bad_description(
 def listener_descriptions(listener: Listener) -> list[str]:
     """Return the endpoint descriptions of a listener, one for each address."""
     if listener.path is not None:
-        return [f"unix:{_quote(listener.path)}"]
+        # Named, an argument may hold "=", which Twisted does not escape.
+        return [f"unix:address={_quote(listener.path)}"]
     return [
         f"{'tcp6' if ':' in address else 'tcp'}:{listener.port}"
         f":interface={_quote(address)}"
@@ -165,4 +167,4 @@ def listener_descriptions(listener: Listener) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    return text.replace("\\", "\\\\").replace(":", "\\:").replace("=", "\\=")
+    return cast(str, quoteStringArgument(text))  # type: ignore[no-untyped-call]
