@@ -15,6 +15,7 @@ version = release = __version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
+    "config_reference",
     "importable_references",
     "metrics_reference",
 ]

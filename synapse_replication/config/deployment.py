@@ -19,11 +19,8 @@ from synapse_replication.config.files import (
     did_you_mean,
     read_files,
 )
-from synapse_replication.config.models import (
-    SharedFile,
-    drop_invalid_sections,
-    problems_of,
-)
+from synapse_replication.config.models import SharedFile
+from synapse_replication.config.validation import drop_invalid_sections, problems_of
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,

@@ -30,11 +30,8 @@ from synapse_replication.config.files import (
     read_secret,
 )
 from synapse_replication.config.listener_safety import unprotected_listeners
-from synapse_replication.config.models import (
-    FactorySection,
-    ListenerSection,
-    SharedFile,
-)
+from synapse_replication.config.models import ListenerSection, SharedFile
+from synapse_replication.config.own_section import FactorySection
 from synapse_replication.config.redis import RedisConfig, read_redis
 from synapse_replication.config.sanity import (
     clashing_listeners,

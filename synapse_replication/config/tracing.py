@@ -9,7 +9,7 @@ import attrs
 from hyperlink import URL
 
 from synapse_replication.config.files import OWN_SECTION, MergedFiles
-from synapse_replication.config.models import TracingSection
+from synapse_replication.config.own_section import TracingSection
 from synapse_replication.errors import ConfigProblem
 
 __all__ = ["EXPORTER", "TracingConfig", "read_tracing", "traces_url"]

@@ -9,8 +9,8 @@
         writers=["writer1", "writer2"],
     )
 
-``storage/postgres_stream.py`` makes a stream with catch-up and typed rows of it. Spec,
-sections 1, 7 and 9; docs/plugging-in.rst.
+``storage/postgres_stream.py`` makes a stream with catch-up and typed rows of it. See
+docs/plugging-in.rst.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class TableStream:
     :ivar writer_column: the column with the name of the instance that wrote the
         row; ``None`` if there is none, and then there is but one writer.
     :ivar columns: name and type of each column of a row, in the order of the wire.
-        Made of a list of names or of such pairs, or of a mapping to types or names
-        of :data:`COLUMN_TYPES`.
+        A mapping to types or to names of :data:`COLUMN_TYPES`; or a list of names,
+        or of such pairs.
     :ivar sequence: the sequence that ids come from.
     :ivar writers: the instances that may write.
     :ivar positions_name: the stream's name in ``stream_positions``; its name on

@@ -1,0 +1,201 @@
+"""The directive ``config-reference``: tables made of the models of the configuration.
+
+One section for each mapping that a configuration file can hold, with a row for each
+key: its type, its default and its description.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import annotated_types
+import attrs
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from sphinx.application import Sphinx
+from sphinx.util.nodes import nested_parse_with_titles
+
+from synapse_replication.config.models import SharedFile
+from synapse_replication.streams.table import TableStream
+
+#: Names of types, as people who write YAML know them.
+_PLAIN = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    SecretStr: "text, never logged",
+    Any: "any",
+}
+#: The types of a declared stream's keys, which its converters accept.
+_STREAM_TYPES = {
+    "columns": "mapping of column names to types (``text``, ``integer``, ``number``, "
+    "``boolean``, ``json``; with ``?`` if the column may be null), or list of names",
+    "writers": "text, or list of text",
+}
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    parts = typing.get_args(annotation)
+    return [section for part in parts for section in _sections_in(part)]
+
+
+def _type_name(annotation: Any, path: str) -> str:
+    """Return the type in words; a section is a link to its table."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type_name(arguments[0], path) + _bounds(arguments[1:])
+    if origin in (typing.Union, types.UnionType):
+        parts = [part for part in arguments if part is not type(None)]
+        return " or ".join(_type_name(part, path) for part in parts)
+    if origin is typing.Literal:
+        return ", ".join(f"``{choice}``" for choice in arguments)
+    if origin is list:
+        return f"list of {_type_name(arguments[0], path)}"
+    if origin is dict:
+        return f"mapping of names to {_type_name(arguments[1], path)}"
+    if _sections_in(annotation):
+        return f":ref:`{path} <{_label(path)}>`"
+    return _PLAIN[annotation]
+
+
+def _bounds(metadata: Any) -> str:
+    """Return the range of a number in words."""
+    lowest = next((m.ge for m in metadata if isinstance(m, annotated_types.Ge)), None)
+    highest = next((m.le for m in metadata if isinstance(m, annotated_types.Le)), None)
+    for part in metadata:
+        if isinstance(part, FieldInfo):
+            return _bounds(part.metadata)
+    if lowest is not None and highest is not None:
+        return f", {lowest} to {highest}"
+    return f", at least {lowest}" if lowest is not None else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None or field.default is None:
+        return "--"
+    if isinstance(field.default, bool):
+        return f"``{str(field.default).lower()}``"
+    return f"``{field.default}``"
+
+
+def _label(path: str) -> str:
+    return "config-" + re.sub(r"\W+", "-", path).strip("-")
+
+
+def _inner_path(path: str, name: str, annotation: Any) -> str:
+    """Return the path of the keys within the key ``name``."""
+    inner = f"{path}.{name}" if path else name
+    kinds = {typing.get_origin(part) for part in _all_parts(annotation)}
+    if list in kinds:
+        return f"{inner}[]"
+    return f"{inner}.NAME" if dict in kinds else inner
+
+
+def _all_parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in typing.get_args(annotation):
+        yield from _all_parts(part)
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
+    yield from (".. list-table::", "   :header-rows: 1", "   :widths: 24 20 16 40", "")
+    for row in [("Key", "Type", "Default", "Meaning"), *rows]:
+        yield f"   * - {row[0]}"
+        yield from (f"     - {cell}" for cell in row[1:])
+    yield ""
+
+
+def _title(path: str, introduction: str) -> Iterator[str]:
+    title = f"``{path}``" if path else "Top-level keys"
+    yield from (f".. _{_label(path or 'top-level')}:", "", title, "-" * len(title), "")
+    yield from (introduction, "")
+
+
+def _section(
+    section: type[BaseModel], path: str, shown: dict[type[BaseModel], str]
+) -> Iterator[str]:
+    """Yield the lines of a section's table, and of those of the sections within.
+
+    :param shown: the paths of the sections that have a table already.
+    """
+    rows, within = [], []
+    hints = typing.get_type_hints(section, include_extras=True)
+    for name, field in section.model_fields.items():
+        inner = _inner_path(path, name, field.annotation)
+        for part in _sections_in(field.annotation):
+            if part not in shown:
+                shown[part] = inner
+                within.append((part, inner))
+            inner = shown[part]
+        kind = (
+            f"list of names, or of :ref:`declarations <{_label(inner)}>`"
+            if section is not SharedFile and name == "streams"
+            else _type_name(hints[name], inner)
+        )
+        rows.append((f"``{name}``", kind, _default(field), field.description or ""))
+        if section is not SharedFile and name == "streams":
+            within.append((TableStream, inner))
+    yield from _title(path, (section.__doc__ or "").partition("\n")[0])
+    yield from _table(rows)
+    for part, inner in within:
+        yield from (
+            _stream(inner) if part is TableStream else _section(part, inner, shown)
+        )
+
+
+def _stream(path: str) -> Iterator[str]:
+    """Yield the lines of the table of a declared stream's keys."""
+    meanings = dict(
+        re.findall(
+            r":ivar (\w+): (.*?)(?=\n\s*:)", TableStream.__doc__ or "", re.DOTALL
+        )
+    )
+    rows = []
+    for field in attrs.fields(TableStream):
+        if not field.init or field.name == "row_type":
+            continue
+        words = " ".join(meanings[field.name].split())
+        kind = _STREAM_TYPES.get(field.name) or (
+            "true or false" if field.type == "bool" else "text"
+        )
+        if field.default is attrs.NOTHING:
+            default = "required"
+        elif isinstance(field.default, bool):
+            default = f"``{str(field.default).lower()}``"
+        else:
+            default = "--"
+        rows.append((f"``{field.name}``", kind, default, words[:1].upper() + words[1:]))
+    yield from _title(path, "A stream whose rows are those of a table of yours.")
+    yield from _table(rows)
+
+
+class ConfigReference(Directive):
+    """The tables of all sections."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the nodes of the tables."""
+        lines = StringList(
+            list(_section(SharedFile, "", {})), source="config/models.py"
+        )
+        container = nodes.section()
+        container.document = self.state.document
+        nested_parse_with_titles(self.state, lines, container)
+        return container.children
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register with Sphinx."""
+    app.add_directive("config-reference", ConfigReference)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,253 @@
+"""The section ``synapse_replication``: what Synapse has no key for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import attrs
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from synapse_replication.config.files import did_you_mean
+from synapse_replication.config.section_types import (
+    Names,
+    StrictSection,
+    empty_if_none,
+    invalid,
+    list_if_none,
+)
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.table import TableStream
+
+__all__ = [
+    "DirectTcpSection",
+    "ExtensionSection",
+    "FactorySection",
+    "HttpSection",
+    "OwnSection",
+    "TlsSection",
+    "TracingSection",
+]
+
+
+class FactorySection(StrictSection):
+    """A function of yours."""
+
+    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")] = Field(
+        description="Dotted name of the function, for instance "
+        "``shop.sinks.make_sink``."
+    )
+    config: Annotated[dict[str, Any], BeforeValidator(empty_if_none)] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Passed to the function as it is.",
+    )
+
+
+class DirectTcpSection(StrictSection):
+    """Direct TCP by Twisted's endpoint descriptions, for TLS and Unix sockets."""
+
+    connect: Names = Field(
+        default_factory=list,
+        description="Endpoints to connect to, one for each instance whose rows are "
+        "read; for instance ``tls:main.example.com:9092``.",
+    )
+    listen: Names = Field(
+        default_factory=list,
+        description="Endpoints to listen on, besides the listeners of type "
+        "``replication``; for instance "
+        "``ssl:9092:privateKey=key.pem:certKey=crt.pem``.",
+    )
+    max_pending_commands: Annotated[int, Field(ge=100)] = Field(
+        default=10_000,
+        description="Commands that may be queued for a peer that reads too slowly; "
+        "one more closes the connection.",
+    )
+    # Room for a round of the longest lines.
+    max_pending_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        default=16 * 1024 * 1024,
+        description="Bytes that may be queued for a peer that reads too slowly.",
+    )
+    max_connections: Annotated[int, Field(ge=10)] = Field(
+        default=500, description="Open connections of one listener at a time."
+    )
+
+
+class HttpSection(StrictSection):
+    """What the HTTP listeners accept."""
+
+    allowed_hosts: Names = Field(
+        default_factory=list,
+        description="Names under which clients reach the listeners, besides "
+        "``localhost``, the name of the machine and the hosts of ``instance_map``. "
+        "IP addresses are always accepted.",
+    )
+    max_connections: Annotated[int, Field(ge=10)] = Field(
+        default=500, description="Open connections of one listener at a time."
+    )
+
+
+class TlsSection(StrictSection):
+    """TLS between instances."""
+
+    ca_file: str | None = Field(
+        default=None,
+        description="PEM file, or folder, of the authorities that vouch for the "
+        "instances that this one connects to (``instance_map`` with ``tls``, and "
+        "``tls:HOST:PORT``); the authorities of the system if left out.",
+    )
+    certificate_file: str | None = Field(
+        default=None,
+        description="Certificate (PEM) that this process shows: as a client if it is "
+        "asked for one, and at its listeners in place of ``tls_certificate_path``.",
+    )
+    private_key_file: str | None = Field(
+        default=None, description="Private key (PEM) of ``certificate_file``."
+    )
+    client_ca_file: str | None = Field(
+        default=None,
+        description="PEM file, or folder, of authorities. Listeners with ``tls`` then "
+        "accept only clients with a certificate of one of them.",
+    )
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> TlsSection:
+        if (self.certificate_file is None) != (self.private_key_file is None):
+            raise invalid(
+                "a certificate needs its private key",
+                "write both certificate_file and private_key_file, or neither",
+            )
+        return self
+
+
+class ExtensionSection(StrictSection):
+    """The optional protocol between instances of this package."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Speak it. Instances that do not know it never see it.",
+    )
+    backlog_rows: Annotated[int, Field(ge=0)] = Field(
+        default=10_000,
+        description="Rows of each stream that a writer retains for readers that "
+        "missed them; 0 for none.",
+    )
+    backlog_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=4 * 1024 * 1024,
+        description="Memory in bytes for these rows, for each stream.",
+    )
+
+
+class TracingSection(StrictSection):
+    """Send spans to a collector, by OTLP over HTTP."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$")] = Field(
+        description="URL of the collector; ``/v1/traces`` is added if it has no path."
+    )
+    headers: Annotated[dict[str, SecretStr], BeforeValidator(empty_if_none)] = Field(
+        default_factory=dict, description="Headers of each request."
+    )
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="Share of the traces that are recorded."
+    )
+    service_name: Annotated[str, Field(min_length=1)] = Field(
+        default="synapse_replication",
+        description="``service.name`` of the spans.",
+    )
+
+
+def _to_stream(value: Any) -> Any:
+    """Read an entry of ``streams``: a standard stream's name, or a declaration."""
+    if isinstance(value, (TableStream, str)):
+        if isinstance(value, str) and value not in STANDARD_STREAMS:
+            meant = did_you_mean(value, STANDARD_STREAMS)
+            raise invalid(
+                f"{value!r} is no standard stream",
+                f"did you mean {meant!r}?"
+                if meant
+                else "declare it by its table, or write one of "
+                + ", ".join(STANDARD_STREAMS),
+            )
+        return value
+    if not isinstance(value, dict):
+        raise invalid(
+            "a stream is declared by a mapping, or by the name of a standard one",
+            "write name, table, id_column, columns, sequence and writers",
+        )
+    fields = {
+        field.name: field
+        for field in attrs.fields(TableStream)
+        if field.init and field.name != "row_type"
+    }
+    for key in value:
+        if key not in fields:
+            meant = did_you_mean(str(key), fields)
+            raise invalid(
+                f"{key!r} is no key of a stream",
+                f"did you mean {meant!r}?"
+                if meant
+                else f"write only {', '.join(fields)}",
+            )
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is attrs.NOTHING and name not in value
+    ]
+    if missing:
+        raise invalid(f"{', '.join(missing)} missing", "add it to the declaration")
+    try:
+        return TableStream(**value)
+    except StreamConfigurationError as error:
+        problem, _, hint = str(error).rpartition("; ")
+        raise invalid(problem or str(error), hint or "see the documentation") from None
+
+
+StreamEntry = Annotated[Any, BeforeValidator(_to_stream)]
+
+
+class OwnSection(StrictSection):
+    """Settings of this package that Synapse has no key for."""
+
+    streams: list[StreamEntry] | None = Field(
+        default=None,
+        description="The streams that are replicated: names of standard streams, and "
+        "declarations of your own tables. All standard streams if left out.",
+    )
+    row_sink: FactorySection | None = Field(
+        default=None,
+        description="``factory(host, config) -> RowSink``: receives the rows.",
+    )
+    command_sink: FactorySection | None = Field(
+        default=None,
+        description="``factory(host, config) -> CommandSink``: receives the commands "
+        "that carry no rows.",
+    )
+    modules: Annotated[list[FactorySection], BeforeValidator(list_if_none)] = Field(
+        default_factory=list,
+        description="``factory(host, config) -> IService | None``: code that runs "
+        "inside this process; called before replication starts.",
+    )
+    direct_tcp: DirectTcpSection = Field(
+        default_factory=DirectTcpSection, description="Direct TCP."
+    )
+    http: Annotated[HttpSection, BeforeValidator(empty_if_none)] = Field(
+        default_factory=HttpSection, description="HTTP listeners."
+    )
+    tls: Annotated[TlsSection, BeforeValidator(empty_if_none)] = Field(
+        default_factory=TlsSection, description="TLS between instances."
+    )
+    allow_unprotected_listeners: bool = Field(
+        default=False,
+        description="Listen for replication beyond this machine even if neither a "
+        "secret nor a client certificate is required there.",
+    )
+    log_level: Literal["debug", "info", "warn", "error", "critical"] = Field(
+        default="info", description="Lowest level that is logged."
+    )
+    tracing: TracingSection | None = Field(
+        default=None, description="Where spans are sent; nowhere if left out."
+    )
+    extension: Annotated[ExtensionSection, BeforeValidator(empty_if_none)] = Field(
+        default_factory=ExtensionSection,
+        description="The optional protocol between instances of this package.",
+    )

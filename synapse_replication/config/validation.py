@@ -1,0 +1,143 @@
+"""Turns what pydantic finds into mistakes with a source location and a hint."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from synapse_replication.config.files import (
+    OWN_SECTION,
+    KeyPath,
+    MergedFiles,
+    did_you_mean,
+)
+from synapse_replication.config.models import (
+    LISTENER_TYPES,
+    SentinelSection,
+    SharedFile,
+)
+from synapse_replication.config.own_section import (
+    DirectTcpSection,
+    ExtensionSection,
+    FactorySection,
+    HttpSection,
+    OwnSection,
+    TlsSection,
+    TracingSection,
+)
+from synapse_replication.errors import ConfigProblem
+
+__all__ = ["drop_invalid_sections", "problems_of"]
+
+#: How often what failed is left out, at most: parts hold parts, a few deep.
+_MOST_ROUNDS = 8
+
+#: What to do about pydantic's own findings, by the beginning of their type.
+_HINTS: tuple[tuple[str, str], ...] = (
+    ("missing", "add it"),
+    ("bool", "write true or false"),
+    ("int", "write a whole number, without quotes"),
+    ("string_pattern", "write one word, without white space"),
+    ("string", "write a text; in quotes if it looks like a number"),
+    ("list", "write a list: one line for each entry, beginning with `- `"),
+    ("dict", "write a mapping: indented `key: value` lines"),
+    ("too_short", "write at least one"),
+    ("literal", "write one of them"),
+    ("model", "write a mapping: indented `key: value` lines"),
+    ("greater", "write a number in the range"),
+    ("less", "write a number in the range"),
+)
+
+#: What to write where a general rule would say too little.
+_HINTS_OF_KEYS: dict[str, str] = {
+    "server_name": "write the homeserver's name, for instance `server_name: "
+    "example.com`",
+    "port": "write a port number from 1 to 65535",
+    "worker_replication_port": "write a port number from 1 to 65535",
+    "module": "write the dotted name of a function, for instance "
+    "my_package.my_module.make_sink",
+    "endpoint": "write the URL of a collector, for instance http://localhost:4318",
+    "sample_ratio": "write a number from 0 to 1",
+    "type": f"write one of {', '.join(LISTENER_TYPES)}",
+}
+
+
+def problems_of(error: ValidationError, merged: MergedFiles) -> list[ConfigProblem]:
+    """Say what pydantic found as mistakes with file, key and hint."""
+    return [_problem_of(details, merged) for details in error.errors()]
+
+
+def _problem_of(details: ErrorDetails, merged: MergedFiles) -> ConfigProblem:
+    path: KeyPath = details["loc"]
+    kind = details["type"]
+    context = details.get("ctx", {})
+    if kind == "invalid":
+        return merged.problem(path, str(context["problem"]), str(context["hint"]))
+    if kind == "extra_forbidden":
+        known = _known_keys(path[:-1])
+        meant = did_you_mean(str(path[-1]), known)
+        hint = (
+            f"did you mean {meant!r}?" if meant else f"write one of {', '.join(known)}"
+        )
+        return merged.problem(path, "there is no such key", hint)
+    general = next((hint for start, hint in _HINTS if kind.startswith(start)), None)
+    hint = _HINTS_OF_KEYS.get(str(path[-1])) or general or "see the documentation"
+    problem = "is missing" if kind == "missing" else details["msg"]
+    return merged.problem(path, problem[:1].lower() + problem[1:], hint)
+
+
+def _known_keys(path: KeyPath) -> list[str]:
+    sections: dict[str, type[BaseModel]] = {
+        OWN_SECTION: OwnSection,
+        "direct_tcp": DirectTcpSection,
+        "extension": ExtensionSection,
+        "http": HttpSection,
+        "row_sink": FactorySection,
+        "command_sink": FactorySection,
+        "modules": FactorySection,
+        "sentinel": SentinelSection,
+        "tracing": TracingSection,
+        "tls": TlsSection,
+    }
+    name = next(step for step in reversed(path) if isinstance(step, str))
+    return sorted(sections[name].model_fields)
+
+
+def drop_invalid_sections(
+    merged: MergedFiles, error: ValidationError
+) -> SharedFile | None:
+    """Validate what is left of the files without the parts that failed.
+
+    :return: ``None`` if nothing is left.
+    """
+    values = copy.deepcopy(dict(merged.values))
+    # What a part that was left out makes of its section is no mistake of anybody.
+    for _ in range(_MOST_ROUNDS):
+        for details in error.errors():
+            _leave_out(values, details["loc"])
+        values.setdefault("server_name", "unknown")
+        try:
+            return SharedFile.model_validate(values)
+        except ValidationError as next_error:
+            error = next_error
+    return None
+
+
+def _leave_out(values: dict[str, Any], path: KeyPath) -> None:
+    """Take the part at ``path`` out of its mapping; of a list, all of it."""
+    if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
+        # Who may write depends on the streams that are declared there.
+        values.pop("stream_writers", None)
+    mapping: Any = values
+    last: tuple[Any, Any] = (values, path[0])
+    for step in path:
+        if isinstance(mapping, dict) and step in mapping:
+            last = (mapping, step)
+            mapping = mapping[step]
+        else:
+            break
+    holder, key = last
+    holder.pop(key, None)

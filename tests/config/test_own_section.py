@@ -1,0 +1,25 @@
+"""Tests for synapse_replication.config.own_section."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.config.own_section import OwnSection
+from synapse_replication.streams.table import TableStream
+
+
+class StreamsTests(SynchronousTestCase):
+    def test_streams(self) -> None:
+        """A declaration becomes what code would have made of it."""
+        declaration = {
+            "name": "a",
+            "table": "a",
+            "id_column": "i",
+            "columns": ["c"],
+            "sequence": "s",
+            "writers": "w",
+        }
+        own = OwnSection.model_validate({"streams": ["typing", declaration]})
+        self.assertEqual(own.streams, ["typing", own.streams and own.streams[1]])
+        assert own.streams is not None
+        self.assertIsInstance(own.streams[1], TableStream)
