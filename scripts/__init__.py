@@ -1,0 +1,1 @@
+"""What develops, measures and breaks the package; not part of the wheel."""

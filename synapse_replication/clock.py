@@ -29,7 +29,7 @@ class ReactorClock:
         self._wall_clock = wall_clock
 
     def seconds(self) -> float:
-        """The reactor's time in s, for durations; it steps with the machine's clock."""
+        """Return the reactor's time in s; it steps with the machine's clock."""
         return float(self._reactor.seconds())
 
     def time_msec(self) -> int:

@@ -81,7 +81,9 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         self.assertEqual(len(config.tcp_connect), 3)
 
     def test_sentinel(self) -> None:
-        """In the example of Sentinel nothing is wrong but that its files are not here."""
+        """
+        In the example of Sentinel nothing is wrong but that its files are not here.
+        """
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "sentinel.yaml")]
         with self.assertRaises(ConfigError) as caught:
             load_config(files, Purpose.MAIN)

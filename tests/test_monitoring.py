@@ -113,7 +113,9 @@ class MonitoringTests(SynchronousTestCase):
         self.assertEqual(len(set(numbers)), len(numbers))
 
     def test_runbook(self) -> None:
-        """For each alert, and each reason that it may have, the runbook has an answer."""
+        """
+        For each alert, and each reason that it may have, the runbook has an answer.
+        """
         sections = re.split(r"\n(\w+)\n-+\n", (DOCS / "runbook.rst").read_text())
         answers = dict(zip(sections[1::2], sections[2::2], strict=True))
         self.assertEqual(list(answers), [rule["alert"] for rule in rules()])
@@ -126,7 +128,7 @@ class MonitoringTests(SynchronousTestCase):
             self.assertIn(f"``{DiscardReason(name).value}``\n", answers[rule["alert"]])
 
     def test_each_alert_is_tested(self) -> None:
-        """promtool is asked about each alert: that it fires, and that it does not."""
+        """Promtool is asked about each alert: that it fires, and that it does not."""
         cases = yaml.safe_load((MONITORING / "alerts_test.yaml").read_text())["tests"]
         fires = {
             asked["alertname"]

@@ -59,7 +59,7 @@ class UnitFilesTests(SynchronousTestCase):
         return text
 
     def test_verify(self) -> None:
-        """systemd finds nothing to say against them."""
+        """Systemd finds nothing to say against them."""
         paths = self.installed()
         self.assertEqual(len(paths), 2)
         self.assertEqual(self.run_it("verify", "--man=no", *paths).strip(), "")
@@ -106,7 +106,7 @@ class UnitFilesTests(SynchronousTestCase):
 
 class OverrideTests(SynchronousTestCase):
     def test_verify(self) -> None:
-        """systemd accepts the drop-in file beside a unit like that of Synapse."""
+        """Systemd accepts the drop-in file beside a unit like that of Synapse."""
         folder = Path(tempfile.mkdtemp(prefix="units-"))
         self.addCleanup(shutil.rmtree, folder)
         unit = folder / "matrix-synapse.service"

@@ -16,6 +16,7 @@ class MetricsReference(Directive):
     """One row for each definition, in their order."""
 
     def run(self) -> list[nodes.Node]:
+        """Return the table. Called by docutils."""
         lines = [".. list-table::", "   :header-rows: 1", "   :widths: 50 15 35", ""]
         rows = [("Metric", "Labels", "Meaning")]
         rows += [

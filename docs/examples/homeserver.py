@@ -60,7 +60,7 @@ class PrintingSink:
         print(stream, writer, token, *rows, flush=True)
 
     def on_position(self, stream: str, writer: str, token: int) -> None:
-        """A position without rows: a sink that persists tokens does so here, too."""
+        """Ignore a position without rows; a sink that persists tokens would do so."""
 
 
 class Server:

@@ -1,8 +1,8 @@
 """What each kind of hostile input costs a process: CPU and memory, during and after.
 
-``python -m scripts.tools.attack_budget`` starts a deployment of six real processes under
-a light load, attacks one of them (or, over Redis, all) for some seconds with each kind
-of input, and prints the rows of the table in ``docs/security.rst``.
+``python -m scripts.tools.attack_budget`` starts a deployment of six real processes
+under a light load, attacks one of them (or, over Redis, all) for some seconds with each
+kind of input, and prints the rows of the table in ``docs/security.rst``.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 ``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a
 process that writes, and a reader in this process. The writer commits all rows of one
 stream at once, or at a rate; the reader's host takes a while for each of them until the
-last was sent. A second stream goes on at its own pace: how long its rows take before and during
-the flood is measured, and so is this process's memory. At the end every row of the
-flood must have been delivered, once and in order.
+last was sent. A second stream goes on at its own pace: how long its rows take before
+and during the flood is measured, and so is this process's memory. At the end every row
+of the flood must have been delivered, once and in order.
 """
 
 from __future__ import annotations

@@ -134,10 +134,12 @@ def seeds() -> list[bytes]:
 
 
 def be_short(error: Exception) -> None:
+    """Check that an error's text is bounded."""
     assert len(str(error)) < 1000
 
 
 def read_as_lines(data: bytes) -> None:
+    """Read data as lines of the wire."""
     for item in read_lines(data.split(b"\n")):
         if isinstance(item, RdataRun):
             assert len(item.tokens) == len(item.rows)
@@ -151,6 +153,7 @@ def read_as_lines(data: bytes) -> None:
 
 
 def read_as_row(data: bytes) -> None:
+    """Read data as a row of each stream."""
     for codec in _CODECS:
         try:
             codec.decode([data])
@@ -169,6 +172,7 @@ def read_as_row(data: bytes) -> None:
 
 
 def read_as_message(data: bytes) -> None:
+    """Read data as a message of the extension."""
     try:
         message = parse_message(data)
     except RemoteProtocolError as error:
@@ -178,6 +182,7 @@ def read_as_message(data: bytes) -> None:
 
 
 def read_as_replies(data: bytes) -> None:
+    """Read data as replies of Redis."""
     reader = new_reader()
     try:
         for start in range(0, len(data), 7):
@@ -210,6 +215,7 @@ def read_on_a_connection(role: Role, data: bytes) -> None:
 
 
 def read_as_token(data: bytes) -> None:
+    """Read data as a token."""
     try:
         token = MultiWriterStreamToken.parse(data.decode("utf-8", "replace"), str)
     except TokenError as error:

@@ -6,7 +6,8 @@ read; nothing of the body is. (Twisted would store it, and parse a form, before 
 of ours is asked.) A request that names a host which this listener does not serve comes
 from a web page whose own name was pointed at this machine; it is answered with 421. An
 address is always served: a page cannot be bound to one. When too many connections are
-open, the one that has been idle longest is closed, so that idle clients keep out nobody.
+open, the one that has been idle longest is closed, so that idle clients keep out
+nobody.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import Site
+from typing_extensions import override
 
 __all__ = ["MAX_CONNECTIONS", "BoundedSite", "served_hosts"]
 
@@ -155,6 +157,7 @@ class BoundedSite(Site):
     # mypy: the base class has a function that makes a wrapper which speaks HTTP/2 too.
     protocol = _BoundedChannel  # type: ignore[assignment]
 
+    @override
     def buildProtocol(self, addr: IAddress | None) -> Any:
         if len(self._channels) >= self._max_connections:
             idle = next((c for c in self._channels if not c.is_busy), None)
@@ -176,6 +179,7 @@ class BoundedSite(Site):
         """Forget a connection."""
         self._channels.pop(channel, None)
 
+    @override
     def getResourceFor(self, request: Any) -> Any:
         if self._serves(request):
             return super().getResourceFor(request)  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ class HealthResource(Resource):
     isLeaf = True  # noqa: N815
 
     def render_GET(self, request: Any) -> bytes:
+        """Answer ``OK``."""
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         return b"OK"
 
@@ -46,6 +47,7 @@ class MetricsResource(Resource):
         self._registry = registry
 
     def render_GET(self, request: Any) -> bytes:
+        """Answer with the metrics in the format of Prometheus."""
         request.setHeader(b"Content-Type", CONTENT_TYPE_LATEST.encode())
         return generate_latest(self._registry)
 

@@ -37,8 +37,9 @@ __all__ = ["JournalSink", "make_journal"]
 
 
 class JournalSink:
-    """Appends received rows to a file; see
-    :class:`~synapse_replication.handlers.interfaces.RowSink`.
+    """Appends received rows to a file.
+
+    It is a :class:`~synapse_replication.handlers.interfaces.RowSink`.
 
     :param path: the file; made if it is missing.
     :param to_json: ``(stream_name, row) -> JSON value`` of a typed row.

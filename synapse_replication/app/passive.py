@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TextIO
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from typing_extensions import override
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import client_endpoint, redis_options
@@ -185,10 +186,12 @@ class Follower(Service):
         """End, since there is nowhere to show what is seen. To be called once."""
         self.started.errback(error)
 
+    @override
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._start()
 
+    @override
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
 

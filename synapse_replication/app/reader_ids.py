@@ -18,8 +18,9 @@ __all__ = ["ReaderIds"]
 
 
 class ReaderIds:
-    """The ids of a stream, as
-    :class:`~synapse_replication.storage.postgres_stream.PostgresStream` wants them.
+    """The ids of a stream that a process reads.
+
+    For a :class:`~synapse_replication.storage.postgres_stream.PostgresStream`.
 
     :param stream_name: for the errors.
     :param instance_name: this process.

@@ -20,6 +20,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
+from typing_extensions import override
 
 from synapse_replication.app.host import (
     PositionsOnlySink,
@@ -147,11 +148,13 @@ class ProcessService(Service):
 
     # -- IService -------------------------------------------------------------------
 
+    @override
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._starting = Deferred.fromCoroutine(self._start())
         self._starting.chainDeferred(self.started)
 
+    @override
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())

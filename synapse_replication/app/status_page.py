@@ -158,6 +158,7 @@ class StatusJsonResource(_StatusResource):
     """Answers with the status as JSON."""
 
     def render_GET(self, request: Any) -> bytes:
+        """Answer with the status as JSON."""
         request.setHeader(b"Content-Type", b"application/json")
         request.setHeader(b"Cache-Control", b"no-store")
         return encode_status(self._snapshot())
@@ -167,6 +168,7 @@ class ReadyResource(_StatusResource):
     """Answers 200 once all that is followed was caught up, else 503 and why not."""
 
     def render_GET(self, request: Any) -> bytes:
+        """Answer 200 or 503, with the reasons a line each."""
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         not_ready = self._snapshot().not_ready
         if not_ready:
@@ -192,6 +194,7 @@ class StatusPageResource(_StatusResource):
         self._body = environment.get_template("status_body.html")
 
     def render_GET(self, request: Any) -> bytes:
+        """Answer with the page, or the part of it that changes."""
         nonce = secrets.token_urlsafe(12)
         for name, value in (
             ("Content-Type", "text/html; charset=utf-8"),

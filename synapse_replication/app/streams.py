@@ -272,7 +272,7 @@ class StreamSetup:
         return stream
 
     async def _largest_token(self, stream_name: str) -> int | None:
-        """Return how far the sequence of a stream was taken; ``None`` if it has none."""
+        """Return the sequence's last value; ``None`` if the stream has none."""
         declared = dict(self._declared()).get(stream_name)
         sequence = None if declared is None else declared.sequence
         if sequence is None:

@@ -3,12 +3,12 @@
 Theory of operation: systemd puts the path of a Unix socket into ``NOTIFY_SOCKET`` and
 reads one datagram of ``NAME=value`` lines for each piece of news. A
 :class:`SystemdNotifier` looks at the status once a second, as hooks do, and tells what
-is new: ``READY=1`` once all that is followed was caught up with, ``STATUS=`` as it goes.
-The watchdog is fed from the reactor, twice as often as systemd asks for: a reactor that
-hangs does not feed it, and systemd starts the process again.
+is new: ``READY=1`` once all that is followed was caught up with, ``STATUS=`` as it
+goes. The watchdog is fed from the reactor, twice as often as systemd asks for: a
+reactor that hangs does not feed it, and systemd starts the process again.
 
-The protocol is one datagram, so it is written here: what the registry has for it has not
-been kept up since 2017 and swallows failures.
+The protocol is one datagram, so it is written here: what the registry has for it has
+not been kept up since 2017 and swallows failures.
 
 ``man sd_notify``, ``man systemd.service``; docs/operators-guide.rst.
 """

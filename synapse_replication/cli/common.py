@@ -47,6 +47,7 @@ def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig
 
 
 def exit_with_mistakes(error: ConfigError) -> NoReturn:
+    """Print what is wrong with the configuration, and exit."""
     count = len(error.problems)
     what = "1 mistake" if count == 1 else f"{count} mistakes"
     lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]

@@ -115,17 +115,23 @@ def read_seen_line(time: float, channel: str, line: bytes) -> SeenLine:
 class LinePrinter(Protocol):
     """Prints one line."""
 
-    def __call__(self, seen: SeenLine) -> None: ...
+    def __call__(self, seen: SeenLine) -> None:
+        """Print a line."""
+        ...
 
 
 class JsonPrinter:
-    """One JSON object a line: a recording (``t``, ``channel``, ``line``), to which
-    ``command`` and its fields, or ``error``, are added."""
+    """Prints one JSON object a line.
+
+    It is a recording (``t``, ``channel``, ``line``) to which ``command`` and its
+    fields, or ``error``, are added.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def __call__(self, seen: SeenLine) -> None:
+        """Print a line as JSON."""
         entry: dict[str, Any] = {
             "t": seen.time,
             "channel": seen.channel,
@@ -147,6 +153,7 @@ class TextPrinter:
         self._started: float | None = None
 
     def __call__(self, seen: SeenLine) -> None:
+        """Print a line as text."""
         if self._started is None:
             self._started = seen.time
         # A style of the whole text would dim what is appended too.
@@ -213,7 +220,7 @@ class Follow:
             self._printer(seen)
 
     def positions(self) -> list[tuple[str, str, int]]:
-        """Return the last ``(stream, writer, token)`` of the filters' streams and writers."""
+        """Return the last ``(stream, writer, token)`` of what the filters select."""
         return [(*place, token) for place, token in sorted(self._positions.items())]
 
 

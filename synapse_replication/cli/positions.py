@@ -106,7 +106,7 @@ def _move_beyond(
     *,
     dry_run: bool,
 ) -> None:
-    """Take ids of sequences, so that those to come are beyond what readers have seen."""
+    """Take ids of sequences until the next is beyond what readers have seen."""
     for name, position in seen.items():
         if name not in streams:
             raise StorageError(f"there is no stream {name} with a sequence")

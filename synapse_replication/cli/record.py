@@ -1,4 +1,4 @@
-"""``synapse-replication record``: writes down what goes over the wire, and says nothing.
+"""``synapse-replication record``: record what goes over the wire, send nothing.
 
 What never reaches a table (typing, presence, POSITION) is kept for the pipeline this
 way. A file holds what came over one connection: when that is lost, it is closed, and

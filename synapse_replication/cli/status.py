@@ -2,7 +2,8 @@
 
 Each process of ``instance_map`` is asked over HTTP, where it also gives rows, with the
 ``worker_replication_secret``. Exit status: 0 if all is well, 1 if anything is stalled,
-a name is used twice, or a process has no link or does not answer; 2 if the configuration is wrong.
+a name is used twice, or a process has no link or does not answer; 2 if the
+configuration is wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.app.status_page import duration, judge
 from synapse_replication.cli.common import config_option, get_reactor, load_or_exit
@@ -106,6 +108,7 @@ class StatusService(Service):
         self.started: Deferred[None] = Deferred()
         self.is_well = False
 
+    @override
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self.started.callback(None)
@@ -115,6 +118,7 @@ class StatusService(Service):
         looking.addErrback(self._failed)
         looking.addCallback(self._end)
 
+    @override
     def stopService(self) -> Any:
         super().stopService()  # type: ignore[no-untyped-call]
         if self._call.running:

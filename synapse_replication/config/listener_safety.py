@@ -101,7 +101,7 @@ def is_guarded(description: str) -> bool:
 
 
 def split_description(description: str) -> tuple[str, list[str], dict[str, str]]:
-    """Split an endpoint description into its kind, its arguments, and the named ones."""
+    """Split an endpoint description into kind, arguments and named arguments."""
     # Colons in arguments are escaped.
     kind, *parts = (
         re.sub(r"\\(.)", r"\1", part) for part in re.split(r"(?<!\\):", description)

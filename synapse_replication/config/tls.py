@@ -1,7 +1,7 @@
 """TLS between processes: whom to trust, and what to show.
 
-Listeners use the keys of Synapse, ``tls_certificate_path`` and ``tls_private_key_path``,
-unless ``synapse_replication.tls`` has others.
+Listeners use the keys of Synapse, ``tls_certificate_path`` and
+``tls_private_key_path``, unless ``synapse_replication.tls`` has others.
 """
 
 from __future__ import annotations

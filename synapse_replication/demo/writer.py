@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, FirstError, gatherResults, maybeDeferred
+from typing_extensions import override
 
 from synapse_replication.demo.script import Write, read_script
 
@@ -53,10 +54,12 @@ class ScriptWriter(Service):
         self._log_file = log_file
         self._running: Awaitable[Any] | None = None
 
+    @override
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._running = self._host.run_as_background_process("demo-writer", self._run)
 
+    @override
     def stopService(self) -> Awaitable[Any] | None:
         super().stopService()  # type: ignore[no-untyped-call]
         return self._running

@@ -224,6 +224,7 @@ class HostCommands:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
+        """Record that a user began, continued or ceased to sync."""
         if not self._writes_presence:
             return None
         updating: Awaitable[None] = (
@@ -234,6 +235,7 @@ class HostCommands:
         return updating
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
+        """Forget all users that sync with a process."""
         if not self._writes_presence:
             return None
         clearing: Awaitable[None] = (
@@ -242,6 +244,7 @@ class HostCommands:
         return clearing
 
     def on_federation_ack(self, instance_name: str | None, token: int) -> None:
+        """Record up to which id the federation sender has sent."""
         if self._queues_federation:
             self._hs.get_federation_sender().federation_ack(instance_name, token)
 
@@ -254,6 +257,7 @@ class HostCommands:
         device_id: str | None,
         last_seen_ms: int,
     ) -> None:
+        """Record from where a user was last seen, in ms since the epoch."""
         if self._runs_background_tasks:
             await self._hs.get_datastores().main.insert_client_ip(
                 user_id, access_token, ip, user_agent, device_id, last_seen_ms
@@ -262,18 +266,22 @@ class HostCommands:
             await self._hs.get_server_notices_sender().on_user_ip(user_id)
 
     def on_remote_server_up(self, server: str) -> None:
+        """Retry a remote server, which is reachable again."""
         self._hs.get_notifier().notify_remote_server_up(server)
 
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
+        """Wake up whoever waits for a lock."""
         self._hs.get_notifier().notify_lock_released(instance_name, lock_name, lock_key)
 
     def on_new_active_task(self, task_id: str) -> None:
+        """Launch a scheduled task."""
         if self._runs_background_tasks:
             self._hs.get_task_scheduler().on_new_task(task_id)
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
+        """Cancel a scheduled task."""
         # Where tasks do not run there is none to cancel, and to try would only get in
         # the way of the process where they do.
         if not self._runs_background_tasks:

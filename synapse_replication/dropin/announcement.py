@@ -36,9 +36,9 @@ def prepare(parts: Sequence[str], version: str | None, problem: str | None) -> N
         _lines.append(
             (
                 logging.WARNING,
-                f"{problem}. It may work as well; if replication misbehaves, start this "
-                "process without synapse_replication, or install a version that was "
-                "tried",
+                f"{problem}. It may work as well; if replication misbehaves, start "
+                "this process without synapse_replication, or install a version "
+                "that was tried",
             )
         )
 

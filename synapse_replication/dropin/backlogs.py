@@ -3,10 +3,9 @@
 Theory of operation: a host mounts one class at its replication path, on those
 listeners that have the resource ``replication`` and on no other. The class that we
 put in its place is the host's own, with two more answers: a request that says
-``backlog=1``, and ``GET .../status``, are for our :class:`ReplicationResource`, and every
-other is the host's.
-So where the backlog can be asked for is where the host's own rows can, and the same
-``worker_replication_secret`` opens both.
+``backlog=1``, and ``GET .../status``, are for our :class:`ReplicationResource`, and
+every other is the host's. So where the backlog can be asked for is where the host's own
+rows can, and the same ``worker_replication_secret`` opens both.
 
 A process keeps a backlog only if it has such a listener, and says so to the others.
 Readers ask a writer that has one before the database, at the place that the host's

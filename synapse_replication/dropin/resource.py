@@ -6,6 +6,7 @@ from typing import Any
 
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import ServerFactory
+from typing_extensions import override
 
 from synapse_replication.dropin.bridges import installed
 from synapse_replication.dropin.observer import observer_of
@@ -26,6 +27,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         # Rows are to be streamed as soon as there is somebody to stream to.
         hs.get_replication_streamer()
 
+    @override
     def buildProtocol(self, addr: IAddress | None) -> Any:
         return self._protocol(
             self._hs, self._hs.hostname, self._hs.get_clock(), self._handler

@@ -189,7 +189,7 @@ class ReplicationCommandHandler(CommandSender):
         for receiver in self._receivers.values():
             await receiver.wait_until_empty()
 
-    # -- connections --------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Begin with a connection that is established.
@@ -340,7 +340,7 @@ class ReplicationCommandHandler(CommandSender):
             except Exception as error:  # noqa: BLE001 -- the observer is told
                 self._observer.failure(description, without_secrets(error, command))
 
-    # -- what comes on the extension's channel --------------------------------------------
+    # -- what comes on the extension's channel -----------------------------------------
 
     def writer_reported(
         self,
@@ -372,7 +372,7 @@ class ReplicationCommandHandler(CommandSender):
                 link, instance_name, token, is_first=is_new_epoch
             )
 
-    # -- commands, by name ---------------------------------------------------------------
+    # -- commands, by name -------------------------------------------------------------
 
     def on_REPLICATE(
         self, connection: ReplicationConnection, command: ReplicateCommand

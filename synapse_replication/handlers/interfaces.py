@@ -199,11 +199,15 @@ class CommandSink(Protocol):
         """
         ...
 
-    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None: ...
+    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
+        """Forget all users that sync with a process."""
+        ...
 
     def on_federation_ack(
         self, instance_name: str | None, token: int
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Record up to which id the federation sender has sent."""
+        ...
 
     def on_user_ip(
         self,
@@ -213,25 +217,39 @@ class CommandSink(Protocol):
         user_agent: str,
         device_id: str | None,
         last_seen_ms: int,
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Record from where a user was last seen, in ms since the epoch."""
+        ...
 
-    def on_remote_server_up(self, server: str) -> Awaitable[None] | None: ...
+    def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
+        """Retry a remote server, which is reachable again."""
+        ...
 
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Wake up whoever waits for a lock."""
+        ...
 
-    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None: ...
+    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
+        """Launch a scheduled task."""
+        ...
 
-    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None: ...
+    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
+        """Cancel a scheduled task."""
+        ...
 
     def on_remove_pusher(
         self, app_id: str, push_key: str, user_id: str
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Delete a pusher of a user."""
+        ...
 
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
-    ) -> Awaitable[None] | None: ...
+    ) -> Awaitable[None] | None:
+        """Invalidate an entry of a cache; all of its entries without keys."""
+        ...
 
 
 class Notifier(Protocol):
@@ -285,8 +303,10 @@ class ReplicationHost(Protocol):
 
     @property
     def stores_user_ips(self) -> bool:
-        """This process stores client IPs, so it subscribes to them (USER_IP has a
-        Redis channel of its own)."""
+        """Whether this process stores client IPs.
+
+        If so, it subscribes to USER_IP, which has a Redis channel of its own.
+        """
         ...
 
 
@@ -343,7 +363,7 @@ class ConnectionHandler(Protocol):
     """What a connection tells of itself; the command handler is one."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """The link is up (SERVER seen, or the subscription confirmed)."""
+        """Record that the link is up (SERVER seen, or the subscription confirmed)."""
         ...
 
     def received(
@@ -353,9 +373,9 @@ class ConnectionHandler(Protocol):
         ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """The link was behind and is so no more; see ``is_behind``."""
+        """Record that the link is not behind any more; see ``is_behind``."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """The link is gone; only after :meth:`new_connection`, and once."""
+        """Record that the link is gone; only after :meth:`new_connection`, and once."""
         ...

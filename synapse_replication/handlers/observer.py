@@ -131,10 +131,10 @@ class ReplicationObserver:
         """``count`` commands of one name were written to a connection."""
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
-        """A line was skipped: it did not parse, or is not allowed here."""
+        """Record that a line was skipped: it did not parse, or is forbidden here."""
 
     def request_refused(self, status: int, why: str) -> None:
-        """An HTTP request was refused, for its parameters, its secret, ...
+        """Record that an HTTP request was refused, for its parameters, its secret, ...
 
         :param why: holds nothing that a stranger said.
         """
@@ -157,12 +157,12 @@ class ReplicationObserver:
         """``count`` rows had more fields than we know: a newer peer."""
 
     def queue_changed(self, stream_name: str, length: int) -> None:
-        """The queue of a stream now holds ``length`` rows and positions."""
+        """Record that the queue of a stream holds ``length`` rows and positions."""
 
     def position_announced(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """A writer has got to ``token``, by its rows or by a POSITION; once a chunk.
+        """Record that a writer is at ``token``; once a chunk, or by a POSITION.
 
         What is announced may still be dropped, or wait.
         """
@@ -170,29 +170,30 @@ class ReplicationObserver:
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """This process has handled a writer's stream up to ``token``."""
+        """Record that a writer's stream was handled up to ``token``."""
 
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
-        """A writer's POSITION was handled: its rows are live from now on."""
+        """Record that a writer's POSITION was handled: its rows are live now."""
 
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
-        """A stream went backwards: its writer started again, or may have, or it was
-        announced further than it is.
+        """Record that a stream was reset.
+
+        Its writer started again, or may have, or it was announced further than it is.
         """
 
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
-        """A writer was announced at a token that does not exist; that is ignored."""
+        """Record that a writer was announced at a token that does not exist."""
 
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
-        """This process is further than the writer itself says to be.
+        """Record that this process is further than the writer itself says to be.
 
         Rows that the writer has yet to write, up to there, would be discarded.
         """
@@ -200,48 +201,49 @@ class ReplicationObserver:
     # -- catch-up ---------------------------------------------------------------------
 
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
-        """A catch-up begins; it ends when the context does."""
+        """Record a catch-up, which lasts until the context ends."""
         return contextlib.nullcontext()
 
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        """A page of a catch-up was delivered."""
+        """Record that a page of a catch-up was delivered."""
 
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
-        """A catch-up failed for the ``attempt``-th time; again in ``retry_in`` s."""
+        """Record the ``attempt``-th failure of a catch-up; next in ``retry_in`` s."""
 
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """A writer was removed; its rows in ``(from_token, upto_token]`` are fetched."""
+        """Record that rows of a removed writer are fetched, up to ``upto_token``."""
 
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """The rows of a removed writer up to ``token``, its last, were handled."""
+        """Record that rows of a removed writer up to ``token`` were handled."""
 
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        """A catch-up that fetched something ended, or an attempt failed."""
+        """Record that a catch-up that fetched something ended, or failed."""
 
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
-        """A writer was asked for what it sent last; ``None`` if it had the rows."""
+        """Record that a writer was asked for its last rows; ``None`` if it had them."""
 
     def asking_for_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
-        """A writer is asked for rows over HTTP, until the context ends.
+        """Record a request to a writer for rows, which lasts until the context ends.
 
-        An observer may add ``headers``, which the writer's :meth:`serving_rows` is told.
+        An observer may add ``headers``, which the writer's :meth:`serving_rows` is
+        told.
         """
         return contextlib.nullcontext()
 
     def serving_rows(
         self, stream_name: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[object]:
-        """A reader asked for rows over HTTP; it is answered when the context ends.
+        """Record a reader's request for rows, answered when the context ends.
 
         :param headers: of its request, by their names in lower case.
         """
@@ -252,13 +254,13 @@ class ReplicationObserver:
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """A writer told that it sent rows which did not come; they are fetched."""
+        """Record that a writer reported rows which did not come; they are fetched."""
 
     def peer_heard(self, news: PeerHeartbeat) -> None:
-        """A process of ours said hello, goodbye, or that it is there."""
+        """Record that an instance came, left, or sent a heartbeat."""
 
     def epoch_changed(self, instance_name: str) -> None:
-        """A process started again."""
+        """Record that a process started again."""
 
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         """Two processes run under one name; ``places`` says where, for people."""
@@ -282,7 +284,7 @@ class ReplicationObserver:
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
-        """This process's position is written to the database, until the context ends.
+        """Record a write of this position, which lasts until the context ends.
 
         It may end elsewhere than in the code that began it.
         """
@@ -291,26 +293,29 @@ class ReplicationObserver:
     def position_persisted(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """This process's position was persisted in the database."""
+        """Record that this process's position was persisted in the database."""
 
     def position_persist_failed(
         self, stream_name: str, instance_name: str, token: int, error: BaseException
     ) -> None:
-        """That failed, and is tried again; :meth:`failure` is called, too."""
+        """Record that the position was not persisted, and is retried.
+
+        :meth:`failure` is called, too.
+        """
 
     # -- connections ------------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:
-        """A link is up (SERVER seen, or the subscription confirmed)."""
+        """Record that a link is up (SERVER seen, or the subscription confirmed)."""
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        """A link went down."""
+        """Record that a link went down."""
 
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        """A link did not come up; it is tried again in ``retry_in`` s."""
+        """Record that a link did not come up; it is retried in ``retry_in`` s."""
 
     def connections_changed(self, count: int) -> None:
-        """The number of links of this process."""
+        """Record the number of links of this process."""
 
     def feature_unavailable(self, feature: str, why: str) -> None:
         """Something that a server refuses is done without, for as long as it does."""
@@ -318,15 +323,15 @@ class ReplicationObserver:
     # -- external cache ---------------------------------------------------------------
 
     def external_cache_set(self, cache_name: str, seconds: float) -> None:
-        """A value was written to the external cache, which took ``seconds``."""
+        """Record a write to the external cache, which took ``seconds``."""
 
     def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
-        """A value was asked of the external cache, which took ``seconds``."""
+        """Record a read of the external cache, which took ``seconds``."""
 
     # -- work -------------------------------------------------------------------------
 
     def background_process(self, description: str) -> AbstractContextManager[object]:
-        """A background process of ours begins; it ends when the context does."""
+        """Record a background process of ours, which lasts until the context ends."""
         return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:

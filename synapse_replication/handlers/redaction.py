@@ -1,7 +1,7 @@
-"""What the host says of a command that it failed to handle, without what is secret in it.
+"""The text of a host's failure to handle a command, without the command's secrets.
 
-An exception of a database driver, for instance, may repeat the values that it was given,
-and so the access token of USER_IP.
+An exception of a database driver, for instance, may repeat the values that it was
+given, and so the access token of USER_IP.
 """
 
 from __future__ import annotations

@@ -67,13 +67,19 @@ class Location(Protocol):
     """Where a process of the homeserver serves HTTP replication."""
 
     @property
-    def host(self) -> str | None: ...
+    def host(self) -> str | None:
+        """The name or address of the process, unless it has a Unix socket."""
+        ...
 
     @property
-    def port(self) -> int | None: ...
+    def port(self) -> int | None:
+        """The port of the process, unless it has a Unix socket."""
+        ...
 
     @property
-    def tls(self) -> bool: ...
+    def tls(self) -> bool:
+        """Whether the process is reached over TLS."""
+        ...
 
     @property
     def path(self) -> str | None:

@@ -22,6 +22,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
+from typing_extensions import override
 
 from synapse_replication.errors import CatchUpError, ReplicationError
 from synapse_replication.handlers.interfaces import StreamDirectory
@@ -91,6 +92,7 @@ class ReplicationResource(Resource):
         synapse.putChild(b"replication", self)
         return root
 
+    @override
     def render(self, request: Any) -> Any:
         request.setHeader(b"Content-Type", b"application/json")
         request.setHeader(b"Cache-Control", b"no-cache")

@@ -31,7 +31,6 @@ def with_retries(
     :param first_delay: before the second request, in s; doubled each time.
     :param max_delay: s at most.
     """
-
     backoff = Backoff(first_delay, max_delay, jitter=random)
 
     async def retrying(

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import attrs
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
@@ -105,7 +106,7 @@ class CaughtUp:
 
 @attrs.frozen
 class CatchUpProgress:
-    """A page was fetched: ``position`` on the way from ``from_token`` to ``upto_token``."""
+    """A page was fetched, up to ``position`` of ``upto_token``."""
 
     stream_name: str
     instance_name: str
@@ -310,18 +311,22 @@ class ReplicationHooks(ReplicationObserver):
         assert failure.value is not None
         self._report(f"a hook for {type(event).__name__}", failure.value)
 
-    # -- what happens at a moment -------------------------------------------------------
+    # -- what happens at a moment ------------------------------------------------------
 
+    @override
     def connection_made(self, connection: str) -> None:
         self._tell(LinkUp(connection))
 
+    @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._tell(LinkDown(connection, why))
 
+    @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         self._progress(event, event.from_token)
         return contextlib.nullcontext()
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._progress(event, upto_token)
 
@@ -338,14 +343,17 @@ class ReplicationHooks(ReplicationObserver):
             (stream_name, instance_name),
         )
 
+    @override
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         self._tell(Resynced(stream_name, instance_name, kind))
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self._tell(StreamReset(stream_name, instance_name, from_token, to_token))
 
+    @override
     def position_persisted(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -354,12 +362,14 @@ class ReplicationHooks(ReplicationObserver):
             event = PositionPersisted(stream_name, instance_name, token)
             self._tell(event, (PositionPersisted, stream_name, instance_name))
 
+    @override
     def position_persist_failed(
         self, stream_name: str, instance_name: str, token: int, error: BaseException
     ) -> None:
         event = PositionPersistFailed(stream_name, instance_name, token, str(error))
         self._tell(event, (PositionPersistFailed, stream_name, instance_name))
 
+    @override
     def peer_heard(self, news: PeerHeartbeat) -> None:
         name = news.instance_name
         if news.is_leaving:
@@ -374,7 +384,7 @@ class ReplicationHooks(ReplicationObserver):
         for stream_name in sorted(streams ^ before):
             self._tell(WriterRoleChanged(stream_name, name, stream_name in streams))
 
-    # -- what lasts ---------------------------------------------------------------------
+    # -- what lasts --------------------------------------------------------------------
 
     def _look(self) -> None:
         # First, so that nothing that fails ends it.

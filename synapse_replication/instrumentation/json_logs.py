@@ -77,5 +77,6 @@ class JsonLogObserver:
         self._stream = stream
 
     def __call__(self, event: LogEvent) -> None:
+        """Write an event."""
         self._stream.write(to_json(event) + "\n")
         self._stream.flush()

@@ -13,6 +13,7 @@ from typing import Any
 
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError, ReplicationError, excerpt
 from synapse_replication.handlers.observer import (
@@ -35,7 +36,8 @@ CHANGES_OF_STATE = 60
 #: How many different lines are remembered.
 MAX_KEYS = 1000
 
-#: How many lines of one group are written within REPEAT_AFTER, whatever names they have.
+#: How many lines of one group are written within REPEAT_AFTER, whatever names they
+#: have.
 MAX_OF_GROUP = 100
 
 #: What is worth a line when it is discarded: the rest is everyday work.
@@ -164,6 +166,7 @@ class LoggingObserver(ReplicationObserver):
 
     # -- lines and rows -------------------------------------------------------------
 
+    @override
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self._repeating(
             self._logger.warn,
@@ -173,6 +176,7 @@ class LoggingObserver(ReplicationObserver):
             error=error,
         )
 
+    @override
     def request_refused(self, status: int, why: str) -> None:
         if status in _BACKLOG_ANSWERS:
             return
@@ -184,6 +188,7 @@ class LoggingObserver(ReplicationObserver):
             why=why,
         )
 
+    @override
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
@@ -206,6 +211,7 @@ class LoggingObserver(ReplicationObserver):
             count=count,
         )
 
+    @override
     def extra_fields(self, stream_name: str, count: int) -> None:
         self._repeating(
             self._logger.info,
@@ -217,6 +223,7 @@ class LoggingObserver(ReplicationObserver):
 
     # -- streams and catch-up -------------------------------------------------------
 
+    @override
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
@@ -227,6 +234,7 @@ class LoggingObserver(ReplicationObserver):
             connection=connection,
         )
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
@@ -239,6 +247,7 @@ class LoggingObserver(ReplicationObserver):
             to_token=to_token,
         )
 
+    @override
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
@@ -251,6 +260,7 @@ class LoggingObserver(ReplicationObserver):
             upto_token=upto_token,
         )
 
+    @override
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -261,6 +271,7 @@ class LoggingObserver(ReplicationObserver):
             token=token,
         )
 
+    @override
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
@@ -276,9 +287,11 @@ class LoggingObserver(ReplicationObserver):
             last_token=last_token,
         )
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._logger.debug(
-            "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",
+            "Fetched {rows} rows of {stream} of {writer}, "
+            "up to {token} of {upto_token}",
             stream=event.stream_name,
             writer=event.instance_name,
             rows=rows,
@@ -286,6 +299,7 @@ class LoggingObserver(ReplicationObserver):
             upto_token=event.upto_token,
         )
 
+    @override
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
@@ -303,6 +317,7 @@ class LoggingObserver(ReplicationObserver):
             retry_in=retry_in,
         )
 
+    @override
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
@@ -319,6 +334,7 @@ class LoggingObserver(ReplicationObserver):
 
     # -- the extension ----------------------------------------------------------------
 
+    @override
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
@@ -333,6 +349,7 @@ class LoggingObserver(ReplicationObserver):
             upto_token=upto_token,
         )
 
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._repeating(
             self._logger.info,
@@ -341,6 +358,7 @@ class LoggingObserver(ReplicationObserver):
             instance=excerpt(instance_name),
         )
 
+    @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         self._repeating(
             self._logger.critical,
@@ -351,6 +369,7 @@ class LoggingObserver(ReplicationObserver):
             places=excerpt(places) or "it is not known where",
         )
 
+    @override
     def unknown_fields(self, connection: str, count: int) -> None:
         self._repeating(
             self._logger.info,
@@ -361,9 +380,11 @@ class LoggingObserver(ReplicationObserver):
 
     # -- connections ----------------------------------------------------------------
 
+    @override
     def connection_made(self, connection: str) -> None:
         self._state_changed(self._logger.info, connection, "Connected: {connection}")
 
+    @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         write = self._logger.info if reason in _ORDERLY else self._logger.warn
         self._state_changed(
@@ -374,6 +395,7 @@ class LoggingObserver(ReplicationObserver):
             why=why,
         )
 
+    @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
         self._repeating(
             self._logger.warn,
@@ -384,6 +406,7 @@ class LoggingObserver(ReplicationObserver):
             retry_in=retry_in,
         )
 
+    @override
     def feature_unavailable(self, feature: str, why: str) -> None:
         self._repeating(
             self._logger.warn,
@@ -395,6 +418,7 @@ class LoggingObserver(ReplicationObserver):
 
     # -- failures ---------------------------------------------------------------------
 
+    @override
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         self._repeating(
             self._logger.error,
@@ -405,6 +429,7 @@ class LoggingObserver(ReplicationObserver):
             log_failure=Failure(error),  # type: ignore[no-untyped-call]
         )
 
+    @override
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
     ) -> None:
@@ -417,6 +442,7 @@ class LoggingObserver(ReplicationObserver):
             why=_WHY_DROPPED[reason],
         )
 
+    @override
     def failure(self, what: str, error: BaseException) -> None:
         self._repeating(
             self._logger.critical,

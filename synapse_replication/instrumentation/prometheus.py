@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.handlers.observer import (
@@ -261,23 +262,29 @@ class PrometheusObserver(ReplicationObserver):
 
     # -- commands and rows ----------------------------------------------------------
 
+    @override
     def commands_received(self, connection: str, command: str, count: int) -> None:
         self._inbound.get(command, connection).inc(count)
         if (definition := _COUNTED_COMMANDS.get(command)) is not None:
             self._count(definition, count=count)
 
+    @override
     def commands_sent(self, connection: str, command: str, count: int) -> None:
         self._outbound.get(command, connection).inc(count)
 
+    @override
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self._count(metrics.REFUSED_LINES, connection, type(error).__name__)
 
+    @override
     def request_refused(self, status: int, why: str) -> None:
         self._count(metrics.REFUSED_REQUESTS, str(status))
 
+    @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self._rdata.get(stream_name).inc(count)
 
+    @override
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
@@ -285,14 +292,17 @@ class PrometheusObserver(ReplicationObserver):
             stream_name = OTHER
         self._count(metrics.DISCARDED, stream_name, reason.value, count=count)
 
+    @override
     def extra_fields(self, stream_name: str, count: int) -> None:
         self._count(metrics.EXTRA_FIELDS, stream_name, count=count)
 
+    @override
     def queue_changed(self, stream_name: str, length: int) -> None:
         self._queues[stream_name] = length
 
     # -- positions and catch-up -----------------------------------------------------
 
+    @override
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -307,6 +317,7 @@ class PrometheusObserver(ReplicationObserver):
             key = OTHER, OTHER
         self._positions[key] = token
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
@@ -325,22 +336,27 @@ class PrometheusObserver(ReplicationObserver):
                 self._monotonic() - started
             )
 
+    @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._catching_up(event)
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._count(
             metrics.CATCH_UP_ROWS, event.stream_name, event.instance_name, count=rows
         )
 
+    @override
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self._count(metrics.CATCH_UP_FAILURES, event.stream_name)
 
+    @override
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         self._count(metrics.RESYNCS, stream_name, kind.value)
 
+    @override
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
@@ -351,52 +367,66 @@ class PrometheusObserver(ReplicationObserver):
 
     # -- the extension ----------------------------------------------------------------
 
+    @override
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self._count(metrics.GAPS_FOUND, stream_name)
 
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self._count(metrics.EPOCH_CHANGES, instance_name)
 
+    @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         self._count(metrics.DUPLICATE_INSTANCES, instance_name)
 
+    @override
     def unknown_fields(self, connection: str, count: int) -> None:
         self._count(metrics.UNKNOWN_FIELDS, count=count)
 
     # -- sending, connections, the external cache, failures ------------------------
 
+    @override
     def stream_updates_sent(self, stream_name: str, count: int) -> None:
         self._sent.get(stream_name).inc(count)
 
+    @override
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         self._count(metrics.SENDING_FAILURES, stream_name)
 
+    @override
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
     ) -> None:
         self._count(metrics.DROPPED_COMMANDS, command, reason.value, count=count)
 
+    @override
     def connection_made(self, connection: str) -> None:
         self._count(metrics.CONNECTIONS_MADE, connection)
 
+    @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._count(metrics.CLOSE_REASON, reason.value)
 
+    @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
         self._count(metrics.CONNECTION_FAILURES, connection)
 
+    @override
     def connections_changed(self, count: int) -> None:
         self._metrics[metrics.TOTAL_CONNECTIONS].get().set(count)
 
+    @override
     def external_cache_set(self, cache_name: str, seconds: float) -> None:
         self._count(metrics.EXTERNAL_CACHE_SET, cache_name)
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(seconds)
 
+    @override
     def external_cache_get(self, cache_name: str, hit: bool, seconds: float) -> None:
         self._count(metrics.EXTERNAL_CACHE_GET, cache_name, str(hit))
         self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(seconds)
 
+    @override
     def failure(self, what: str, error: BaseException) -> None:
         self._count(metrics.FAILURES)

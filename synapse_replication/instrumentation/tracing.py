@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing_extensions import override
 
 from synapse_replication.handlers.observer import CatchUpEvent, ReplicationObserver
 
@@ -36,6 +37,7 @@ class TracingObserver(ReplicationObserver):
         self._tracer = tracer
         self._server_name = server_name
 
+    @override
     def background_process(self, description: str) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span(
             description,
@@ -43,6 +45,7 @@ class TracingObserver(ReplicationObserver):
             attributes={"server_name": self._server_name},
         )
 
+    @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span(
             "replication-catch-up",
@@ -71,11 +74,13 @@ class TracingObserver(ReplicationObserver):
             _propagator.inject(headers)
             yield
 
+    @override
     def asking_for_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
         return self._asking(stream_name, instance_name, headers)
 
+    @override
     def serving_rows(
         self, stream_name: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[object]:
@@ -90,6 +95,7 @@ class TracingObserver(ReplicationObserver):
             },
         )
 
+    @override
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
-"""Recordings of traffic, in files; :mod:`synapse_replication.recordings.format` says
-what is in one.
+"""Read recordings of traffic from files.
 
-Files may be compressed with gzip or xz.
+Their format is in :mod:`synapse_replication.recordings.format`. Files may be compressed
+with gzip or xz.
 """
 
 from __future__ import annotations

@@ -207,8 +207,8 @@ class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
     ) -> None:
         if isinstance(error, OSError):
             raise RecordingWriteError(
-                f"cannot record into {self._folder}: {error.strerror}; correct that and "
-                "start again: what was recorded before is kept"
+                f"cannot record into {self._folder}: {error.strerror}; correct that "
+                "and start again: what was recorded before is kept"
             ) from error
 
 

@@ -26,6 +26,7 @@ from twisted.internet.interfaces import IAddress, IConnector, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from twisted.python.reflect import safe_str
+from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.observer import CloseReason, ReplicationObserver
@@ -61,6 +62,7 @@ class RedisLink:
     whenConnected: Callable[[], Any]  # noqa: N815
 
     def connectionMade(self) -> Deferred[None]:
+        """Begin to ping. Called by Twisted."""
         self.established = False
         self._lost = False
         self.factory.links.add(self)
@@ -81,6 +83,7 @@ class RedisLink:
         return done
 
     def connectionLost(self, why: Failure) -> None:
+        """Report the loss, and fail what waits for a reply. Called by Twisted."""
         self._lost = True
         self.factory.links.discard(self)
         self._stop_handshake_timer()
@@ -101,6 +104,7 @@ class RedisLink:
     _heard_anything = False
 
     def dataReceived(self, data: bytes, unpause: bool = False) -> None:
+        """Process what the server sent. Called by Twisted."""
         self._heard_anything = True
         self._read_size.received(self.transport, len(data))
         try:
@@ -136,13 +140,13 @@ class RedisLink:
         raise NotImplementedError
 
     def link_established(self) -> None:
-        """The connection can do what it is for."""
+        """Record that the connection can be used."""
         self._stop_handshake_timer()
         self.established = True
         self.factory.link_established()
 
     def link_proved(self) -> None:
-        """It did what it is for: when it is lost, it is tried again at once."""
+        """Record that the connection was used: if it is lost, it is retried at once."""
         self.factory.resetDelay()
 
     def cut(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
@@ -173,6 +177,7 @@ class RedisLink:
 class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
     """A connection for txredisapi's commands (``set``, ``get``, ``ping``, ...)."""
 
+    @override
     def authenticated(self) -> None:
         def answered(_: object) -> None:
             self.link_established()
@@ -182,6 +187,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
         self.ping().addCallbacks(answered, failed)
 
+    @override
     def keep_alive(self) -> None:
         # When no reply comes within replyTimeout, txredisapi cuts the connection.
         def failed(failure: Failure) -> None:
@@ -272,6 +278,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def continueTrying(self, value: object) -> None:
         """Pass over: txredisapi sets it after a failed AUTH, ends for good."""
 
+    @override
     def stopTrying(self) -> None:
         self._stopped = True
         if self.connector is not None:
@@ -298,19 +305,23 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         for link in list(self.links):
             link.cut("it did not close in time")
 
+    @override
     def startedConnecting(self, connector: IConnector) -> None:
         self.connector = connector
         super().startedConnecting(connector)
 
+    @override
     def buildProtocol(self, addr: IAddress | None) -> Any:
         self._why = ""
         return super().buildProtocol(addr)
 
+    @override
     def addConnection(self, connection: Any) -> None:
         super().addConnection(connection)
         if self.pool and not self._pings.running:
             self._pings.start(self._ping_interval, now=False)
 
+    @override
     def delConnection(self, connection: Any) -> None:
         super().delConnection(connection)
         if not self.pool and self._pings.running:
@@ -347,10 +358,12 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     # -- again ----------------------------------------------------------------------
 
+    @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
         self._why = safe_str(reason.value)
         self._again(connector)
 
+    @override
     def clientConnectionLost(self, connector: IConnector, reason: Failure) -> None:
         self._again(connector)
 

@@ -1,7 +1,7 @@
 """The bytes of Redis: commands out, replies in.
 
-hiredis reads the replies. txredisapi's own reader in Python takes one message a turn of the
-reactor, and cuts the connection at a line that is not UTF-8.
+hiredis reads the replies. txredisapi's own reader in Python takes one message a turn of
+the reactor, and cuts the connection at a line that is not UTF-8.
 """
 
 from __future__ import annotations

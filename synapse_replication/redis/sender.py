@@ -1,11 +1,11 @@
 """Publishing: pipelined, in order, and knowing what was not acknowledged.
 
 Theory of operation. :class:`RedisSender` outlives its connections. What is published
-after a moment of silence is written at once; what follows soon is gathered until the end
-of the turn of the reactor, and written together: it leaves no later than if the socket
-had been given it at once. Without a socket there is nothing to gain by that, and it is
-written at once. A PUBLISH has no Deferred: Redis answers in order, so that counting the
-answers tells how many are outstanding.
+after a moment of silence is written at once; what follows soon is gathered until the
+end of the turn of the reactor, and written together: it leaves no later than if the
+socket had been given it at once. Without a socket there is nothing to gain by that, and
+it is written at once. A PUBLISH has no Deferred: Redis answers in order, so that
+counting the answers tells how many are outstanding.
 
 Rows hide a loss: a reader that gets row 7 takes itself to be past row 6, lost or
 not. So the rule is that after publishes were lost (not acknowledged when the
@@ -25,14 +25,14 @@ while Redis still has work to do. It is behind sooner while there is something t
 would be delayed.
 
 A connection that we lost may live on at Redis, with publishes that it has not read yet.
-They would come out behind the announcement: a batch without its end, an old position. So
-the first thing on a connection, before it counts as up, is to have Redis end the one
+They would come out behind the announcement: a batch without its end, an old position.
+So the first thing on a connection, before it counts as up, is to have Redis end the one
 before it, if something was published on that one. How to name it to Redis is asked for
 when the first publish was written, and not before: a server that only knows how to
 publish is usable, even if it hangs up on a command that it does not know. By a Unix
 socket nothing is asked: all clients have the same address there, and number and address
-together might be another client's after a restart of Redis. A transport without a socket
-has no kernel buffer in which anything could be left.
+together might be another client's after a restart of Redis. A transport without a
+socket has no kernel buffer in which anything could be left.
 
 Rejected: publishing rows again that were not acknowledged. They may have arrived, and
 would be out of order behind what other processes sent since.
@@ -57,6 +57,7 @@ from twisted.internet.interfaces import (
     IWriteDescriptor,
 )
 from twisted.python.failure import Failure
+from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.errors import excerpt
@@ -170,6 +171,7 @@ class RedisSender:
 
     @property
     def connected(self) -> bool:
+        """Whether there is a connection to publish on."""
         return self._protocol is not None
 
     @property
@@ -411,6 +413,7 @@ class RedisSenderProtocol(RedisProtocol):
 
     factory: SenderFactory
 
+    @override
     def connectionMade(self) -> Any:
         #: What the next replies answer, in order: a run of so many publishes, or,
         #: for 0, one of txredisapi's commands.
@@ -429,6 +432,7 @@ class RedisSenderProtocol(RedisProtocol):
         self._unanswered_questions = 0
         return super().connectionMade()
 
+    @override
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
         count, self.unacknowledged = self.unacknowledged, 0
@@ -498,11 +502,13 @@ class RedisSenderProtocol(RedisProtocol):
         else:
             self.factory.observer.feature_unavailable(_FENCING, str(error))
 
+    @override
     def link_established(self) -> None:
         super().link_established()
         self.transport.registerProducer(_SenderProducer(self.factory.sender), True)
         self.factory.sender.connection_up(self)
 
+    @override
     def close(self) -> None:
         # A TLS transport with a producer waits for it before it closes.
         self.transport.unregisterProducer()
@@ -522,6 +528,7 @@ class RedisSenderProtocol(RedisProtocol):
         if self._writes_itself and not self.transport.disconnecting:
             self.transport.doWrite()
 
+    @override
     def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         self._awaited.append(0)
         try:
@@ -531,6 +538,7 @@ class RedisSenderProtocol(RedisProtocol):
             self._awaited.pop()
             raise
 
+    @override
     def read_replies(self) -> bool:
         gets = self._reader.gets
         awaited = self._awaited

@@ -202,6 +202,7 @@ class MasterConnector:
         self.factory = factory
 
     def connect(self) -> None:
+        """Begin an attempt to connect."""
         self.factory.startedConnecting(self)
         self._search = search = self._master.locate()
         search.addCallbacks(self._found, self._not_found)
@@ -243,6 +244,7 @@ class MasterConnector:
             link.cut(f"Sentinel says that the master is {master[0]}:{master[1]} now")
 
     def stopConnecting(self) -> None:
+        """Stop the attempt in progress."""
         if self._search is not None:
             self._search.cancel()
         elif self._inner is not None:
@@ -251,12 +253,14 @@ class MasterConnector:
             raise NotConnectingError("there is no attempt to stop")
 
     def disconnect(self) -> None:
+        """Disconnect, or stop the attempt in progress."""
         if self._inner is not None:
             self._inner.disconnect()
         elif self._search is not None:
             self._search.cancel()
 
     def getDestination(self) -> Any:
+        """Return the address that is connected to; None before that."""
         return None if self._inner is None else self._inner.getDestination()
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import txredisapi
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
@@ -103,6 +104,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         """For logs and metrics."""
         return self.factory.name
 
+    @override
     def connectionMade(self) -> Any:
         self._unconfirmed: set[bytes] = set()
         #: Of the extension: asked for and not confirmed; confirmed.
@@ -111,6 +113,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         self._pong_timer: Timeout | None = None
         return super().connectionMade()
 
+    @override
     def authenticated(self) -> None:
         channels = [channel.encode() for channel in self.factory.channels]
         self._unconfirmed = set(channels)
@@ -122,6 +125,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             )
         self.transport.write(encode(b"SUBSCRIBE", *channels))
 
+    @override
     def connectionLost(self, why: Failure) -> None:
         self._stop_pong_timer()
         established = self.established
@@ -132,6 +136,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
                 self.factory.extension.extension_down(self)
             self.factory.command_handler.lost_connection(self)
 
+    @override
     def read_replies(self) -> bool:
         gets = self._reader.gets
         reply = gets()
@@ -218,9 +223,9 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         else:
             self.factory.observer.feature_unavailable(
                 "the extension",
-                f"Redis refuses the channel {self.factory.extension_channel} ({reply}); "
-                "a message that Redis loses is noticed later. Allow its user the "
-                "channel, or turn the extension off",
+                f"Redis refuses the channel {self.factory.extension_channel} "
+                f"({reply}); a message that Redis loses is noticed later. Allow its "
+                "user the channel, or turn the extension off",
             )
 
     def subscribed(self) -> None:
@@ -239,6 +244,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     # -- keep-alive -----------------------------------------------------------------
 
+    @override
     def keep_alive(self) -> None:
         if self._pong_timer is not None:
             return

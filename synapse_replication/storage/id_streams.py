@@ -72,7 +72,7 @@ class Lookup(enum.Enum):
 
 
 def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
-    """Return the ways in which the ids of a table can be looked up, from the catalogue."""
+    """Return how the ids of a table can be looked up, from the catalogue."""
     txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
     lookups = set()
@@ -103,8 +103,9 @@ def read_sequence(txn: Any, sequence: str) -> int:
 
 
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
-    """Return the greatest id in a table: 0 if it has none, ``None`` if it is big and no
-    index leads to it.
+    """Return the greatest id in a table.
+
+    It is 0 if there is none, ``None`` if the table is big and no index leads to it.
     """
     lookup = best_lookup(txn, column)
     if lookup is Lookup.NONE:

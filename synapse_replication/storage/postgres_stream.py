@@ -91,8 +91,7 @@ class WriterIds(Protocol):
 
 
 class PostgresStream:
-    """A stream that is kept in the database; see
-    :class:`~synapse_replication.streams.stream.Stream`.
+    """A :class:`~synapse_replication.streams.stream.Stream` in the database.
 
     :param description: the facts about it.
     :param queries: how its rows are found.

@@ -113,7 +113,7 @@ def survey_writers(
     :param unknown: where to look from for others.
     :param walk_from: where to look from for others in a table in which only a walk
         finds them.
-    :param walk_at_most: how many ids back from the last one such a walk begins, at most.
+    :param walk_at_most: at most how many ids before the last one such a walk begins.
 
     To be run without a transaction: each statement must see what was committed
     before it.

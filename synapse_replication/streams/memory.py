@@ -64,8 +64,7 @@ class _Entry:
 
 
 class MemoryStream:
-    """A stream that is in memory; see
-    :class:`~synapse_replication.streams.stream.Stream`.
+    """A :class:`~synapse_replication.streams.stream.Stream` in memory.
 
     :param description: the facts about it.
     :param instance_name: this process.

@@ -209,8 +209,9 @@ class WriterPositions:
 
     @property
     def announceable(self) -> int:
-        """What may be sent as our position: :attr:`announced`, if it is at or below
-        what the sequence is known to have given out. Never falls.
+        """What may be sent as our position. It never falls.
+
+        This is :attr:`announced`, if the sequence is known to have given it out.
         """
         token, allocated = self._announced, self._allocated
         if allocated is not None and token > allocated:
@@ -227,8 +228,7 @@ class WriterPositions:
         return self._allocated is not None and self.max_finished > self._allocated
 
     def is_plausible(self, id_: int) -> bool:
-        """Return whether an announced id may be believed without a look at the
-        sequence."""
+        """Return whether an announced id is believed without reading the sequence."""
         return self._allocated is None or id_ <= self._allocated + PLAUSIBLE_DISTANCE
 
     def set_allocated(self, id_: int) -> None:

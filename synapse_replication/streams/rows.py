@@ -141,7 +141,9 @@ class DecodedRows(Generic[RowT]):
 
 
 def fast_class(row_type: type[RowT]) -> type[RowT]:
-    """Make a class whose objects are filled quickly and then become rows::
+    """Make a class whose objects are filled quickly and then become rows.
+
+    It is used like this::
 
         row = fast(*fields)
         row.__class__ = row_type

@@ -126,7 +126,7 @@ class MultiWriterStreamToken:
         return cls(persisted_upto, positions)
 
     def get_stream_pos_for_instance(self, instance_name: str | None) -> int:
-        """Return a writer's position; rows without a known writer are at the minimum."""
+        """Return a writer's position; that of an unknown writer is the minimum."""
         if instance_name is None:
             return self.stream
         return self.instance_map.get(instance_name, self.stream)

@@ -15,6 +15,7 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
+from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.extension.extension import ExtensionHandler
@@ -87,6 +88,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self._extension = extension
         self._waiting: list[Deferred[None]] = []
 
+    @override
     def buildProtocol(
         self, addr: IAddress | None
     ) -> BaseReplicationStreamProtocol | None:
@@ -233,10 +235,12 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     # -- from Twisted ---------------------------------------------------------------
 
+    @override
     def startedConnecting(self, connector: IConnector) -> None:
         self._try = connector.connect
         self._give_up = connector.stopConnecting
 
+    @override
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
         protocol = self.protocol(
             self.client_name,
@@ -252,6 +256,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self.connection = protocol
         return protocol
 
+    @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
         self._failed(reason)
 

@@ -24,6 +24,7 @@ from twisted.internet.interfaces import (
 )
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.errors import LineTooLongError
@@ -135,10 +136,12 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @property
     def close_reason(self) -> CloseReason | None:
+        """Why the connection closed; None while it is open."""
         return self._connection.close_reason
 
     @property
     def close_text(self) -> str:
+        """What was wrong, for logs; empty while the connection is open."""
         return self._connection.close_text
 
     def greeting(self) -> Sequence[Command]:
@@ -151,6 +154,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     # -- from the transport ---------------------------------------------------------
 
+    @override
     def connectionMade(self) -> None:
         # A transport knows it as a streaming producer of what it writes.
         self._transport.registerProducer(self, True)
@@ -161,6 +165,7 @@ class BaseReplicationStreamProtocol(Protocol):
             self.send_command(command)
         self._tick()
 
+    @override
     def dataReceived(self, data: bytes) -> None:
         connection = self._connection
         self._read_size.received(self.transport, len(data))
@@ -178,6 +183,7 @@ class BaseReplicationStreamProtocol(Protocol):
             self._hand_over(received.items)
         self._flush()
 
+    @override
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._connection.connection_lost(
             isinstance(reason.value, ConnectionDone), _explain(reason)
@@ -206,11 +212,12 @@ class BaseReplicationStreamProtocol(Protocol):
         self._flush()
 
     def stopProducing(self) -> None:
-        """The transport goes down: ``connectionLost`` says so as well."""
+        """Ignore that the transport goes down: ``connectionLost`` reports it, too."""
 
     # -- from the handler: a ReplicationConnection ------------------------------------
 
     def send_command(self, command: Command) -> None:
+        """Send a command."""
         self.send_lines(command.NAME, [encode_command(command)])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
@@ -228,6 +235,7 @@ class BaseReplicationStreamProtocol(Protocol):
             self._observer.failure(f"telling {self.name} our positions", error)
 
     def close_with_error(self, text: str) -> None:
+        """Send ERROR, then close the connection."""
         self._connection.close_with_error(text, self._clock.seconds())
         self._flush()
 
@@ -324,6 +332,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     role = Role.SERVER
     relays = True
 
+    @override
     def greeting(self) -> Sequence[Command]:
         return [
             ServerCommand(self.server_name),
@@ -332,6 +341,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     _handshake_timer: DelayedCall | None = None
 
+    @override
     def connectionMade(self) -> None:
         super().connectionMade()
         if ISSLTransport.providedBy(self.transport):
@@ -341,8 +351,10 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
             )
 
     def handshakeCompleted(self) -> None:
+        """Stop the timer of the TLS handshake. Called by Twisted."""
         self._stop_handshake_timer()
 
+    @override
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._stop_handshake_timer() and not isinstance(
             reason.value, ConnectionDone
@@ -408,6 +420,7 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         )
         self.name = client_name
 
+    @override
     def greeting(self) -> Sequence[Command]:
         # A stock server skips what stands in a PING.
         marks = [] if self._extension is None else [PING_MARK]

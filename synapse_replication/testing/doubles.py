@@ -53,8 +53,10 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class MemoryConnection:
-    """A :class:`~synapse_replication.handlers.interfaces.ReplicationConnection`
-    that keeps what it is given.
+    """A connection that records what it is given.
+
+    It is a
+    :class:`~synapse_replication.handlers.interfaces.ReplicationConnection`.
 
     :param max_line_length: longer lines are refused, bytes; ``None`` for no limit.
     :ivar sent: the lines, as text, in order.
@@ -162,18 +164,22 @@ class SourceStream:
     # -- a Stream ---------------------------------------------------------------------
 
     def current_token(self, instance_name: str) -> int:
+        """Return the position of a writer."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
+        """Return the position up to which this process has written."""
         return self.local_token
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        """Return whether this process wrote rows in ``(from_token, upto_token]``."""
         return self.is_guess or any(
             from_token < token <= upto_token
             for token, _ in self._rows.get(self.instance_name, ())
         )
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
+        """Return whether a token is at most ``plausible_upto``."""
         return token <= self.plausible_upto
 
     def advance(self, instance_name: str, token: int) -> None:
@@ -183,6 +189,7 @@ class SourceStream:
     def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> Deferred[StreamUpdateResult]:
+        """Return the rows of a writer in ``(from_token, upto_token]``."""
         self.requests.append((instance_name, from_token, upto_token))
         request = _Request(instance_name, from_token, upto_token, Deferred())
         self._waiting.append(request)
@@ -261,6 +268,8 @@ class RecordingSink:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
+        """Record or deliver rows of a stream."""
+
         def take() -> None:
             self.rows.append((stream_name, instance_name, token, rows))
             stream = self._streams[stream_name]
@@ -272,6 +281,8 @@ class RecordingSink:
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
+        """Record the position of a writer."""
+
         def take() -> None:
             self.positions.append((stream_name, instance_name, token))
             self._streams[stream_name].advance(instance_name, token)
@@ -279,11 +290,14 @@ class RecordingSink:
         return self._do(take)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Return the epochs by stream and writer."""
         return self.epochs
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
+        """Record that a stream of a writer began anew."""
+
         def take() -> None:
             token = self._streams[stream_name].current_token(instance_name)
             self.begun.append((stream_name, instance_name, epoch, token))
@@ -341,6 +355,7 @@ class RecordingCommands:
         self.syncing: list[SyncingUser] = []
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Return the users to announce on a new connection."""
         return self.syncing
 
     def on_user_sync(
@@ -351,16 +366,19 @@ class RecordingCommands:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
+        """Record that a user began, continued or ceased to sync."""
         return self._call(
             "on_user_sync", instance_id, user_id, device_id, is_syncing, last_sync_ms
         )
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
+        """Forget all users that sync with a process."""
         return self._call("on_clear_user_sync", instance_id)
 
     def on_federation_ack(
         self, instance_name: str | None, token: int
     ) -> Awaitable[None] | None:
+        """Record up to which id the federation sender has sent."""
         return self._call("on_federation_ack", instance_name, token)
 
     def on_user_ip(
@@ -372,32 +390,39 @@ class RecordingCommands:
         device_id: str | None,
         last_seen_ms: int,
     ) -> Awaitable[None] | None:
+        """Record from where a user was last seen, in ms since the epoch."""
         return self._call(
             "on_user_ip", user_id, access_token, ip, user_agent, device_id, last_seen_ms
         )
 
     def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
+        """Retry a remote server, which is reachable again."""
         return self._call("on_remote_server_up", server)
 
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> Awaitable[None] | None:
+        """Wake up whoever waits for a lock."""
         return self._call("on_lock_released", instance_name, lock_name, lock_key)
 
     def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
+        """Launch a scheduled task."""
         return self._call("on_new_active_task", task_id)
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
+        """Cancel a scheduled task."""
         return self._call("on_cancel_task", task_id)
 
     def on_remove_pusher(
         self, app_id: str, push_key: str, user_id: str
     ) -> Awaitable[None] | None:
+        """Delete a pusher of a user."""
         return self._call("on_remove_pusher", app_id, push_key, user_id)
 
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
     ) -> Awaitable[None] | None:
+        """Invalidate an entry of a cache; all of its entries without keys."""
         return self._call("on_invalidate_cache", cache_func, keys)
 
     def _call(self, *call: Any) -> Awaitable[None] | None:
@@ -414,6 +439,7 @@ class MemoryNotifier:
         self._callbacks: list[Callable[[], None]] = []
 
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
+        """Call a function after each write."""
         self._callbacks.append(callback)
 
     def notify(self) -> None:
@@ -430,15 +456,18 @@ class StreamSet:
     written: Sequence[str] = ()
 
     def get_streams(self) -> Mapping[str, Stream]:
+        """Return all streams by name."""
         return self.streams
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
+        """Return the streams that this process writes."""
         return [self.streams[name] for name in self.written]
 
 
 class MemoryHost:
-    """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost` whose
-    time is :attr:`reactor`.
+    """A host whose time is :attr:`reactor`.
+
+    It is a :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     :param written: the names of the streams that this process writes.
     :ivar observer: hears of the failures of background processes too.

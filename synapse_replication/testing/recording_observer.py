@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from typing_extensions import override
+
 from synapse_replication.errors import ProtocolError
 from synapse_replication.handlers.observer import (
     CatchUpEvent,
@@ -86,118 +88,147 @@ class RecordingObserver(ReplicationObserver):
         self.refuted: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
 
+    @override
     def feature_unavailable(self, feature: str, why: str) -> None:
         self.unavailable.append((feature, why))
 
+    @override
     def line_refused(self, connection: str, error: ProtocolError) -> None:
         self.refused.append(error)
 
+    @override
     def rows_received(self, stream_name: str, count: int) -> None:
         self.received[stream_name] += count
 
+    @override
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
         self.discards[stream_name, instance_name, reason] += count
 
+    @override
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
     ) -> None:
         self.drops[command, reason] += count
 
+    @override
     def extra_fields(self, stream_name: str, count: int) -> None:
         self.extra[stream_name] += count
 
+    @override
     def queue_changed(self, stream_name: str, length: int) -> None:
         self.queue_lengths.setdefault(stream_name, []).append(length)
 
+    @override
     def position_announced(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         self.announced[stream_name, instance_name] = token
 
+    @override
     def peer_heard(self, news: PeerHeartbeat) -> None:
         self.news.append(news)
 
+    @override
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         self.positions[stream_name, instance_name] = token
 
+    @override
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
         self.connected.append((connection, stream_name, instance_name))
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self.resets.append((stream_name, instance_name, from_token, to_token))
 
+    @override
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self.removed_found.append((stream_name, instance_name, from_token, upto_token))
 
+    @override
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         self.removed_drained.append((stream_name, instance_name, token))
 
+    @override
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
         self.refuted.append((stream_name, instance_name, token, last_token))
 
+    @override
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
         self.ahead.append((stream_name, instance_name, position, announced))
 
+    @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         self.catch_ups.append(event)
         return super().catch_up(event)
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self.pages.append((rows, upto_token))
 
+    @override
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
         self.catch_up_failures.append((event, error, attempt, retry_in))
 
+    @override
     def stream_updates_sent(self, stream_name: str, count: int) -> None:
         self.sent[stream_name] += count
 
+    @override
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         self.sending_failures.append((stream_name, error))
 
+    @override
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
         self.resyncs[stream_name, instance_name, kind] += 1
 
+    @override
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: BaseException | None
     ) -> None:
         self.backlog_answers.append((stream_name, instance_name, error))
 
+    @override
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
         self.gaps.append((stream_name, instance_name, from_token, upto_token))
 
+    @override
     def epoch_changed(self, instance_name: str) -> None:
         self.restarted.append(instance_name)
 
+    @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         self.duplicates.append((instance_name, places))
 
+    @override
     def unknown_fields(self, connection: str, count: int) -> None:
         self.unknown += count
 
+    @override
     def connections_changed(self, count: int) -> None:
         self.connections = count
 
     @contextmanager
+    @override
     def background_process(self, description: str) -> Iterator[None]:
         self.processes.append(description)
         self.open_processes += 1
@@ -206,5 +237,6 @@ class RecordingObserver(ReplicationObserver):
         finally:
             self.open_processes -= 1
 
+    @override
     def failure(self, what: str, error: BaseException) -> None:
         self.failures.append((what, error))

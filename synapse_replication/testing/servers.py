@@ -318,8 +318,10 @@ def _unprivileged_user() -> pwd.struct_passwd:
 
 @attrs.frozen
 class RedisTls:
-    """The PEM files of a Redis that speaks TLS, and asks its clients for a
-    certificate of the same authority."""
+    """The PEM files of a Redis that speaks TLS.
+
+    It asks its clients for a certificate of the same authority.
+    """
 
     certificate: Path
     private_key: Path

@@ -1,5 +1,7 @@
-"""The buffers of a transport, plain, TLS or a Unix socket's: what lies in them, and how
-much is read at once."""
+"""The buffers of a transport: plain, TLS or a Unix socket's.
+
+How full they are, and how much is read at once.
+"""
 
 from __future__ import annotations
 

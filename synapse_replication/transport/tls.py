@@ -62,8 +62,9 @@ def client_context(
     certificate_file: Path | None = None,
     private_key_file: Path | None = None,
 ) -> Any:
-    """Make what connects to a server and verifies it; files are read for each
-    connection.
+    """Make what connects to a server and verifies it.
+
+    Files are read for each connection.
 
     :param hostname: the name, or the address, that its certificate must have.
     :param authority_file: PEM certificates that are trusted, or a folder of such

@@ -125,8 +125,8 @@ _HTTP_WORDS: Final = frozenset(
 )
 #: What a server accepts before NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
-#: A call that is due is late by more than that, in s, only if the process did not run or
-#: its clock stepped.
+#: A call that is due is late by more than that, in s, only if the process did not run
+#: or its clock stepped.
 _LATE: Final = 1.0
 #: How a TLS record of a handshake or of an alert begins.
 _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"

@@ -26,8 +26,8 @@ One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
     Rows of the one stream in ``positions`` follow on the main channel; before them,
     it stood there.
 
-Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, between peers that both
-showed that they speak it; see :mod:`synapse_replication.wire.connection`.
+Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, between peers that
+both showed that they speak it; see :mod:`synapse_replication.wire.connection`.
 
 Fields that are not known here are counted and skipped, and so are messages of
 another version or type: a newer peer may send them.

@@ -255,7 +255,9 @@ class StreamSetupTests(TestCase):
         self.assertIsNone(await host.largest_token("typing"))
 
     async def test_takes_over(self) -> None:
-        """Who begins to write knows that it has no rows before; others claim nothing."""
+        """
+        Who begins to write knows that it has no rows before; others claim nothing.
+        """
         self.store(a=7)
         self.execute("SELECT setval('notes_seq', 7)")
         self.execute("INSERT INTO notes VALUES (7, 'a', 'x')")

@@ -144,7 +144,9 @@ class SupervisedProcessTests(FilesMixin):
         self.assertTrue(self.notify.is_closed)
 
     def test_does_not_start(self) -> None:
-        """A process that cannot start is not told to be ready, and the failure is seen."""
+        """
+        A process that cannot start is not told to be ready, and the failure is seen.
+        """
         self.supervised.startService()
         self.process.started.errback(OSError("no"))
         self.failureResultOf(self.supervised.started, OSError)
@@ -192,7 +194,9 @@ class SupervisedProcessTests(FilesMixin):
         self.assertIn("h.yaml", text)
 
     def test_mended(self) -> None:
-        """When the mistakes are repaired, the status does not speak of them any more."""
+        """
+        When the mistakes are repaired, the status does not speak of them any more.
+        """
         self.run_it()
         self.own(log_level="loud")
         self.reload()
@@ -213,8 +217,8 @@ class SupervisedProcessTests(FilesMixin):
             self.assertEqual(level, "warn")
             self.assertEqual(
                 text,
-                "Changes of redis, synapse_replication.extension.enabled are not in use "
-                "before this process is restarted",
+                "Changes of redis, synapse_replication.extension.enabled are not in "
+                "use before this process is restarted",
             )
         self.assertEqual(self.process.sizes, [])
         changed = ("redis", "synapse_replication.extension.enabled")

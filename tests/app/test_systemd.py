@@ -153,7 +153,9 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.observer.stream_connected("redis", "events", "persister1")
 
     def test_ready(self) -> None:
-        """It is ready when all was caught up with, and tells how far it is till then."""
+        """
+        It is ready when all was caught up with, and tells how far it is till then.
+        """
         self.notifier.start()
         self.assertIn("STATUS=starting", self.sent[0])
         self.notifier.up()

@@ -123,7 +123,9 @@ class LogTests(FilesMixin):
         )
 
     def test_levels(self) -> None:
-        """What OpenTelemetry complains of is in our log, by its level, with its text."""
+        """
+        What OpenTelemetry complains of is in our log, by its level, with its text.
+        """
         handler = _ToOurLog()
         with capturedLogs() as logs:
             handler.emit(self.record(logging.WARNING, "slow: %s", 7))

@@ -245,7 +245,8 @@ class LoadConfigTests(FilesMixin):
         config = self.load(
             HOMESERVER,
             WORKER,
-            "redis:\nsynapse_replication: {direct_tcp: {connect: ['tcp:h:1', 'unix:/s']}}\n",
+            "redis:\nsynapse_replication:\n"
+            "  direct_tcp: {connect: ['tcp:h:1', 'unix:/s']}\n",
         )
         self.assertEqual(config.tcp_connect, ("tcp:h:1", "unix:/s"))
 

@@ -40,7 +40,9 @@ class TracingConfigTests(FilesMixin):
         self.assertEqual(config.tracing, TracingConfig("http://c.test/v1/traces"))
 
     def test_all(self) -> None:
-        """Headers, share and name are read; headers are no text of the configuration."""
+        """
+        Headers, share and name are read; headers are no text of the configuration.
+        """
         config = self.load(
             endpoint="http://c.test:4318",
             headers={"Authorization": "Bearer hush"},

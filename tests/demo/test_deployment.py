@@ -70,7 +70,8 @@ class DeploymentTests(SynchronousTestCase):
         dsn = deployment.postgres.dsn("demo")
         with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
             cursor.execute(
-                "INSERT INTO demo_events VALUES (2, 'event_writer1', 'ev', '[1, null]'), "
+                "INSERT INTO demo_events VALUES "
+                "(2, 'event_writer1', 'ev', '[1, null]'), "
                 "(3, 'event_writer2', 'ev', '{}')"
             )
         connection.close()

@@ -204,7 +204,9 @@ class ServingTests(HostTestCase):
             self.assertEqual(hello.has_backlog, "replication" in str(listeners))
 
     def test_status(self) -> None:
-        """The status is answered with the secret, also by a process without a backlog."""
+        """
+        The status is answered with the secret, also by a process without a backlog.
+        """
         url = "http://w/_synapse/replication/status"
         for listeners in ([listener("replication")], [listener("client")]):
             self.hs.config.worker.worker_listeners = listeners

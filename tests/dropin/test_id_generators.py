@@ -1,4 +1,6 @@
-"""Tests for ids inside a host; here on SQLite, on PostgreSQL in tests.external.synapse/."""
+"""Tests for ids inside a host; here on SQLite, on PostgreSQL in
+tests.external.synapse/.
+"""
 
 from __future__ import annotations
 

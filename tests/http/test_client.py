@@ -323,7 +323,9 @@ class RealSocketTests(TestCase):
         self.assertIsNone(caught.exception.status)
 
     async def test_tls(self) -> None:
-        """Rows come over TLS; who is not whom we meant, or does not let us in, is told."""
+        """
+        Rows come over TLS; who is not whom we meant, or does not let us in, is told.
+        """
         from twisted.internet import reactor as untyped_reactor  # noqa: TID251
 
         reactor: Any = untyped_reactor

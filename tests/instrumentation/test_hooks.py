@@ -92,7 +92,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         return taken
 
     def test_moments(self) -> None:
-        """Links and resyncs are told in their order, later, and not while they happen."""
+        """
+        Links and resyncs are told in their order, later, and not while they happen.
+        """
         self.subscribe_all()
         self.observer.connection_made("redis")
         self.observer.resynced("events", "w1", Resync.PARTIAL)

@@ -358,7 +358,9 @@ class EventTests(SynchronousTestCase):
         return errors
 
     def test_every_event(self) -> None:
-        """Each method, with each error, writes nothing secret; each that logs is met."""
+        """
+        Each method, with each error, writes nothing secret; each that logs is met.
+        """
         watch = Watch(self)
         methods = {
             name: inspect.signature(method)
@@ -427,7 +429,8 @@ class ConfigTests(SynchronousTestCase):
             f"redis: {PASSWORD}",
             f"worker_replication_secret: '{SECRET}",
             f"{{worker_replication_secret: {SECRET}",
-            f"worker_replication_secret_path: /no/such\nworker_replication_secret: {SECRET}",
+            "worker_replication_secret_path: /no/such\n"
+            f"worker_replication_secret: {SECRET}",
         ):
             path = Path(tempfile.mkstemp(dir=self.mktemp_folder())[1])
             path.write_text(f"server_name: hs.example\n{text}\n")

@@ -117,7 +117,9 @@ class SystemdTests(DeploymentTestCase):
         self.assertEqual(len(self.manager.told("RELOADING")), 1)
 
     def test_ready_only_when_caught_up(self) -> None:
-        """A worker that was away is ready once it handled what it missed, not before."""
+        """
+        A worker that was away is ready once it handled what it missed, not before.
+        """
         worker = self.start_both()
         self.write_upto(10)
         self.wait_for_rows(10)
@@ -198,7 +200,9 @@ class SystemdTests(DeploymentTestCase):
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
 
     def test_wrong_socket(self) -> None:
-        """A ``NOTIFY_SOCKET`` of another kind is a clear error, before anything runs."""
+        """
+        A ``NOTIFY_SOCKET`` of another kind is a clear error, before anything runs.
+        """
         environment = self.environment
         self.environment = lambda command: {  # type: ignore[method-assign]
             **environment(command),

@@ -1,4 +1,4 @@
-"""A database with rows of all streams that is reached by TCP, and what is read of it."""
+"""A database with rows of all streams, reached by TCP, and what is read of it."""
 
 from __future__ import annotations
 

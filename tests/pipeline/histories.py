@@ -19,11 +19,10 @@ from tests.storage.synapse_extract import ROWS, SCHEMA
 from tests.support.big_database import fill_database
 
 _ORDERS = """
-CREATE TABLE orders (id bigint NOT NULL, writer text NOT NULL, item text, at timestamptz);
-CREATE INDEX orders_idx ON orders (writer, id);
-CREATE SEQUENCE orders_seq;
-SELECT setval('orders_seq', 10);
-INSERT INTO orders VALUES (-1, 'a', 'pen', '2026-01-02T03:04:05Z'),
+CREATE TABLE orders (id bigint NOT NULL, writer text NOT NULL, item text, at
+timestamptz); CREATE INDEX orders_idx ON orders (writer, id); CREATE SEQUENCE
+orders_seq; SELECT setval('orders_seq', 10); INSERT INTO orders VALUES (-1, 'a', 'pen',
+'2026-01-02T03:04:05Z'),
     (-2, 'b', 'ink, "black"', NULL), (-3, 'gone', E'two\nlines', NULL);
 CREATE TABLE stream_positions (
     stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);

@@ -108,7 +108,9 @@ class EncodeTests(SynchronousTestCase):
         )
 
     def test_too_many_items(self) -> None:
-        """An array that nobody asked for is refused at its header, however it is cut."""
+        """
+        An array that nobody asked for is refused at its header, however it is cut.
+        """
         good = write([b"message", b"hs", b"*2147483647 {*99999}"])
         for kind in b"*%~>":
             header = b"%c2147483647\r\n" % kind

@@ -140,7 +140,8 @@ INSERT INTO cache_invalidation_stream_by_instance VALUES
     (2, 'master', 'get_user_by_id', '{@a:x}', 7), (3, 'p1', 'f', '{a,b}', 8),
     (4, 'master', 'ignored_by', NULL, 9), (5, 'master', 'g', '{}', NULL);
 INSERT INTO device_lists_stream VALUES
-    (3, '@a:x', 'D1', 'master'), (4, '@a:x', 'D1', 'master'), (4, '@a:x', 'D2', 'master');
+    (3, '@a:x', 'D1', 'master'), (4, '@a:x', 'D1', 'master'), (4, '@a:x', 'D2',
+    'master');
 INSERT INTO device_lists_changes_in_room VALUES
     (2, '@a:x', 'D1', '!r', 'master'), (2, '@a:x', 'D1', '!s', 'master'),
     (3, '@a:x', 'D1', '!r', 'master');

@@ -105,7 +105,8 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
     def test_position_implausibly_far_ahead(self) -> None:
         """A position that was never given out is set back; the sequence stays."""
         self.sql(
-            "UPDATE stream_positions SET stream_id = 4611686018427387904 WHERE instance_name = 'second'"
+            "UPDATE stream_positions SET stream_id = 4611686018427387904 "
+            "WHERE instance_name = 'second'"
         )
         problem = self.only_problem()
         self.assertEqual(problem.kind, ProblemKind.POSITION_AHEAD)

@@ -49,7 +49,9 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual((self.count(), self.calls), (3, ["after"]))
 
     async def test_settled(self) -> None:
-        """It fires when what was asked for before has ended, and waits for nothing else."""
+        """
+        It fires when what was asked for before has ended, and waits for nothing else.
+        """
         first, second = threading.Event(), threading.Event()
         self.addCleanup(second.set)
         running = self.database.transact("first", lambda txn: first.wait(30))

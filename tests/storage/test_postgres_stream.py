@@ -112,7 +112,8 @@ ORDERS = TableStream(
 
 SCHEMA = """
 CREATE TABLE orders (
-    stream_id bigint NOT NULL, writer text NOT NULL, item text NOT NULL, amount integer);
+    stream_id bigint NOT NULL, writer text NOT NULL, item text NOT NULL, amount
+    integer);
 CREATE INDEX orders_by_writer ON orders (writer, stream_id);
 CREATE SEQUENCE orders_seq;
 SELECT setval('orders_seq', 1000000);

@@ -50,7 +50,9 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual(backlog.read(5, 9), StreamUpdateResult([(6, [6, 0])], 6, True))
 
     def test_less_room(self) -> None:
-        """With less room the oldest rows are forgotten at once, those added later too."""
+        """
+        With less room the oldest rows are forgotten at once, those added later too.
+        """
         backlog = self.make()
         backlog.add(1, [batch(2), batch(3), batch(4)])
         backlog.resize(BacklogOptions(2, 100_000))

@@ -48,7 +48,7 @@ CODEC = RowCodec("things", Row)
 
 
 class JsonTests(SynchronousTestCase):
-    """``encode_json`` and ``decode_json``"""
+    """``encode_json`` and ``decode_json``."""
 
     @settings(derandomize=True, deadline=None)
     @given(JSON)
@@ -136,7 +136,7 @@ class JsonTests(SynchronousTestCase):
 
 
 class RowCodecTests(SynchronousTestCase):
-    """``RowCodec``"""
+    """``RowCodec``."""
 
     @settings(derandomize=True, deadline=None)
     @given(st.lists(st.builds(Row, TEXTS, st.integers(), st.lists(TEXTS), JSON)))
@@ -209,7 +209,7 @@ class RowCodecTests(SynchronousTestCase):
 
 
 class RawRowCodecTests(SynchronousTestCase):
-    """``RawRowCodec``"""
+    """``RawRowCodec``."""
 
     @settings(derandomize=True, deadline=None)
     @given(st.lists(JSON))
@@ -229,7 +229,7 @@ class RawRowCodecTests(SynchronousTestCase):
 
 
 class FastClassTests(SynchronousTestCase):
-    """``fast_class``"""
+    """``fast_class``."""
 
     def test_decoded_rows_are_as_made_by_the_class(self) -> None:
         """A decoded row is equal to a made one, of its class, hashable and frozen."""

@@ -46,7 +46,8 @@ WHERE stream_name = 'receipts' AND ({with_slow} OR instance_name <> 'slow')
 # 2026-01-01 and two more days.
 _CACHES = """
 INSERT INTO cache_invalidation_stream_by_instance
-SELECT nextval('cache_invalidation_stream_seq'), 'w' || 1 + n % 2, 'get_user', ARRAY['u'],
+SELECT nextval('cache_invalidation_stream_seq'), 'w' || 1 + n % 2, 'get_user',
+ARRAY['u'],
        1767225600000 + 86400000 * (n % 3)::bigint
 FROM generate_series(1, {count}) AS n
 """

@@ -2,9 +2,10 @@
 
 Theory of operation: a process publishes on one connection and subscribes on
 another. Which of them a connection is shows when ``SUBSCRIBE`` passes; a connection
-over direct TCP is like one that publishes. While a direction is cut its bytes vanish, and the connection stays open: neither end hears
-of it. When it is healed, each connection that lost bytes is closed, as TCP does
-not let bytes vanish in the middle of a stream.
+over direct TCP is like one that publishes. While a direction is cut its bytes vanish,
+and the connection stays open: neither end hears of it. When it is healed, each
+connection that lost bytes is closed, as TCP does not let bytes vanish in the middle of
+a stream.
 
 Blocking sockets in threads of its own; its methods may be called in any thread.
 """

@@ -1,4 +1,6 @@
-"""Tests for the harness around a real Synapse; the real one is in tests.external.synapse/."""
+"""Tests for the harness around a real Synapse; the real one is in
+tests.external.synapse/.
+"""
 
 from __future__ import annotations
 

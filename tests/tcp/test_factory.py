@@ -63,7 +63,7 @@ def drop(protocol: Protocol) -> None:
 
 
 class ServerFactoryTests(SynchronousTestCase):
-    """``ReplicationStreamProtocolFactory``"""
+    """``ReplicationStreamProtocolFactory``."""
 
     def setUp(self) -> None:
         self.handler = RecordingHandler()

@@ -38,7 +38,7 @@ class SocketTransport:
 
 
 class ReadSizeTests(SynchronousTestCase):
-    """``ReadSize``"""
+    """``ReadSize``."""
 
     def setUp(self) -> None:
         self.transport = SimpleNamespace(bufferSize=USUAL_READ)
@@ -87,7 +87,7 @@ class ReadSizeTests(SynchronousTestCase):
 
 
 class ReadBuffersTests(SynchronousTestCase):
-    """``read_buffers``"""
+    """``read_buffers``."""
 
     def test_no_socket(self) -> None:
         """A transport without a socket has nothing in the kernel."""

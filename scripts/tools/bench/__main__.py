@@ -101,8 +101,10 @@ def bench(
 
 
 def _version_of(peer: str) -> str:
-    """Ask the peer's environment for Synapse's version: without it, there is no
-    comparison."""
+    """Return Synapse's version in the peer's environment.
+
+    Without it, there is no comparison.
+    """
     done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
     if done.returncode:
         raise click.ClickException(f"{peer} has no matrix-synapse; install it there")

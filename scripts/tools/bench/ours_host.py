@@ -48,12 +48,14 @@ class CountingSink:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
+        """Record or deliver rows of a stream."""
         self._counting.count(rows)
         return None
 
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
+        """Record the position of a writer."""
         self._counting.position()
         return None
 
@@ -67,20 +69,25 @@ class Source:
         self._positions: dict[str, int] = {}
 
     def current_token(self, instance_name: str) -> int:
+        """Return the position of a writer."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
+        """Return the position up to which this process has written."""
         return len(self.rows)
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
+        """Return whether this process wrote rows in ``(from_token, upto_token]``."""
         return True
 
     def advance(self, instance_name: str, token: int) -> None:
+        """Advance the position of a writer."""
         self._positions[instance_name] = token
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
+        """Return the rows of a writer in ``(from_token, upto_token]``."""
         if not self.rows:
             raise CatchUpError("a row was missed, which spoils the measure")
         end = min(upto_token, from_token + _PAGE)

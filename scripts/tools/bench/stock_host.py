@@ -32,12 +32,14 @@ class CountingDataHandler:
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
+        """Record or deliver rows of a stream."""
         self.positions[stream_name, instance_name] = token
         self._counting.count(rows)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
+        """Record the position of a writer."""
         self.positions[stream_name, instance_name] = token
         self._counting.position()
 
@@ -53,7 +55,8 @@ def homeserver(
     hs.get_reactor.return_value = reactor
     hs.get_clock.return_value = Clock(reactor, server_name=SERVER_NAME)
     hs.get_replication_data_handler.return_value = data_handler
-    hs.get_presence_handler.return_value.get_currently_syncing_users_for_replication.return_value = []
+    presence = hs.get_presence_handler.return_value
+    presence.get_currently_syncing_users_for_replication.return_value = []
     hs.config.server.server_name = SERVER_NAME
     hs.config.redis.redis_enabled = redis_port is not None
     hs.config.redis.redis_host = "127.0.0.1"
@@ -128,6 +131,7 @@ class Process:
         self.handler.start_replication(self.hs)
 
     async def sleep(self, seconds: float) -> None:
+        """Sleep for some ms."""
         await deferLater(self._reactor, seconds)
 
     async def stop(self) -> None:

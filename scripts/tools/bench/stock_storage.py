@@ -33,8 +33,10 @@ __all__ = ["MEASURES"]
 
 
 def _run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, float]:
-    """Run work as requests are run: outside of a log context, it would log each use
-    of the database."""
+    """Run work as requests are run.
+
+    Outside of a log context, it would log each use of the database.
+    """
 
     async def in_context(reactor: Any) -> Any:
         with LoggingContext(name="bench", server_name=SERVER_NAME):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from typing_extensions import override
 
 from scripts.tools.faults.writer import REFUSED, writers_of
 from synapse_replication.demo.deployment import (
@@ -105,6 +106,7 @@ class SmallDiskPostgres(PrivatePostgres):
             self.kill()
             self.start()
 
+    @override
     def stop(self) -> None:
         self.halt()
         if self._prepared and self._data.is_mount():
@@ -205,6 +207,7 @@ class FaultDeployment(Deployment):
             for name in WRITERS
         )
 
+    @override
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(super().close)

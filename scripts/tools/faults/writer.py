@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import attrs
 import psycopg2
 from twisted.logger import Logger
+from typing_extensions import override
 
 from synapse_replication.demo.script import STREAMS, DemoStream, Write, read_script
 from synapse_replication.demo.writer import ScriptWriter
@@ -41,9 +42,11 @@ class SteadyWriter(ScriptWriter):
 
     end_file = Path()
 
+    @override
     def goes_on(self) -> bool:
         return super().goes_on() and not self.end_file.exists()
 
+    @override
     async def write(self, write: Write, log: TextIO) -> None:
         try:
             await super().write(write, log)

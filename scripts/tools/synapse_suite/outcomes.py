@@ -15,6 +15,7 @@ from typing import Any
 
 from twisted.trial.reporter import TreeReporter
 from twisted.trial.runner import TestLoader, TrialRunner
+from typing_extensions import override
 
 __all__ = ["SUCCESS", "OutcomeReporter", "main"]
 
@@ -36,26 +37,32 @@ class OutcomeReporter(TreeReporter):
         if self.outcomes.get(test.id(), SUCCESS) == SUCCESS:
             self.outcomes[test.id()] = outcome
 
+    @override
     def addSuccess(self, test: Any) -> None:
         super().addSuccess(test)
         self._note(test, SUCCESS)
 
+    @override
     def addFailure(self, test: Any, fail: Any) -> None:
         super().addFailure(test, fail)
         self._note(test, "failure")
 
+    @override
     def addError(self, test: Any, error: Any) -> None:
         super().addError(test, error)
         self._note(test, "error")
 
+    @override
     def addSkip(self, test: Any, reason: Any) -> None:
         super().addSkip(test, reason)
         self._note(test, "skip")
 
+    @override
     def addExpectedFailure(self, test: Any, failure: Any, todo: Any = None) -> None:
         super().addExpectedFailure(test, failure, todo)
         self._note(test, "todo")
 
+    @override
     def addUnexpectedSuccess(self, test: Any, todo: Any = None) -> None:
         super().addUnexpectedSuccess(test, todo)
         self._note(test, "unexpected success")

@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline export``: rows of the archive as files of their own."""
+"""``synapse-replication pipeline export``: write rows of the archive to files."""
 
 from __future__ import annotations
 

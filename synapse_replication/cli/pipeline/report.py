@@ -49,7 +49,7 @@ __all__ = ["report_command"]
 @click.option(
     "--identify",
     is_flag=True,
-    help="Show the names of rooms and users, not hashes with a key that is thrown away.",
+    help="Show the names of rooms and users, not hashes with a discarded key.",
 )
 @master_option
 def report_command(

@@ -274,7 +274,7 @@ class ReplicationExtension:
         self._last_answer = self._clock.seconds()
         self._send_heartbeat()
 
-    # -- what this process sends --------------------------------------------------------
+    # -- what this process sends -------------------------------------------------------
 
     def retains(self, stream_name: str) -> bool:
         """Return whether rows of a stream are kept for who asks for them later."""
@@ -316,7 +316,7 @@ class ReplicationExtension:
             self._told[stream_name] = StreamPosition(token, self._clock.time_msec())
             self._has_moved = True
 
-    # -- messages -----------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------
 
     def _message(
         self, kind: MessageType, positions: dict[str, StreamPosition] | None = None

@@ -158,8 +158,8 @@ class StreamReceiver:
         self._is_plausible: Callable[[str, int], bool] = getattr(
             stream, "is_plausible", _is_always_plausible
         )
-        # Late rows of an idempotent stream are delivered, and rows alone never reset one
-        # that may begin again.
+        # Late rows of an idempotent stream are delivered, and rows alone never reset
+        # one that may begin again.
         self._can_fall_back = not (
             stream.description.idempotent or stream.description.resettable
         )
@@ -442,8 +442,11 @@ class StreamReceiver:
         tokens: list[Any],
         rows: list[bytes],
     ) -> None:
-        """Take rows among which are parts of batches, late or unreadable ones, or
-        rows of a writer that catches up."""
+        """Enqueue rows that need a closer look.
+
+        Among them are parts of batches, late or unreadable rows, or rows of a
+        writer that catches up.
+        """
         whole = state.gather(tokens, rows)
         if whole:
             position = self._stream.current_token(instance_name)

@@ -7,8 +7,8 @@ a row. No row in it was delivered, so to go back to its beginning doubles none, 
 fetching from there loses none. It costs nothing per row: a stretch counts only while
 the reader stands at its end.
 
-A stretch reaches back for one to two :data:`WINDOW_SECONDS`; a writer that has been idle
-for days is not searched for days.
+A stretch reaches back for one to two :data:`WINDOW_SECONDS`; a writer that has been
+idle for days is not searched for days.
 """
 
 from __future__ import annotations

@@ -67,11 +67,11 @@ class SendingListener(Protocol):
         ...
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """A row was sent past the streamer, or rows were left out: nobody heard."""
+        """Record that rows were sent past the streamer, or were not sent at all."""
         ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """A POSITION was sent to everybody."""
+        """Record that a POSITION was sent to everybody."""
         ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
@@ -163,7 +163,7 @@ class CommandSender:
         """Return the streams that this process writes."""
         return self._host.streams.get_streams_to_replicate()
 
-    # -- commands -----------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------
 
     def send_command(self, command: Command) -> None:
         """Send a command on every link, or keep it for the next one if there is none.
@@ -193,7 +193,7 @@ class CommandSender:
             self._send_to(connection, command)
 
     def _send_unsent(self) -> None:
-        """Send what was kept while there was no link; to be called when there is one."""
+        """Send what was retained while there was no link, now that there is one."""
         for command in self._unsent.take():
             self.send_command(command)
 
@@ -254,7 +254,7 @@ class CommandSender:
         """Tell that a task is to be cancelled."""
         self.send_command(CancelTaskCommand(task_id))
 
-    # -- rows and positions ---------------------------------------------------------------
+    # -- rows and positions ------------------------------------------------------------
 
     def last_sent_token(self, stream: Stream) -> int:
         """Return up to where the rows of a stream that we write were sent.

@@ -46,9 +46,13 @@ _DESCRIPTION = "replication_streamer"
 class RandomSource(Protocol):
     """What :class:`random.Random` offers and we use."""
 
-    def random(self) -> float: ...
+    def random(self) -> float:
+        """Return a float in ``[0.0, 1.0)``."""
+        ...
 
-    def shuffle(self, x: list[Any]) -> None: ...
+    def shuffle(self, x: list[Any]) -> None:
+        """Shuffle a list in place."""
+        ...
 
 
 @attrs.frozen

@@ -94,9 +94,9 @@ HINTS: Mapping[StallReason, str] = MappingProxyType(
         "same Redis, under the same server_name?",
         StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
         "STREAM=POSITION' with the position of this process: it moves the sequence "
-        "beyond it. Then have this process fetch what it discarded, as the runbook says.",
-        StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, or the "
-        "HTTP listener of the writer in instance_map. It is tried again by itself.",
+        "beyond it. Then have this process fetch what it discarded (runbook).",
+        StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, or "
+        "the HTTP listener of the writer in instance_map. It is tried again by itself.",
         StallReason.NO_PROGRESS: "The sink of this process waits for something: look "
         "at its log and at what it writes to.",
     }
@@ -248,7 +248,10 @@ def describe_progress(writer: WriterStatus) -> str:
 
 
 def describe_lag(writer: WriterStatus) -> str:
-    """Say how many ids a writer is ahead; ``?`` if it is not heard, ``+`` if more may be."""
+    """Return how many ids a writer is ahead, as text.
+
+    ``?`` if it is not heard, ``+`` behind it if there may be more.
+    """
     if writer.condition is Condition.WAITING or writer.reason in _NOT_HEARD:
         return f"{writer.lag:,}+" if writer.lag else "?"
     return f"{writer.lag:,}"

@@ -9,9 +9,10 @@ how long before it a position was reached; that difference is the same on every
 machine's clock, so only the way of the message is added. Writers without heartbeats
 are taken to have written when it was first heard of.
 
-Something wrong is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`:
-a short blip is none. Bounded: beyond :data:`MAX_NAMES`, what was heard longest ago makes
-room; what the configuration does not name is forgotten after a while without news.
+Something wrong is called *stalled* once it has lasted
+:attr:`StatusLimits.stalled_after`: a short blip is none. Bounded: beyond
+:data:`MAX_NAMES`, what was heard longest ago makes room; what the configuration does
+not name is forgotten after a while without news.
 
 docs/operators-guide.rst.
 """
@@ -26,6 +27,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import attrs
+from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
@@ -269,6 +271,7 @@ class StatusObserver(ReplicationObserver):
                 writer.connection = next(up, None)
         return writer
 
+    @override
     def position_announced(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -279,6 +282,7 @@ class StatusObserver(ReplicationObserver):
         ):
             writer.announce(token, self._monotonic())
 
+    @override
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -287,6 +291,7 @@ class StatusObserver(ReplicationObserver):
             writer.move(token, self._monotonic())
             self._is_level(writer)
 
+    @override
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
@@ -304,6 +309,7 @@ class StatusObserver(ReplicationObserver):
             writer.catch_up = None
             writer.was_level = writer.was_level or writer.connection is not None
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
@@ -314,6 +320,7 @@ class StatusObserver(ReplicationObserver):
             writer.behind_us = None
             writer.move(to_token, self._monotonic())
 
+    @override
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
@@ -323,6 +330,7 @@ class StatusObserver(ReplicationObserver):
             announced = writer.told[-1][0] if writer.told else writer.position
             writer.announced = announced
 
+    @override
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
@@ -332,6 +340,7 @@ class StatusObserver(ReplicationObserver):
                 writer.behind_us_since = self._monotonic()
             writer.behind_us = announced
 
+    @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
         writer = self._writer(event.stream_name, event.instance_name)
         if writer is not None:
@@ -343,6 +352,7 @@ class StatusObserver(ReplicationObserver):
             writer.catch_up = attrs.evolve(first, upto_token=event.upto_token)
         return contextlib.nullcontext()
 
+    @override
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
@@ -353,15 +363,18 @@ class StatusObserver(ReplicationObserver):
             writer.move(from_token, now)
             writer.announce(upto_token, now)
 
+    @override
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         # There is nothing to wait for any more.
         self._writers.pop((stream_name, instance_name), None)
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self.position_changed(event.stream_name, event.instance_name, upto_token)
 
+    @override
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
@@ -374,6 +387,7 @@ class StatusObserver(ReplicationObserver):
                 f"{attempt}: {excerpt(str(error) or type(error).__name__)}"
             )
 
+    @override
     def connection_made(self, connection: str) -> None:
         link = self._link(connection)
         if link is not None:
@@ -389,6 +403,7 @@ class StatusObserver(ReplicationObserver):
         for member in self._members.values():
             member.silent_since = self._monotonic()
 
+    @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         link = self._link(connection)
         if link is None or not link.up:
@@ -404,6 +419,7 @@ class StatusObserver(ReplicationObserver):
                 writer.catch_up = None
                 writer.waiting_since = now
 
+    @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
         link = self._link(connection)
         if link is not None and not link.up:
@@ -422,6 +438,7 @@ class StatusObserver(ReplicationObserver):
                 del self._links[min(downs)[1]]
         return link or _keep(self._links, name, _Link(self._monotonic()))
 
+    @override
     def peer_heard(self, news: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = news.instance_name
@@ -444,10 +461,11 @@ class StatusObserver(ReplicationObserver):
             for key in [key for key in self._writers if key[1] == name]:
                 del self._writers[key]
 
+    @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         _keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
 
-    # -- what is shown ------------------------------------------------------------------
+    # -- what is shown -----------------------------------------------------------------
 
     def snapshot(self) -> ProcessStatus:
         """Say how replication stands now."""
@@ -542,8 +560,8 @@ class StatusObserver(ReplicationObserver):
             yield StallReason.WRITER_GONE, member.heard, detail
         if writer.behind_us is not None:
             detail = (
-                f"ahead of its writer: this process is at {writer.position}, and {name} "
-                f"says to be at {writer.behind_us}"
+                f"ahead of its writer: this process is at {writer.position}, and "
+                f"{name} says to be at {writer.behind_us}"
             )
             yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
         if writer.failing_since is not None:

@@ -1,9 +1,9 @@
 """Converts an archive of versions before Delta tables.
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
-commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``: the newest
-one of rows tells the offsets, those of the wire which recordings are in. Rows keep
-their days, so that what was purged stays purged.
+commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``: the
+newest one of rows tells the offsets, those of the wire which recordings are in. Rows
+keep their days, so that what was purged stays purged.
 """
 
 from __future__ import annotations

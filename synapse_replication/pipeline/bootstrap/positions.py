@@ -9,8 +9,7 @@ __all__ = ["farthest_tokens"]
 
 
 def farthest_tokens(parts: DataFrame) -> DataFrame:
-    """Return the greatest token of each stream, table and writer, of those of its
-    parts.
+    """Return the greatest token of each stream, table and writer over its parts.
 
     :param parts: ``stream``, ``table``, ``instance_name`` (null where the table does
         not tell), ``token``.

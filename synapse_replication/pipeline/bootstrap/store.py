@@ -44,7 +44,8 @@ _WRITING = """
     FROM pg_locks AS l
     JOIN pg_class AS c ON c.oid = l.relation
     WHERE l.mode = 'RowExclusiveLock' AND l.granted
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.database =
+            (SELECT oid FROM pg_database WHERE datname = current_database())
         AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
         AND l.pid IS DISTINCT FROM pg_backend_pid()
 """

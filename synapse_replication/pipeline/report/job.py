@@ -136,7 +136,7 @@ def _read_findings(session: SparkSession, folder: str) -> DataFrame:
     path = Path(folder).absolute() / "findings.parquet"
     if not path.exists():
         raise PipelineError(
-            f"--findings {folder}: there is no findings.parquet; 'pipeline audit --out' "
-            "writes it"
+            f"--findings {folder}: there is no findings.parquet; "
+            "'pipeline audit --out' writes it"
         )
     return session.read.schema(FINDINGS_SCHEMA).parquet(f"file://{path}")

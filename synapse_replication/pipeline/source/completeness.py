@@ -245,7 +245,7 @@ class CompletenessReader:
             if self.clock() > deadline:
                 raise PipelineError(
                     f"stream {stream.name}: a transaction that may write it has been "
-                    f"open for {LOCK_PATIENCE:.0f} s, so what is complete is not known; "
+                    f"open for {LOCK_PATIENCE:.0f} s, so what is complete is unknown; "
                     "end it (pg_locks and pg_stat_activity tell which holds sequence "
                     f"{stream.sequence}), or leave the stream out of streams"
                 )

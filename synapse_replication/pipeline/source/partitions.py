@@ -148,8 +148,7 @@ def cut_by_rows(
     end: Mapping[str, StreamOffset],
     limit: int,
 ) -> dict[str, StreamOffset]:
-    """Return an offset at or before ``end`` with at most ``limit`` rows after
-    ``start``.
+    """Return an offset at or before ``end``, at most ``limit`` rows after ``start``.
 
     More only where one token has more, so that there is progress. Streams share the
     limit: what one does not need is for the others.

@@ -189,7 +189,7 @@ class _RowIndex:
         self._next = 0
 
     def of(self, tokens: pa.Array) -> pa.Array:
-        """Number the rows of a batch, whose tokens are in order."""
+        """Return the row numbers of a batch, whose tokens are in order."""
         ids = tokens.to_numpy(zero_copy_only=False)
         places = np.arange(len(ids), dtype=np.int64)
         begins = np.concatenate(([True], ids[1:] != ids[:-1]))

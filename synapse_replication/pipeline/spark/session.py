@@ -1,7 +1,7 @@
 """The Spark session that the jobs run in: one way to make it, checked beforehand.
 
-Works on a laptop (``local[*]``) and with any ``--master``. docs/pipeline.rst says how to
-run it on a cluster, and how to change Spark's settings.
+Works on a laptop (``local[*]``) and with any ``--master``. docs/pipeline.rst says how
+to run it on a cluster, and how to change Spark's settings.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from operator import methodcaller
 
 from twisted.internet.base import DelayedCall
 from twisted.internet.task import Clock
+from typing_extensions import override
 
 __all__ = ["SimulatedClock", "TooManyCallsError"]
 
@@ -33,6 +34,7 @@ class SimulatedClock(Clock):
         super().__init__()
         self.made = 0
 
+    @override
     def callLater(
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
     ) -> DelayedCall:

@@ -112,7 +112,7 @@ class Cluster:
         return ProcessReactor(self.clock, self.network, name)
 
     def next_epoch(self) -> int:
-        """Number the lives of all processes."""
+        """Return the next number of a life of a process."""
         self._epoch += 1
         return self._epoch
 
@@ -187,7 +187,7 @@ class Cluster:
                 position.new_token,
             )
 
-    # -- in the end -----------------------------------------------------------------------
+    # -- in the end --------------------------------------------------------------------
 
     def differences(self) -> list[str]:
         """Return where processes do not agree; empty once they do."""

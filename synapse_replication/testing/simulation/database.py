@@ -222,7 +222,7 @@ class SimulatedDatabase:
                 del self.positions[stream, writer]
         return []
 
-    # -- commit and faults ---------------------------------------------------------------
+    # -- commit and faults -------------------------------------------------------------
 
     def commit(self, inserts: Sequence[_Insert]) -> None:
         """Make rows visible.
@@ -293,8 +293,10 @@ class _Cursor:
 
 
 class DatabaseClient:
-    """One process's connections: a
-    :class:`~synapse_replication.storage.database.TransactionRunner`."""
+    """One process's connections to the database.
+
+    They are a :class:`~synapse_replication.storage.database.TransactionRunner`.
+    """
 
     def __init__(self, database: SimulatedDatabase, reactor: ProcessReactor) -> None:
         self._database = database

@@ -61,10 +61,14 @@ class Environment(Protocol):
     http_failure_chance: float
 
     @property
-    def writers(self) -> Mapping[str, Sequence[str]]: ...
+    def writers(self) -> Mapping[str, Sequence[str]]:
+        """The declared writers of each stream."""
+        ...
 
     @property
-    def processes(self) -> Mapping[str, Neighbour]: ...
+    def processes(self) -> Mapping[str, Neighbour]:
+        """The processes by name."""
+        ...
 
     def trace(self, text: str) -> None:
         """Record what happens."""
@@ -80,7 +84,7 @@ class Environment(Protocol):
         """Make what a process takes for a reactor."""
 
     def next_epoch(self) -> int:
-        """Number the lives of all processes."""
+        """Return the next number of a life of a process."""
         ...
 
     def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:

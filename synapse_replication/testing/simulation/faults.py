@@ -275,7 +275,7 @@ class Faults:
         cluster.http_failure_chance = 0.5
         return f"for {self._later(setattr, cluster, 'http_failure_chance', 0.0):.1f} s"
 
-    # -- points ---------------------------------------------------------------------------
+    # -- points ------------------------------------------------------------------------
 
     def _reach(self, point: str, name: str) -> None:
         act = self._armed.pop((point, name), None)

@@ -63,8 +63,7 @@ class HomeserverStream:
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> tuple[Sequence[tuple[int, JsonValue]], int, bool]:
-        """Return a page of rows, the token up to which it goes, and whether it ends
-        early."""
+        """Return a page of rows, its last token, and whether it ends early."""
         page = await self.stream.get_updates_since(
             instance_name, from_token, upto_token
         )

@@ -395,7 +395,7 @@ class Ledger:
                 )
             view[key] = row.row_id
 
-    # -- in the end ---------------------------------------------------------------------
+    # -- in the end --------------------------------------------------------------------
 
     def missing(self) -> list[str]:
         """Return what was committed and not delivered to those who live."""

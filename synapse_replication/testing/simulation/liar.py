@@ -64,8 +64,8 @@ class Liar:
         form = random.choice(list(LieForm))
         speakers = cluster.speak_extension & set(cluster.processes)
         is_far = random.random() < 0.5
-        # A near lie about what is idempotent leaves no trace to judge; one about what is
-        # in memory lasts until its writer says more, which stock peers seldom do.
+        # A near lie about what is idempotent leaves no trace to judge; one about what
+        # is in memory lasts until its writer says more, which stock peers seldom do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):

@@ -51,9 +51,13 @@ class Owner(Protocol):
 class Session(Protocol):
     """The broker's end of a connection."""
 
-    def received(self, data: bytes) -> None: ...
+    def received(self, data: bytes) -> None:
+        """Process bytes of the client."""
+        ...
 
-    def lost(self) -> None: ...
+    def lost(self) -> None:
+        """Note that the connection is gone."""
+        ...
 
 
 @attrs.define
@@ -265,12 +269,14 @@ class Connection:
     # -- the process's end ------------------------------------------------------------
 
     def client_writes(self, data: bytes) -> None:
+        """Send bytes of the process to the broker."""
         if self.is_open and self.reactor.is_alive:
             data = self._network.before_write(self, data)
             if self.is_open:
                 self.up.write(data)
 
     def client_closes(self, why: Exception) -> None:
+        """Close the process's end of the connection."""
         if self.is_open:
             self.up.end()
             self._client_lost(why)
@@ -316,7 +322,7 @@ class Connection:
             self.down.end()
             self._network.forget(self)
 
-    # -- faults -------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------
 
     def reset(self, *, in_flight_arrives: bool) -> None:
         """Lose the connection at both ends."""

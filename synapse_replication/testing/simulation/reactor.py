@@ -39,16 +39,19 @@ class ProcessReactor:
         self._network.process_died(self)
 
     def seconds(self) -> float:
+        """Return the simulated time in s."""
         return self._clock.rightNow
 
     def callLater(
         self, delay: float, func: Callable[..., object], *args: object, **kw: object
     ) -> DelayedCall:
+        """Call a function later, in s, if the process is alive then."""
         return self._clock.callLater(delay, self._call, func, args, kw)
 
     def callFromThread(
         self, func: Callable[..., object], *args: object, **kw: object
     ) -> None:
+        """Call a function in the next turn of the simulated reactor."""
         self.callLater(0, func, *args, **kw)
 
     def _call(
@@ -65,6 +68,7 @@ class ProcessReactor:
         timeout: float = 30,
         bindAddress: object = None,
     ) -> SimulatedConnector:
+        """Begin a simulated connection to the broker."""
         connector = SimulatedConnector(self._network, self, factory)
         connector.connect()
         return connector
@@ -82,6 +86,7 @@ class SimulatedConnector:
         self._attempt = 0
 
     def connect(self) -> None:
+        """Begin an attempt to connect."""
         self._attempt += 1
         self.factory.doStart()
         self.factory.startedConnecting(self)
@@ -89,9 +94,11 @@ class SimulatedConnector:
         self._reactor.callLater(delay, self._decide, self._attempt)
 
     def stopConnecting(self) -> None:
+        """Stop the attempt in progress."""
         self._attempt += 1
 
     def disconnect(self) -> None:
+        """Disconnect, or stop the attempt in progress."""
         self._attempt += 1
 
     def _decide(self, attempt: int) -> None:
@@ -107,5 +114,6 @@ class SimulatedConnector:
         network.open(self._reactor, protocol, factory.name, self.lost)
 
     def lost(self, failure: Failure) -> None:
+        """Note that the connection is gone."""
         self.factory.clientConnectionLost(self, failure)
         self.factory.doStop()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
+from typing_extensions import override
 
 from synapse_replication.errors import CatchUpError, RowDecodeError
 from synapse_replication.handlers.observer import (
@@ -83,22 +84,26 @@ class Watcher(ReplicationObserver):
         #: Where this process is ahead of a writer, by (stream, writer).
         self.ahead: dict[tuple[str, str], int] = {}
 
+    @override
     def connection_made(self, connection: str) -> None:
         self._trace(f"{self._name}: {connection} is up")
         if connection == "redis":
             self._cut_off(self._name)
             self.counts.subscriptions[self._name] += 1
 
+    @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         self._trace(f"{self._name}: {connection} is lost: {why}")
         if connection == "redis":
             self._cut_off(self._name)
 
+    @override
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
     ) -> None:
         self._trace(f"{self._name}: {stream_name} of {instance_name} is live")
 
+    @override
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
@@ -108,6 +113,7 @@ class Watcher(ReplicationObserver):
             f"({from_token}, {upto_token}]"
         )
 
+    @override
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
@@ -115,6 +121,7 @@ class Watcher(ReplicationObserver):
             f"{self._name} has drained {stream_name} of {instance_name} up to {token}"
         )
 
+    @override
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
@@ -126,6 +133,7 @@ class Watcher(ReplicationObserver):
         if reason is DiscardReason.CATCHING_UP:
             self.counts.collapses += 1
 
+    @override
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
@@ -134,6 +142,7 @@ class Watcher(ReplicationObserver):
             f"{self._name}: {instance_name} cannot be at {token} of {stream_name}"
         )
 
+    @override
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
@@ -143,12 +152,14 @@ class Watcher(ReplicationObserver):
         )
         self.ahead[stream_name, instance_name] = position
 
+    @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self.counts.fallbacks += 1
 
     @contextmanager
+    @override
     def catch_up(self, event: CatchUpEvent) -> Iterator[None]:
         key = event.stream_name, event.instance_name
         if self._reached.pop(key, None) != event.from_token:
@@ -160,9 +171,11 @@ class Watcher(ReplicationObserver):
         self._reached[key] = event.from_token
         yield
 
+    @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
         self._reached[event.stream_name, event.instance_name] = upto_token
 
+    @override
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
@@ -172,10 +185,12 @@ class Watcher(ReplicationObserver):
             f"failed, again in {retry_in:.1f} s: {error!r}"
         )
 
+    @override
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
         if not isinstance(error, CatchUpError):
             self._unexpected(f"sending {stream_name}", error)
 
+    @override
     def failure(self, what: str, error: BaseException) -> None:
         self._trace(f"{self._name}: {what} failed: {error!r}")
         if not isinstance(error, CatchUpError | RowDecodeError) and type(

@@ -163,6 +163,10 @@ class Command(abc.ABC):
 def decode_fields(
     command: type[Command], decoder: msgspec.json.Decoder[Any], text: str
 ) -> Any:
+    """Decode the fields of a command.
+
+    :raises UnparsableLineError: if they are not what the decoder expects.
+    """
     # The fields may be secret: a decoder's message names places, never values.
     try:
         return decoder.decode(text)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import attrs
 import msgspec
+from typing_extensions import override
 
 from synapse_replication.wire.commands.base import Command, decode_fields
 
@@ -29,6 +30,7 @@ class RemovePusherCommand(Command):
     user_id: str
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> RemovePusherCommand:
         app_id, rest = cls._words(line, 2)
         push_key, space, user_id = rest.rpartition(" ")
@@ -36,6 +38,7 @@ class RemovePusherCommand(Command):
             cls._refuse("it has 2 fields, not 3")
         return cls(app_id, push_key, user_id)
 
+    @override
     def to_line(self) -> str:
         return f"{self.app_id} {self.push_key} {self.user_id}"
 
@@ -52,9 +55,11 @@ class InvalidateCacheCommand(Command):
     keys: list[Any] | None
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> InvalidateCacheCommand:
         cache_func, text = cls._words(line, 2)
         return cls(cache_func, decode_fields(cls, _CACHE_KEYS, text))
 
+    @override
     def to_line(self) -> str:
         return f"{self.cache_func} {self._json(self.keys)}"

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 import msgspec
+from typing_extensions import override
 
 from synapse_replication.errors import UnknownCommandError
 from synapse_replication.streams.rows import decode_json, encode_json
@@ -172,6 +173,7 @@ class ReplicateCommand(Command):
         """Read the line; older peers put arguments there, which mean nothing now."""
         return cls()
 
+    @override
     def to_line(self) -> str:
         return ""
 
@@ -192,6 +194,7 @@ class PositionCommand(Command):
     new_token: int
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> PositionCommand:
         stream_name, instance_name, prev_token, new_token = cls._words(line, 4)
         return cls(
@@ -201,6 +204,7 @@ class PositionCommand(Command):
             cls._integer(new_token),
         )
 
+    @override
     def to_line(self) -> str:
         return (
             f"{self.stream_name} {self.instance_name} "
@@ -228,6 +232,7 @@ class RdataCommand(Command):
     row: Any
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> RdataCommand:
         stream_name, instance_name, token, text = cls._words(line, 4)
         try:
@@ -241,10 +246,12 @@ class RdataCommand(Command):
             row,
         )
 
+    @override
     def to_line(self) -> str:
         token = BATCH if self.token is None else self.token
         return f"{self.stream_name} {self.instance_name} {token} {self._json(self.row)}"
 
+    @override
     def encode(self) -> bytes:
         head = _rdata_head(self.stream_name, self.instance_name)
         try:
@@ -280,6 +287,7 @@ class UserSyncCommand(Command):
     last_sync_ms: int
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> UserSyncCommand:
         # From both ends: a device id may have spaces.
         ends = line.rsplit(" ", 2)
@@ -300,6 +308,7 @@ class UserSyncCommand(Command):
             cls._integer(last_sync_ms),
         )
 
+    @override
     def to_line(self) -> str:
         device_id = "None" if self.device_id is None else self.device_id
         state = "start" if self.is_syncing else "end"
@@ -319,9 +328,11 @@ class ClearUserSyncsCommand(Command):
     instance_id: str
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> ClearUserSyncsCommand:
         return cls(cls._id(cls._word(line)))
 
+    @override
     def to_line(self) -> str:
         return self.instance_id
 
@@ -338,10 +349,12 @@ class FederationAckCommand(Command):
     token: int
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> FederationAckCommand:
         instance_name, space, token = line.rpartition(" ")
         return cls(cls._name(instance_name) if space else None, cls._integer(token))
 
+    @override
     def to_line(self) -> str:
         if self.instance_name is None:
             return str(self.token)
@@ -366,10 +379,12 @@ class UserIpCommand(Command):
     last_seen: int
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> UserIpCommand:
         user_id, text = cls._words(line, 2)
         return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
 
+    @override
     def to_line(self) -> str:
         fields = (
             self.access_token,
@@ -381,6 +396,7 @@ class UserIpCommand(Command):
         return f"{self.user_id} {self._json(fields)}"
 
     @classmethod
+    @override
     def redis_channel_name(cls, prefix: str) -> str:
         return f"{prefix}/USER_IP"
 
@@ -398,10 +414,12 @@ class LockReleasedCommand(Command):
     lock_key: str
 
     @classmethod
+    @override
     def from_line(cls, line: str) -> LockReleasedCommand:
         instance_name, *lock = decode_fields(cls, _LOCK_FIELDS, line)
         return cls(cls._name(instance_name), *map(cls._id, lock))
 
+    @override
     def to_line(self) -> str:
         return self._json((self.instance_name, self.lock_name, self.lock_key))
 

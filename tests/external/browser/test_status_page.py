@@ -95,7 +95,8 @@ class StatusPageTests(TestCase):
 
     def check_width(self, browser: Any) -> None:
         """See that nobody has to scroll sideways."""
-        # A phone shows more, and smaller, where something is too wide: innerWidth grows.
+        # A phone shows more, and smaller, where something is too wide: innerWidth
+        # grows.
         page = "const page = document.documentElement; "
         wide = browser.execute_script(
             page + "return [page.scrollWidth, page.clientWidth]"

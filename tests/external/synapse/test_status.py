@@ -104,7 +104,8 @@ class StatusTests(SynchronousTestCase):
     def test_status(self) -> None:
         """
         All five are live, in the terminal and for systemd; catch-ups leave spans. When
-        a writer is killed, its readers say so in their logs, to hooks and on the status.
+        a writer is killed, its readers say so in their logs, to hooks and on the
+        status.
         """
         chat = Chat.begin(self.deployment)
         chat.do_everything()

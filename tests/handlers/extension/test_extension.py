@@ -119,7 +119,9 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_stock_reader_does_not_see_it(self) -> None:
-        """The same loss passes a reader of the classic wire by: the weakness is real."""
+        """
+        The same loss passes a reader of the classic wire by: the weakness is real.
+        """
         stock = SpeakingProcess(self.bus, "s", speaks=False)
         self.bus.deliver()
         self.write(1)
@@ -425,7 +427,9 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(len(self.reader.events.requests), 2)
 
     def test_failed(self) -> None:
-        """An attempt for which nobody has the rows counts as failed, and is repeated."""
+        """
+        An attempt for which nobody has the rows counts as failed, and is repeated.
+        """
         self.write(1)
         self.writer.refusal = 410
         self.reader.events.is_held = True

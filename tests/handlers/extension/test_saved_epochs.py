@@ -52,7 +52,9 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.host.rows.begun, [])
 
     def test_unknown_epoch(self) -> None:
-        """Of a token that was saved without its epoch it is not known: all is fetched."""
+        """
+        Of a token that was saved without its epoch it is not known: all is fetched.
+        """
         reader = self.restart_reader(1, 9, epoch=None)
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(1), row(9)])
@@ -83,7 +85,9 @@ class SavedEpochTests(ExtensionTests):
             self.assertEqual(reader.observer.resets, [])
 
     def test_rows_before_the_epoch(self) -> None:
-        """What came before the epoch was known may be of another: it is fetched anew."""
+        """
+        What came before the epoch was known may be of another: it is fetched anew.
+        """
         self.bus.drop = lambda message: message.is_extension
         reader = SpeakingProcess(self.bus, "new")
         self.memory(1, 2, reader=reader)
@@ -144,7 +148,9 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.typing.requests, [("w", 0, 9)])
 
     def test_told_again_before_the_next_attempt(self) -> None:
-        """An epoch that is told again hastens no attempt: a host that fails gets time."""
+        """
+        An epoch that is told again hastens no attempt: a host that fails gets time.
+        """
         reader = self.restart_reader(1, 9, epoch="earlier")
         # What follows the position of events: the epoch, the POSITION, one later.
         reader.host.rows.failures = [None, *(RuntimeError("full") for _ in range(3))]

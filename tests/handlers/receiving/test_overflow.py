@@ -1,4 +1,6 @@
-"""Tests of what is kept of a full queue; see test_receiver_overflow.py for what comes of it."""
+"""Tests of what is kept of a full queue; see test_receiver_overflow.py for what comes
+of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 
 class CollapseTests(SynchronousTestCase):
-    """``collapse``"""
+    """``collapse``."""
 
     def setUp(self) -> None:
         self.link = Link(MemoryConnection("memory"))
@@ -76,7 +78,9 @@ class CollapseTests(SynchronousTestCase):
         )
 
     def test_positions_end_no_batch(self) -> None:
-        """Whether a batch goes on is what the last rows say, collapsed before or not."""
+        """
+        Whether a batch goes on is what the last rows say, collapsed before or not.
+        """
         rows = RdataRun("s", "a", [5, None], [b"x", b"y"])
         (once,) = self.coalesce(rows, PositionCommand("s", "a", 5, 5))
         assert isinstance(once, DroppedRange)

@@ -449,7 +449,9 @@ class ToldTests(SynchronousTestCase):
         self.assertEqual(len(process.stream.requests), 1)
 
     def test_gap_of_another_writer(self) -> None:
-        """What a writer told that had no rows in the queue is looked at all the same."""
+        """
+        What a writer told that had no rows in the queue is looked at all the same.
+        """
         process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         process.receive("POSITION events w 0 0", "POSITION events v 0 0")
         process.stream.persist("v", 1, ["lost"])

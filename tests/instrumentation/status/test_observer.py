@@ -428,7 +428,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.clock.advance(10)
         self.assertEqual(self.snapshot().not_ready, ())
 
-    # -- links, members, duplicates -----------------------------------------------------
+    # -- links, members, duplicates ----------------------------------------------------
 
     def test_links(self) -> None:
         """Links show their age, what is queued, and why they are down."""

@@ -34,7 +34,9 @@ class StoreTests(SynchronousTestCase):
             self.assertRegex(folder.name, r"^[A-Za-z0-9~][A-Za-z0-9~_.-]*$")
 
     def test_no_archive(self) -> None:
-        """A folder without tables is no archive; the command that makes one is named."""
+        """
+        A folder without tables is no archive; the command that makes one is named.
+        """
         error = self.assertRaises(PipelineError, open_archive, self.folder)
         self.assertIn("'synapse-replication pipeline archive' makes one", str(error))
         make_archive(self.folder)

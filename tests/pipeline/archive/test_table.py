@@ -50,7 +50,9 @@ class CommitTests(TableTests):
         self.assertEqual(self.tokens(), [1, 2, 3])
 
     def test_typed_columns(self) -> None:
-        """Columns are those of the row's fields, typed, and the day is the partition."""
+        """
+        Columns are those of the row's fields, typed, and the day is the partition.
+        """
         add_rows_to(self.folder, "receipts", receipts(1, 1, day=3))
         add_rows_to(self.folder, "receipts", receipts(2, 2))
         table = DeltaTable(self.uri)

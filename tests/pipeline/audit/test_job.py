@@ -184,7 +184,8 @@ class AuditTests(SynchronousTestCase):
         """Each kind of damage is named, with its stream; exit status 1."""
         dsn = made_up_database(
             "SELECT setval('receipts_sequence', 2)",
-            "UPDATE stream_positions SET stream_id = 21 WHERE stream_name = 'to_device'",
+            "UPDATE stream_positions SET stream_id = 21 "
+            "WHERE stream_name = 'to_device'",
             "UPDATE stream_positions SET stream_id = 10 WHERE stream_name = 'backfill'",
             "INSERT INTO current_state_delta_stream VALUES "
             "(5, '!r', 'm.room.name', '', '$x', 'p2')",

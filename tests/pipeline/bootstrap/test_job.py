@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.bootstrap.job` and what it is made of."""
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap.job` and its parts."""
 
 from __future__ import annotations
 
@@ -221,7 +221,9 @@ class BootstrapTests(SynchronousTestCase):
         )
 
     def test_transaction_in_flight(self) -> None:
-        """Rows that are not committed yet are noticed, and nothing is said to be done."""
+        """
+        Rows that are not committed yet are noticed, and nothing is said to be done.
+        """
         with (
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,

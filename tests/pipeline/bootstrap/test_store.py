@@ -80,7 +80,9 @@ class PositionStoreTests(SynchronousTestCase):
         self.assertEqual(history.sequence_value, 0)
 
     def test_stored_twice(self) -> None:
-        """A writer that is in there twice is named: which counts is not to be guessed."""
+        """
+        A writer that is in there twice is named: which counts is not to be guessed.
+        """
         self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         with self.assertRaisesRegex(PipelineError, "has a of orders twice"):
             self.histories()

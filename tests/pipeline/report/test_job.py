@@ -1,4 +1,6 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.job`, report_counts, and transforms."""
+"""Tests for :mod:`synapse_replication.pipeline.report.job`, report_counts, and
+transforms.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,9 @@ def lag(start: int | None, tokens: int = 2, **values: float) -> LagLine:
 
 class PlotTests(SynchronousTestCase):
     def test_all(self) -> None:
-        """Each plot is drawn as an image, and as a drawing in the colours of the page."""
+        """
+        Each plot is drawn as an image, and as a drawing in the colours of the page.
+        """
         plots = shared_plots()
         self.assertEqual(
             [plot.name for plot in plots],

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.completeness`, on a real database.
+"""Tests for :mod:`synapse_replication.pipeline.source.completeness`, on PostgreSQL.
 
 How far streams may be read is tested in ``test_streaming``, as a reader sees it.
 """

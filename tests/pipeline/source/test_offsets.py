@@ -108,7 +108,9 @@ class OffsetsTests(SynchronousTestCase):
 
     @given(st.dictionaries(st.sampled_from(("events", "a", "z")), offsets))
     def test_text_is_the_same(self, found: dict[str, StreamOffset]) -> None:
-        """Equal offsets are the same text, however they came to be: Spark compares it."""
+        """
+        Equal offsets are the same text, however they came to be: Spark compares it.
+        """
         backwards = {
             name: StreamOffset(
                 offset.minimum, dict(sorted(offset.writers.items(), reverse=True))

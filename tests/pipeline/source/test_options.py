@@ -29,8 +29,9 @@ instance_map:
 synapse_replication:
   streams:
     - receipts
-    - {name: orders, table: shop.orders, id_column: id, columns: {item: text, n: integer},
-       sequence: orders_seq, writers: [r1, r2], writer_column: writer, negative: true}
+    - {name: orders, table: shop.orders, id_column: id,
+       columns: {item: text, n: integer}, sequence: orders_seq,
+       writers: [r1, r2], writer_column: writer, negative: true}
 """
 
 

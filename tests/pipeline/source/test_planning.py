@@ -45,7 +45,9 @@ class RowsTests(SynchronousTestCase):
                 self.assertEqual(found[key], expected, key)
 
     def test_account_data_once(self) -> None:
-        """Account data has rows without a writer; they are read once, not per writer."""
+        """
+        Account data has rows without a writer; they are read once, not per writer.
+        """
         found = read(extract_dsn(), streams="account_data")
         self.assertEqual([token for _, _, token, _ in found], [2, 3, 4])
         # Of the extract nobody knows the writers; of the other there is one.
@@ -61,7 +63,9 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(places, [0, 1, 2])
 
     def test_any_partitions_make_the_whole(self) -> None:
-        """However it is cut, each row is read once; negative ids are positive tokens."""
+        """
+        However it is cut, each row is read once; negative ids are positive tokens.
+        """
         for dsn in (extract_dsn(), history_dsn()):
             streams = ",".join(s.stream.name for task in plan(dsn) for s in task)
             whole = read(dsn, numPartitions="1", streams=streams)

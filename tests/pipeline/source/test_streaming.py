@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.streaming`, with a real database."""
+"""Tests for :mod:`synapse_replication.pipeline.source.streaming`, on PostgreSQL."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class ShortFailuresTests(SynchronousTestCase):
         """Who reads an archive while it is compacted is told to try again."""
         told = self.told(
             AnalysisException(
-                "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while "
-                "reading file file:///a/rows/stream=s/day=d/x.parquet."
+                "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
+                "while reading file file:///a/rows/stream=s/day=d/x.parquet."
             )
         )
         self.assertIn("run this again", told)

@@ -30,7 +30,7 @@ class RecordedRunner:
 
 
 class CommandLineTests(SynchronousTestCase):
-    """``scripts/bench``"""
+    """``scripts/bench``."""
 
     def run_it(self, *arguments: str) -> Result:
         """Run the program with an environment that has no Synapse."""

@@ -2,9 +2,10 @@
 
 A row is *due* to a process if the process lived long enough to be given it (to the
 end of the run, or of a round after the row was written), did not write it itself, and
-could not have read it from the database when it started. A row that was due and is still in the database, but was never delivered, is *lost*. A
-row that is no longer there was replaced by a newer one about the same thing, or its
-user took it; a process that fetches what it missed cannot be given it.
+could not have read it from the database when it started. A row that was due and is
+still in the database, but was never delivered, is *lost*. A row that is no longer there
+was replaced by a newer one about the same thing, or its user took it; a process that
+fetches what it missed cannot be given it.
 """
 
 from __future__ import annotations
