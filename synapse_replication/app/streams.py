@@ -106,7 +106,8 @@ class StreamSetup:
 
         :raises SequenceBehindError: if ids would be given out twice.
         :raises StreamConfigurationError: if a stream is declared twice.
-        :raises ConfigError: if the database's role may not do what is needed.
+        :raises ConfigError: if the database's role may not do what is needed, or a
+            stream's table or sequence is missing.
         """
         try:
             await self._make_all(sink)
@@ -117,6 +118,19 @@ class StreamSetup:
                 f"PostgreSQL refuses: {str(error).strip().splitlines()[0]}",
                 "use the role that owns Synapse's tables and sequences, or GRANT it "
                 "SELECT on them, USAGE on the sequences and all on stream_positions",
+            )
+            raise ConfigError([problem]) from error
+        except psycopg2.errors.UndefinedTable as error:
+            # Without a list of streams, all of a homeserver's are configured.
+            problem = ConfigProblem(
+                ", ".join(self._config.files),
+                "synapse_replication.streams",
+                "a replicated stream is not in this database: "
+                + str(error).partition("\n")[0].strip(),
+                "point database.args at the homeserver's database; or, if there is no "
+                "homeserver, list the streams to replicate, for instance `streams: "
+                "[typing]`, or `streams: []` if your modules add them; or create the "
+                "tables and sequences of the streams that you declared",
             )
             raise ConfigError([problem]) from error
 

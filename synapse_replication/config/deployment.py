@@ -157,7 +157,9 @@ def read_database(
             report(
                 ("database",),
                 "is missing",
-                "write name: psycopg2 and args: with host, dbname, user, ...",
+                "write name: psycopg2 and args: with host, dbname, user, ...; or, if "
+                "no stream is stored in a database, list the streams under "
+                "synapse_replication.streams (`streams: []` if your modules add them)",
             )
         return None
     if section.name != "psycopg2":

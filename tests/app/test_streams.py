@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import psycopg2
@@ -16,7 +16,7 @@ from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.streams import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import CatchUpError
+from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.stream import RemovedWriter
@@ -96,7 +96,14 @@ class StreamSetupTests(TestCase):
             )
 
     async def set_up(
-        self, sink: PositionsOnlySink, instance_name: str = "reader"
+        self,
+        sink: PositionsOnlySink,
+        instance_name: str = "reader",
+        streams: Sequence[str | TableStream] = (
+            "typing",
+            "presence_federation",
+            _NOTES,
+        ),
     ) -> StandaloneHost:
         config = ProcessConfig(
             files=[],
@@ -107,8 +114,9 @@ class StreamSetupTests(TestCase):
             tcp_connect=(),
             tcp_listen=(),
             listeners=(),
-            streams=("typing", "presence_federation", _NOTES),
+            streams=tuple(streams),
             writers={
+                "caches": (),
                 "typing": ("master",),
                 "presence_federation": ("a",),
                 "notes": ("a", "b"),
@@ -351,3 +359,14 @@ class StreamSetupTests(TestCase):
         await self.set_up(PositionsOnlySink(), "master")
         self.clock.advance(1)
         self.assertEqual(self.positions(await waiting, "a"), [1])
+
+    async def test_database_without_the_streams(self) -> None:
+        """Streams that the database does not have are a mistake, with the choices."""
+        with self.assertRaises(ConfigError) as caught:
+            await self.set_up(PositionsOnlySink(), "master", ["typing", "caches"])
+        (problem,) = caught.exception.problems
+        self.assertEqual(problem.key, "synapse_replication.streams")
+        self.assertIn('"cache_invalidation_stream_seq" does not', problem.problem)
+        self.assertIn("list the streams to replicate", problem.hint)
+        host = await self.set_up(PositionsOnlySink(), "master", ["typing"])
+        self.assertEqual(list(host.streams.get_streams()), ["typing"])

@@ -44,6 +44,19 @@ class LoadDeploymentTests(FilesMixin):
         tls = "synapse_replication: {tls: {ca_file: /nonexistent/ca.pem}}\n"
         load_deployment([self.write("a.yaml", SHARED + tls)])
 
+    def test_no_database(self) -> None:
+        """Without a database the mistake names both ways out; without streams, none."""
+        error = self.assertRaises(
+            ConfigError, load_deployment, [self.write("a.yaml", "server_name: x")]
+        )
+        (problem,) = error.problems
+        self.assertEqual(problem.key, "database")
+        self.assertIn("name: psycopg2", problem.hint)
+        self.assertIn("synapse_replication.streams", problem.hint)
+        without = "server_name: x\nsynapse_replication: {streams: []}\n"
+        deployment = load_deployment([self.write("b.yaml", without)])
+        self.assertEqual((deployment.database, deployment.streams), (None, ()))
+
     def test_all_mistakes(self) -> None:
         """Mistakes of database, streams and writers are reported together."""
         text = (
