@@ -26,7 +26,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from typing_extensions import override
 
-from synapse_replication.app.status_page import duration, judge
+from synapse_replication.app.status_page import Verdict, duration, judge
 from synapse_replication.cli.common import config_option, get_reactor, load_or_exit
 from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.errors import ReplicationError
@@ -47,7 +47,8 @@ __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
 #: How often ``--watch`` looks, in s.
 WATCH_EVERY = 2.0
 
-_STYLES = {"good": "green", "busy": "yellow", "bad": "bold red"}
+#: The tones of a verdict, worst first.
+_STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
 
 
 @attrs.frozen
@@ -172,30 +173,38 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def render(deployment: DeploymentStatus) -> RenderableType:
-    """Draw a deployment for a terminal: the verdicts, what is wrong, all writers."""
+    """Draw a deployment for a terminal: the verdicts, worst first; then all writers."""
     parts: list[RenderableType] = []
-    for name, status in sorted(deployment.processes.items()):
-        verdict = judge(status)
-        line = _text(f"{name}: ")
-        line.append(verdict.text, _STYLES[verdict.tone])
-        down = ", ".join(link.name for link in status.links if not link.up)
-        line.append(f" (down: {down})" if down else "")
-        parts.append(line)
-        for duplicate in status.duplicates:
-            places = duplicate.places or "it is not known where"
-            text = f"  two processes are called {duplicate.instance_name} ({places})"
-            parts.append(_text(text, "red"))
-        for group in group_stalls(status.writers):
-            since = duration(group.stalled_for)
-            text = f"  {group.names}: stalled for {since}. {group.detail}"
-            parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
     for name, why in sorted(deployment.unreachable.items()):
         parts.append(_text(f"{name}: does not answer: {why}", "bold red"))
+    verdicts = {name: judge(status) for name, status in deployment.processes.items()}
+    tones = list(_STYLES)
+    for name in sorted(verdicts, key=lambda n: (tones.index(verdicts[n].tone), n)):
+        parts += _render_process(name, deployment.processes[name], verdicts[name])
     if deployment.not_asked:
         names = ", ".join(deployment.not_asked)
         parts.append(_text(f"Heard, and not asked, since not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
+
+
+def _render_process(
+    name: str, status: ProcessStatus, verdict: Verdict
+) -> list[RenderableType]:
+    line = _text(f"{name}: ")
+    line.append(verdict.text, _STYLES[verdict.tone])
+    down = ", ".join(link.name for link in status.links if not link.up)
+    line.append(f" (down: {down})" if down else "")
+    parts: list[RenderableType] = [line]
+    for duplicate in status.duplicates:
+        places = duplicate.places or "it is not known where"
+        text = f"  two processes are called {duplicate.instance_name} ({places})"
+        parts.append(_text(text, "red"))
+    for group in group_stalls(status.writers):
+        since = duration(group.stalled_for)
+        text = f"  {group.names}: stalled for {since}: {group.detail}"
+        parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
+    return parts
 
 
 def _writers(deployment: DeploymentStatus) -> Table:

@@ -69,7 +69,7 @@ class RenderTests(SynchronousTestCase):
         self.clock.advance(150)
         text = self.draw()
         self.assertIn("me: 1 of 1 stream stalled", text)
-        self.assertIn("events/w1: stalled for 2 min. rows are known of", text)
+        self.assertIn("events/w1: stalled for 2 min: rows are known of", text)
         self.assertIn("-> The sink of this process waits", text)
         self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")
 
@@ -90,6 +90,26 @@ class RenderTests(SynchronousTestCase):
         self.assertIn("(down: w2)", text)
         self.assertIn("w9: does not answer: refused", text)
         self.assertIn("not in instance_map: w3, w4", text)
+
+    def test_worst_first(self) -> None:
+        """Instances that do not answer come first, then those with trouble."""
+        stalled = make_status(self.clock)
+        stalled.position_announced("events", "w1", 2000)
+        self.clock.advance(60)
+        behind = make_status(self.clock)
+        behind.catch_up(CatchUpEvent("events", "w1", 1000, 2000))
+        processes = {
+            "a_well": make_status(self.clock).snapshot(),
+            "b_busy": behind.snapshot(),
+            "c_stalled": stalled.snapshot(),
+        }
+        text = draw(DeploymentStatus(processes, {"w9": "refused"}))
+        heads = [
+            line.partition(":")[0]
+            for line in text.splitlines()
+            if line and not line.startswith(" ") and ":" in line
+        ]
+        self.assertEqual(heads, ["w9", "c_stalled", "b_busy", "a_well"])
 
     def test_terminals_are_not_steered(self) -> None:
         """What peers call themselves is text in a terminal, whatever it is."""
