@@ -229,6 +229,18 @@ class CatchUpRunner:
         current = self._stream.current_token(instance_name)
         return self._silent.start_of(instance_name, current)
 
+    def start_to_check(self, instance_name: str) -> int:
+        """Return the token above which to ask the source, of a confirmed position.
+
+        It is the position itself if that was reached by a row, or was checked just now.
+        """
+        current = self._stream.current_token(instance_name)
+        if self._description.resettable or not self._takes_positions_back:
+            return current
+        return self._silent.start_to_check(
+            instance_name, current, self._clock.seconds()
+        )
+
     async def fall_back(
         self, link: Link, instance_name: str, state: WriterState, token: int
     ) -> None:

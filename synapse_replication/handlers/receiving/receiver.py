@@ -210,7 +210,15 @@ class StreamReceiver:
         if not self._description.resettable:
             current = self._stream.current_token(instance_name)
             is_below = position.new_token < current
-            if state is not None and state.is_live and position.new_token <= current:
+            # A position that was reached without a row is checked if it is confirmed.
+            is_redundant = is_below or (
+                position.new_token == current
+                and (
+                    position.prev_token < current
+                    or self._catch_ups.undelivered_from(instance_name) == current
+                )
+            )
+            if state is not None and state.is_live and is_redundant:
                 self._discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
             else:
                 self._queue.put((link, position), 1, ROW_OVERHEAD)
@@ -486,7 +494,12 @@ class StreamReceiver:
             fetch_from = position = max(position, state.catch_up.cursor)
         for token, texts in whole:
             is_late = token <= position
+            is_broken = False
             if is_late and token > missed_above and self._can_fall_back:
+                missed.append(token)
+                self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
+            elif missed and not is_late:
+                # It would be delivered twice: what was missed lies before it.
                 missed.append(token)
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif is_late and not self._description.idempotent:
@@ -499,6 +512,8 @@ class StreamReceiver:
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif not is_late and not self._is_plausible(instance_name, token):
                 fetch_from = _least(fetch_from, position)
+                # A false row may have ended a batch of which more is to come.
+                is_broken = len(texts) > 1
                 self._discard(instance_name, DiscardReason.CATCHING_UP, len(texts))
             elif (rows := self._delivery.decode(texts)) is None:
                 fetch_from = _least(fetch_from, token - 1 if is_late else position)
@@ -508,7 +523,7 @@ class StreamReceiver:
                 position = max(position, token)
                 # What comes behind it and repeats it was not missed.
                 missed_above = position
-            state.has_lost_rows = False
+            state.has_lost_rows = is_broken
         taken = self._delivery.deliver(link, instance_name, state, batches)
         if taken is True or (taken is not False and await taken):
             self._catch_ups.position_changed(instance_name)
@@ -579,7 +594,15 @@ class StreamReceiver:
                 start = self._catch_ups.undelivered_from(instance_name)
                 run = CatchUpState(start, plan.upto_token)
             else:
-                run = CatchUpState(plan.upto_token, plan.upto_token)
+                # A writer that says only where it is may not have been heard before. A
+                # false position that came true would hide what it wrote.
+                is_range = position.prev_token < new_token
+                start = (
+                    new_token
+                    if is_range
+                    else self._catch_ups.start_to_check(instance_name)
+                )
+                run = CatchUpState(min(start, new_token), new_token)
         elif description.held_in_memory and new_token < run.target:
             # What was to be fetched is gone with the process that wrote it.
             run.cancel_retry()

@@ -20,6 +20,9 @@ __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 #: Moves that were made longer ago, in s, are not taken back.
 WINDOW_SECONDS = 60.0
 
+#: A stretch is checked no more often than once in so many s.
+CHECK_SECONDS = 1.0
+
 #: Writers that are remembered; beyond, the one that moved longest ago is forgotten.
 MAX_WRITERS = 1000
 
@@ -30,6 +33,7 @@ class _Stretch:
     middle: int
     since: float
     end: int
+    check_from: float = 0.0
 
 
 class SilentMoves:
@@ -61,6 +65,17 @@ class SilentMoves:
         stretch = self._stretches.get(instance_name)
         if stretch is None or stretch.end != position:
             return position
+        return min(stretch.start, position)
+
+    def start_to_check(self, instance_name: str, position: int, now: float) -> int:
+        """Return what :meth:`start_of` does, or ``position`` if it was asked just now.
+
+        :param now: monotonic, in s.
+        """
+        stretch = self._stretches.get(instance_name)
+        if stretch is None or stretch.end != position or now < stretch.check_from:
+            return position
+        stretch.check_from = now + CHECK_SECONDS
         return min(stretch.start, position)
 
     def forget(self, instance_name: str) -> None:

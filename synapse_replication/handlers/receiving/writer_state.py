@@ -98,6 +98,9 @@ class CatchUpState:
 
     def want(self, token: int) -> None:
         """Want rows up to ``token``, too."""
+        if self.ahead is not None and token <= self.ahead.upto_token:
+            # If the target was false, rows of that page may be newer than the page.
+            self.ahead = None
         index = bisect_left(self.claims, token)
         if index < len(self.claims) and self.claims[index] == token:
             return

@@ -66,6 +66,15 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6])
         self.assertEqual(process.stream.current_token("w"), 6)
 
+    def test_row_in_a_batch(self) -> None:
+        """A batch that a false row seemed to end is delivered whole."""
+        process = live()
+        process.receive('RDATA events w batch ["a"]', f'RDATA events w {FAR} ["false"]')
+        process.stream.persist("w", 6, ["a"], ["b"])
+        process.stream.last_token = 6
+        process.receive('RDATA events w 6 ["b"]')
+        self.assertEqual(process.texts()[1:], [("w", 6, ["a", "b"])])
+
     def test_heartbeat(self) -> None:
         process = live()
         process.handler.writer_reported(process.connection, "w", {"events": FAR})
@@ -184,3 +193,55 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 5)
         process.receive('RDATA events w 6 ["six"]')
         self.assertEqual(process.stream.current_token("w"), 6)
+
+    def test_later_rows_wait_for_the_missed_ones(self) -> None:
+        """A row behind one that was passed is not delivered before it, nor twice."""
+        process = live(20)
+        process.receive("POSITION events w 5 7")
+        for token in (6, 8):
+            process.stream.persist("w", token, [f"row {token}"])
+        process.receive('RDATA events w 6 ["row 6"]', 'RDATA events w 8 ["row 8"]')
+        self.assertEqual(tokens(process), [5, 6, 8])
+
+    def test_the_writer_confirms_a_false_position(self) -> None:
+        """What a false position hid is fetched, even if it came true unheard."""
+        process = live(20)
+        process.receive("POSITION events w 5 9")
+        process.stream.persist("w", 7, ["seven"])
+        process.receive("POSITION events w 9 9")
+        self.assertEqual(tokens(process), [5, 7])
+        self.assertEqual(process.stream.current_token("w"), 9)
+
+    def test_confirmed_often(self) -> None:
+        """The source is asked about a confirmed position once in a second."""
+        process = live(20)
+        process.receive("POSITION events w 5 9")
+        for _ in range(3):
+            process.receive("POSITION events w 9 9")
+        self.assertEqual(process.stream.requests[1:], [("w", 5, 9)])
+        process.host.reactor.advance(1)
+        process.receive("POSITION events w 9 9")
+        self.assertEqual(process.stream.requests[1:], [("w", 5, 9)] * 2)
+
+    def test_confirmed_after_a_row(self) -> None:
+        """Nothing is asked about a position that was reached by a row."""
+        process = live(20)
+        process.receive("POSITION events w 5 5", "POSITION events w 5 5")
+        self.assertEqual(process.stream.requests[1:], [])
+
+    def test_read_ahead_of_what_was_committed(self) -> None:
+        """A page that was read before a row of it was committed is read again."""
+        process = live(20)
+        process.stream.page_rows = 1
+        for token in (6, 7):
+            process.stream.persist("w", token, [f"row {token}"])
+        process.stream.is_held = True
+        process.receive("POSITION events w 20 20")
+        process.host.rows.is_held = True
+        process.stream.answer()  # of the row 6, whose delivery waits
+        process.stream.answer()  # of the row 7, up to 20: there is no more yet
+        process.stream.persist("w", 8, ["eight"])
+        process.receive('RDATA events w 8 ["eight"]')
+        process.stream.is_held = process.host.rows.is_held = False
+        process.host.rows.release()
+        self.assertEqual(tokens(process), [5, 6, 7, 8])
