@@ -317,7 +317,7 @@ class PositionTests(SynchronousTestCase):
     def test_redundant_positions_are_dropped(self) -> None:
         """A position that says nothing new does nothing, and is counted."""
         it = receiving()
-        it.receive("POSITION events w 0 5", "POSITION events w 5 5")
+        it.receive("POSITION events w 0 5", "POSITION events w 0 5")
         self.assertEqual(it.host.rows.positions, [("events", "w", 5)])
         self.assertEqual(
             it.host.observer.discards["events", "w", DiscardReason.REDUNDANT_POSITION],
