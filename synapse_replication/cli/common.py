@@ -16,6 +16,7 @@ from synapse_replication.errors import ConfigError
 
 __all__ = [
     "EXIT_USAGE",
+    "ModuleReady",
     "config_option",
     "exit_with_mistakes",
     "get_reactor",
@@ -36,6 +37,20 @@ config_option = click.option(
     help="A YAML file, or a folder of them. May be given again: later files win "
     "per top-level key.",
 )
+
+
+class ModuleReady(Exception):  # noqa: N818 -- it is none
+    """A module is to be run as ``__main__`` once the command line has returned.
+
+    Each frame of the command line below a host's would make the tracebacks that it
+    logs longer and ``inspect.stack()`` slower.
+
+    :ivar module: its name. ``sys.argv`` is what it expects.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__(module)
+        self.module = module
 
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:

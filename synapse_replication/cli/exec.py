@@ -1,6 +1,7 @@
 """``synapse-replication exec``: run a module of Synapse on our replication.
 
-Exit status 2 means that nothing was started; any other is that of the module.
+Exit status 2 means that nothing was started; any other is that of the module. It is
+run by the caller, to whom ``ModuleReady`` says so.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Sequence
 
 import click
 
-from synapse_replication.cli.common import EXIT_USAGE
+from synapse_replication.cli.common import EXIT_USAGE, ModuleReady
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.launcher import (
     check_version,
     choose,
     describe_substitutions,
-    launch,
+    prepare,
 )
 from synapse_replication.dropin.monitoring import HOOKS, TRACING
 from synapse_replication.dropin.substitution import SubstitutionError
@@ -120,7 +121,7 @@ def exec_command(
             raise click.UsageError("name a module with -m MODULE, or ask for --list")
         if (warning := check_version(strict=strict)) is not None:
             _say(f"{warning}; going on without --strict")
-        launch(
+        prepare(
             substitutions,
             module,
             arguments,
@@ -135,6 +136,7 @@ def exec_command(
             _say(line)
         _say("nothing was started")
         sys.exit(EXIT_USAGE)
+    raise ModuleReady(module)
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,6 +21,7 @@ import click
 
 from synapse_replication import __version__
 from synapse_replication.cli.common import (
+    ModuleReady,
     config_option,
     exit_with_mistakes,
     get_reactor,
@@ -300,10 +302,18 @@ def main() -> NoReturn:
     """Run the command line, and exit with its status."""
     try:
         cli(standalone_mode=True)
+    except ModuleReady as ready:
+        module = ready.module
     except (ReplicationError, OSError) as error:
         # A file cannot be read, or what is printed cannot be written.
         click.echo(f"synapse-replication: {error}", err=True)
         sys.exit(1)
+    else:
+        sys.exit(0)
+    # inspect.stack() looks at all modules for the file of a frame that none has.
+    sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
+    # Not in the handler: it would be the context of each exception of the module.
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 
 

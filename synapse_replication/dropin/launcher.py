@@ -1,4 +1,4 @@
-"""Runs a module of Synapse on our replication.
+"""Prepares a process to run a module of Synapse on our replication.
 
 Theory of operation: before the module is run as ``__main__``, the names of
 ``table.py`` are replaced, all or none: the module and all that it imports then find
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import runpy
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +29,7 @@ __all__ = [
     "check_version",
     "choose",
     "describe_substitutions",
-    "launch",
+    "prepare",
     "version_problem",
 ]
 
@@ -87,7 +86,7 @@ def check_version(*, strict: bool) -> str | None:
     return problem
 
 
-def launch(
+def prepare(
     substitutions: Sequence[Substitution],
     module: str,
     arguments: Sequence[str],
@@ -98,7 +97,7 @@ def launch(
     hooks: str = "",
     tracing_endpoint: str = "",
 ) -> None:
-    """Replace names, then run a module as ``__main__``.
+    """Replace names, and set up what a module finds when it is run.
 
     :param arguments: what the module finds in ``sys.argv``.
     :param extension: speak the extension.
@@ -125,7 +124,6 @@ def launch(
     os.environ[HOOKS] = hooks
     os.environ[TRACING] = tracing_endpoint
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def describe_substitutions(substitutions: Sequence[Substitution]) -> str:

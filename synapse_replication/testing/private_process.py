@@ -69,6 +69,7 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
 class PrivateServer:
     """A server process in a folder of its own.
 
+    :param parent: where to make that folder; the temporary folder by default.
     :ivar directory: its folder; removed by :meth:`stop`.
     """
 
@@ -78,8 +79,9 @@ class PrivateServer:
     stop_signal = signal.SIGTERM
     orphan_signal = signal.SIGKILL
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Path | None = None) -> None:
         self.directory = Path()
+        self._parent = parent
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
 
@@ -121,7 +123,9 @@ class PrivateServer:
             return self
         if not self._prepared:
             self.directory = Path(
-                tempfile.mkdtemp(prefix=f"synapse-replication-{self.kind}-")
+                tempfile.mkdtemp(
+                    prefix=f"synapse-replication-{self.kind}-", dir=self._parent
+                )
             )
             try:
                 self._prepare()

@@ -131,6 +131,7 @@ class PrivatePostgres(PrivateServer):
     :param tcp: listen on a loopback port, too.
     :param settings: more of ``postgresql.conf``.
     :param environ: where to look for binaries; see :func:`find_postgres`.
+    :param parent: where to make its folder; the temporary folder by default.
     :ivar user: the name of the superuser in the database.
     :ivar password: the superuser's, for TCP.
     :ivar port: the TCP port, and part of the Unix socket's name.
@@ -148,8 +149,9 @@ class PrivatePostgres(PrivateServer):
         tcp: bool = False,
         settings: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
+        parent: Path | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(parent)
         self.user = "postgres"
         self.password = secrets.token_hex(16)
         self.port = 5432

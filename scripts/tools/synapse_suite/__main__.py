@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +20,14 @@ from scripts.tools.synapse_suite.source import (
     DISTRIBUTION,
     SourceError,
     fetch,
+    find_modules,
     unpack,
 )
-from synapse_replication.testing.servers import shared_postgres
+from synapse_replication.testing.servers import PrivatePostgres
+
+_MEMORY = Path("/dev/shm")
+#: What the databases of a few modules take at most, in bytes.
+_MEMORY_NEEDED = 2 << 30
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,6 +50,9 @@ from synapse_replication.testing.servers import shared_postgres
     help="Where to keep logs and results; else they are removed.",
 )
 @click.option(
+    "--resume", is_flag=True, help="Run what has no result in that folder yet."
+)
+@click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=1,
@@ -55,6 +65,7 @@ def suite(
     source: Path | None,
     excepted: str | None,
     folder: Path | None,
+    resume: bool,
     jobs: int,
     names: tuple[str, ...],
 ) -> None:
@@ -79,10 +90,15 @@ def suite(
         results.mkdir(parents=True, exist_ok=True)
         options = ("--except", excepted) if excepted else ()
         # Absolute: the tests run in a folder of their own.
-        it = Suite(unpacked, results.resolve(), shared_postgres().dsn(), options)
+        server = _server().start()
+        it = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
-        with ThreadPoolExecutor(jobs) as pool:
-            for done in pool.map(it.compare, names or (SHORT if short else FULL)):
+        chosen = names or (SHORT if short else FULL)
+        modules = [name for each in chosen for name in find_modules(unpacked, each)]
+        with contextlib.ExitStack() as stack:
+            stack.callback(server.stop)
+            pool = stack.enter_context(ThreadPoolExecutor(jobs))
+            for done in pool.map(it.compare, modules):
                 comparisons.append(done)
                 console.print(
                     f"{done.name}: stock {len(done.stock.successes)}, "
@@ -90,6 +106,14 @@ def suite(
                 )
         show(Console(), version, comparisons)
     sys.exit(0 if all(done.is_good for done in comparisons) else 1)
+
+
+def _server() -> PrivatePostgres:
+    """Return a server in memory, if there is room: each test has a database."""
+    parent = None
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:
+        parent = _MEMORY
+    return PrivatePostgres(parent=parent)
 
 
 if __name__ == "__main__":

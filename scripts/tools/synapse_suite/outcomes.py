@@ -2,6 +2,9 @@
 
     python -m scripts.tools.synapse_suite.outcomes FILE NAME...
 
+Each test has a line of JSON, its id and outcome, written when it has ended: what a
+module that hangs had done is not lost. SIGABRT writes where it hangs.
+
 It is run by ``python -m`` for stock, and by ``synapse-replication exec -m`` for ours,
 in the folder of the homeserver's tests. It imports nothing of this package, which is
 not to be imported before ``exec`` did its work.
@@ -9,9 +12,10 @@ not to be imported before ``exec`` did its work.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from twisted.trial.reporter import TreeReporter
 from twisted.trial.runner import TestLoader, TrialRunner
@@ -23,19 +27,40 @@ SUCCESS = "success"
 
 
 class OutcomeReporter(TreeReporter):
-    """A reporter of trial that remembers the outcome of each test by its id.
+    """A reporter of trial that writes the outcome of each test by its id.
 
-    :ivar outcomes: by test id. A test with several outcomes, such as a success and an
-        error of its clean-up, has the first that is no success.
+    A test with several outcomes, such as a success and an error of its clean-up, has
+    the first that is no success. One that is run in no order of its own, such as an
+    error of an import, has its line at the end.
+
+    :ivar output: where to; set before the tests are run.
     """
+
+    output: TextIO
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.outcomes: dict[str, str] = {}
+        self._outcomes: dict[str, str] = {}
 
     def _note(self, test: Any, outcome: str) -> None:
-        if self.outcomes.get(test.id(), SUCCESS) == SUCCESS:
-            self.outcomes[test.id()] = outcome
+        if self._outcomes.get(test.id(), SUCCESS) == SUCCESS:
+            self._outcomes[test.id()] = outcome
+
+    @override
+    def stopTest(self, test: Any) -> None:
+        super().stopTest(test)
+        self._write_outcomes()
+
+    @override
+    def done(self) -> None:
+        super().done()
+        self._write_outcomes()
+
+    def _write_outcomes(self) -> None:
+        for line in self._outcomes.items():
+            self.output.write(json.dumps(line) + "\n")
+        self.output.flush()
+        self._outcomes.clear()
 
     @override
     def addSuccess(self, test: Any) -> None:
@@ -69,21 +94,20 @@ class OutcomeReporter(TreeReporter):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests; return 0, whatever their outcome, once it is written."""
+    """Run the tests; return 0, whatever their outcome."""
     path, *names = arguments
-    made: list[OutcomeReporter] = []
+    faulthandler.enable()
+    with open(path, "w", encoding="utf-8") as output:
 
-    def make(*args: Any, **kwargs: Any) -> OutcomeReporter:
-        made.append(OutcomeReporter(*args, **kwargs))
-        return made[-1]
+        def make(*args: Any, **kwargs: Any) -> OutcomeReporter:
+            reporter = OutcomeReporter(*args, **kwargs)
+            reporter.output = output
+            return reporter
 
-    runner = TrialRunner(make, workingDirectory=f"{path}.trial", realTimeErrors=True)
-    runner.run(TestLoader().loadByNames(names, recurse=True))
-    outcomes: dict[str, str] = {}
-    for reporter in made:
-        outcomes |= reporter.outcomes
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(outcomes, file, indent=1, sort_keys=True)
+        runner = TrialRunner(
+            make, workingDirectory=f"{path}.trial", realTimeErrors=True
+        )
+        runner.run(TestLoader().loadByNames(names, recurse=True))
     return 0
 
 

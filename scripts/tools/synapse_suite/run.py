@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,9 @@ from scripts.tools.synapse_suite.outcomes import SUCCESS
 __all__ = ["Comparison", "ModuleRun", "Suite"]
 
 #: How long one module may take, in s. Unfinished tests count as lost.
-TIMEOUT = 1800.0
+TIMEOUT = 1200.0
+#: How long it may take to write where it hangs, in s.
+_ABORT_TIMEOUT = 10.0
 
 _RUNNER = "scripts.tools.synapse_suite.outcomes"
 
@@ -72,12 +76,14 @@ class Suite:
     :ivar folder: for logs and results.
     :ivar dsn: of a PostgreSQL server whose user may create databases.
     :ivar options: of ``synapse-replication exec``.
+    :ivar resume: take the results that the folder has, instead of running those.
     """
 
     source: Path
     folder: Path
     dsn: str
     options: Sequence[str] = ()
+    resume: bool = False
 
     def compare(self, name: str) -> Comparison:
         """Run a module on stock, then on ours."""
@@ -86,12 +92,27 @@ class Suite:
         return Comparison(name, stock, self._run(name, "ours", [*ours, "-m"]))
 
     def _run(self, name: str, side: str, command: Sequence[str]) -> ModuleRun:
-        path = self.folder / f"{name}.{side}.json"
+        path = self.folder / f"{name}.{side}.jsonl"
         log = self.folder / f"{name}.{side}.log"
-        started = time.monotonic()
+        # Written when the module has ended.
+        time_taken = self.folder / f"{name}.{side}.seconds"
+        if not (self.resume and time_taken.exists()):
+            for old in (path, time_taken):
+                old.unlink(missing_ok=True)
+            started = time.monotonic()
+            self._run_process([*command, _RUNNER, str(path), name], log)
+            time_taken.write_text(f"{time.monotonic() - started:.1f}", "utf-8")
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        return ModuleRun(
+            dict(json.loads(line) for line in lines),
+            float(time_taken.read_text("utf-8")),
+            log,
+        )
+
+    def _run_process(self, command: Sequence[str], log: Path) -> None:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, _RUNNER, str(path), name],
+                command,
                 cwd=self.source,
                 env=self._environ(),
                 stdin=subprocess.DEVNULL,
@@ -102,13 +123,12 @@ class Suite:
             try:
                 process.wait(TIMEOUT)
             except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ABORT_TIMEOUT)
+            finally:
                 process.kill()
                 process.wait()
-            except BaseException:
-                process.kill()
-                raise
-        outcomes = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        return ModuleRun(outcomes, time.monotonic() - started, log)
 
     def _environ(self) -> dict[str, str]:
         place = psycopg2.extensions.parse_dsn(self.dsn)

@@ -22,7 +22,15 @@ from pathlib import Path
 
 import attrs
 
-__all__ = ["DISTRIBUTION", "SourceError", "SourceFile", "fetch", "find_file", "unpack"]
+__all__ = [
+    "DISTRIBUTION",
+    "SourceError",
+    "SourceFile",
+    "fetch",
+    "find_file",
+    "find_modules",
+    "unpack",
+]
 
 DISTRIBUTION = "matrix-synapse"
 
@@ -151,3 +159,15 @@ def unpack(archive: Path, folder: Path) -> Path:
     for found in sorted(folder.glob("*/tests")):
         return Path(os.path.realpath(found.parent))
     raise SourceError(f"{archive} contains no tests")
+
+
+def find_modules(source: Path, name: str) -> list[str]:
+    """Find the test modules of a package; anything else is returned as it is.
+
+    :param source: the folder that contains ``tests``.
+    """
+    folder = source.joinpath(*name.split("."))
+    if not folder.is_dir():
+        return [name]
+    found = sorted(folder.rglob("test_*.py"))
+    return [".".join(path.relative_to(source).with_suffix("").parts) for path in found]

@@ -12,6 +12,7 @@ from scripts.tools.synapse_suite.source import (
     SourceError,
     SourceFile,
     find_file,
+    find_modules,
     unpack,
 )
 
@@ -96,3 +97,22 @@ class UnpackTests(SynchronousTestCase):
         """
         archive = self._archive("synapse/b.py")
         self.assertRaises(SourceError, unpack, archive, Path(self.mktemp()))
+
+
+class FindModulesTests(SynchronousTestCase):
+    """Tests for find_modules."""
+
+    def test_package(self) -> None:
+        """
+        A package is all of its test modules; a module or a class is itself.
+        """
+        source = Path(self.mktemp())
+        for name in ("tests/a/test_b.py", "tests/a/c/test_d.py", "tests/a/base.py"):
+            path = source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        self.assertEqual(
+            find_modules(source, "tests.a"), ["tests.a.c.test_d", "tests.a.test_b"]
+        )
+        for name in ("tests.a.test_b", "tests.a.test_b.SomeTestCase"):
+            self.assertEqual(find_modules(source, name), [name])

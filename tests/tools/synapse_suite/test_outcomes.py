@@ -1,0 +1,76 @@
+"""Tests for writing what became of each test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+_TESTS = """
+import os
+from twisted.trial.unittest import TestCase
+
+class Tests(TestCase):
+    def test_a(self):
+        pass
+    def test_b(self):
+        self.assertEqual(1, 2)
+    def test_c(self):
+        self.addCleanup(int, "x")
+    def test_d(self):
+        pass
+    test_d.skip = "not now"
+    def test_e(self):
+        if "HANG" in os.environ:
+            os.abort()
+"""
+
+
+class OutcomesTests(SynchronousTestCase):
+    """Tests for the process that runs a module."""
+
+    def run_tests(self, **environ: str) -> dict[str, str]:
+        """Run the tests above; return the outcomes by the names of methods."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "test_some.py").write_text(_TESTS)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "scripts.tools.synapse_suite.outcomes"),
+                *("outcomes.jsonl", "test_some"),
+            ],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(_ROOT), **environ},
+            capture_output=True,
+            check=False,
+        )
+        lines = (folder / "outcomes.jsonl").read_text().splitlines()
+        found = dict(json.loads(line) for line in lines)
+        return {name.rpartition(".")[2]: outcome for name, outcome in found.items()}
+
+    def test_outcomes(self) -> None:
+        """
+        Each test has its outcome; an error of its clean-up is no success.
+        """
+        expected = {
+            "test_a": "success",
+            "test_b": "failure",
+            "test_c": "error",
+            "test_d": "skip",
+            "test_e": "success",
+        }
+        self.assertEqual(self.run_tests(), expected)
+
+    def test_killed(self) -> None:
+        """
+        What had ended when the process was ended is not lost.
+        """
+        found = self.run_tests(HANG="1")
+        self.assertEqual(found["test_a"], "success")
+        self.assertNotIn("test_e", found)
