@@ -26,10 +26,12 @@ from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.streams import HostStream, HostStreams
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.interfaces import (
+    Clock,
     DelayedCall,
     Identity,
     SyncingUser,
 )
+from synapse_replication.handlers.receiving.silent_moves import SilentMoves
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 
@@ -95,11 +97,22 @@ class HostRows:
     seen everything past a row of another writer that this process missed. A user
     who asks between that and the row's delivery is never shown the row. Therefore
     rows of others at or below a position are fetched and delivered before it.
+
+    A position may also be the id of another writer's row, which lies above an id in
+    flight and may not be delivered yet. To the host it would be an id that is
+    finished, and the row that closes the gap would show it. Such a position is held
+    until that row is delivered.
+
+    :param clock: for how long a false position is suspected to hide rows.
     """
 
-    def __init__(self, hs: Any, streams: HostStreams) -> None:
+    def __init__(self, hs: Any, streams: HostStreams, clock: Clock) -> None:
         self._data_handler = hs.get_replication_data_handler()
         self._streams = streams.get_streams()
+        self._clock = clock
+        self._silent = {name: SilentMoves() for name in self._streams}
+        #: By stream: the writer of a held position, the position, whose row it is.
+        self._held: dict[str, dict[str, tuple[int, str]]] = {}
         #: Up to where rows were fetched before a position of another writer.
         self._fetched: dict[tuple[str, str], int] = {}
 
@@ -110,7 +123,12 @@ class HostRows:
         if token <= self._fetched.get((stream_name, instance_name), 0):
             return
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
-        self._streams[stream_name].advance(instance_name, token, is_position=False)
+        if not self._streams[stream_name].advance(
+            instance_name, token, is_position=False
+        ):
+            self._silent[stream_name].delivered(instance_name, token)
+        if stream_name in self._held:
+            await self._release(stream_name, instance_name)
 
     async def on_position(
         self, stream_name: str, instance_name: str, token: int
@@ -121,18 +139,70 @@ class HostRows:
         there can be no rows: who is told then knows that the writer is there.
         """
         stream = self._streams[stream_name]
-        if stream.description.held_in_memory:
-            current = stream.current_token(instance_name)
-            if token < current:
-                await stream.get_updates_since(instance_name, current, token)
-        if behind := stream.writers_behind(instance_name, token):
-            await self._deliver_revealed(stream, behind, instance_name, token)
-        await self._data_handler.on_position(stream_name, instance_name, token)
+        current = stream.current_token(instance_name)
+        if stream.description.held_in_memory and token < current:
+            await stream.get_updates_since(instance_name, current, token)
+        owner = None
+        behind = stream.writers_behind(instance_name, token)
+        if behind and not await self._deliver_revealed(
+            stream, behind, instance_name, token
+        ):
+            owner = await self._writer_of(stream, behind, token)
+        if owner is None:
+            await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
+        self._remember(stream_name, instance_name, current, token, owner)
+        if stream_name in self._held:
+            await self._release(stream_name, instance_name)
+
+    def _remember(
+        self,
+        stream_name: str,
+        instance_name: str,
+        current: int,
+        token: int,
+        owner: str | None,
+    ) -> None:
+        silent = self._silent[stream_name]
+        if token > current:
+            silent.moved(instance_name, current, token, self._clock.seconds())
+        elif token < current:
+            silent.forget(instance_name)
+        held = self._held.setdefault(stream_name, {})
+        held.pop(instance_name, None)
+        if owner is not None:
+            held[instance_name] = token, owner
+        if not held:
+            del self._held[stream_name]
+
+    async def _release(self, stream_name: str, instance_name: str) -> None:
+        """Report the positions that were held for a row of this writer."""
+        stream = self._streams[stream_name]
+        reached = stream.current_token(instance_name)
+        held = self._held[stream_name]
+        for writer, (token, owner) in list(held.items()):
+            if owner == instance_name and token <= reached:
+                del held[writer]
+                if token == stream.current_token(writer):
+                    # No row of the writer was delivered beyond.
+                    await self._data_handler.on_position(stream_name, writer, token)
+        if not held:
+            self._held.pop(stream_name, None)
+
+    async def _writer_of(
+        self, stream: HostStream, writers: list[str], token: int
+    ) -> str | None:
+        """Return which of these writers wrote the row of a token, if one did."""
+        for writer in writers:
+            if stream.current_token(writer) < token:
+                page = await stream.get_updates_since(writer, token - 1, token)
+                if page.updates:
+                    return writer
+        return None
 
     async def _deliver_revealed(
         self, stream: HostStream, behind: list[str], instance_name: str, token: int
-    ) -> None:
+    ) -> bool:
         """Fetch and deliver the rows that a position of another writer reveals.
 
         Never more than these: above them an id may be in flight whose row, once it is
@@ -140,20 +210,24 @@ class HostRows:
 
         :param behind: the writers whose rows are looked for.
         :param instance_name: the writer that announced ``token``.
+        :return: whether all rows up to ``token`` are delivered.
         """
         name, codec = stream.description.name, stream.description.codec
         upto = stream.seen_by_all(instance_name, token)
-        cursors = {
-            writer: stream.current_token(writer) if writer in behind else upto
-            for writer in stream.writers()
-        }
+        cursors = dict.fromkeys(stream.writers(), upto)
+        for writer in behind:
+            # What a false position of this writer may have hidden is delivered, too:
+            # a row beyond it would make it look true.
+            cursors[writer] = self._silent[name].start_of(
+                writer, stream.current_token(writer)
+            )
         end = 0
         while end < token or upto < end:
             # What was delivered may have moved it.
             seen = max(upto, stream.seen_by_all(instance_name, token))
             if end and upto < end and seen == upto:
                 # An id above it may be in flight.
-                return
+                return False
             upto, end, ends = seen, token, {}
             found: list[tuple[int, str, list[Any]]] = []
             committed = set()
@@ -180,9 +254,10 @@ class HostRows:
                     rows = [codec.from_json(value) for value in values]
                 except RowDecodeError:
                     # The catch-up of this writer reports it and skips it.
-                    return
+                    return False
                 await self.on_rdata(name, writer, id_, rows)
                 self._fetched[name, writer] = id_
+        return True
 
 
 class HostCommands:
@@ -315,7 +390,7 @@ class SynapseHost:
         )
         self.clock = HostClock(hs.get_clock(), hs.get_reactor())
         self.streams = HostStreams(hs)
-        self.rows = HostRows(hs, self.streams)
+        self.rows = HostRows(hs, self.streams, self.clock)
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips

@@ -131,16 +131,19 @@ class HostStream:
             return int(self.original.current_token(instance_name))
         return self._received.get(instance_name, self._baseline)
 
-    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
         """Record that the rows of a writer up to ``token`` were delivered.
 
         :param is_position: the writer announced it; it may have begun again, or a
             greater position may have been false.
+        :return: ``False`` if it is a row at or below the writer's position.
         """
-        if self._received is not None and (
-            token > self._received.get(instance_name, self._baseline) or is_position
-        ):
+        if self._received is None:
+            return True
+        if token > self._received.get(instance_name, self._baseline) or is_position:
             self._received[instance_name] = token
+            return True
+        return False
 
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
         """Return the writers whose rows a position of another writer may reveal.

@@ -337,16 +337,20 @@ class CatchUpRunner:
         is_wanted = not (link.is_lost or self._description.idempotent)
         if page.upto_token < run.target and is_wanted:
             run.ahead = self._ask_ahead(instance_name, run, page.upto_token, run.target)
-        for token, rows in self._typed_batches(instance_name, page):
-            waiting = (
-                self._sink.on_rdata(self._name, instance_name, token, rows)
-                if rows
-                else None
-            )
-            if waiting is not None:
-                await waiting
-            run.cursor = token
-            run.attempts = 0
+        try:
+            for token, rows in self._typed_batches(instance_name, page):
+                waiting = (
+                    self._sink.on_rdata(self._name, instance_name, token, rows)
+                    if rows
+                    else None
+                )
+                if waiting is not None:
+                    await waiting
+                run.cursor = token
+                run.attempts = 0
+        finally:
+            if run.cursor > from_token:
+                self._silent.delivered(instance_name, run.cursor)
         run.cursor = page.upto_token
         run.attempts = 0
         self._observer.catch_up_page(event, len(page.tokens), page.upto_token)

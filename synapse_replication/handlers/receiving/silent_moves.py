@@ -78,6 +78,13 @@ class SilentMoves:
         stretch.check_from = now + CHECK_SECONDS
         return min(stretch.start, position)
 
+    def delivered(self, instance_name: str, token: int) -> None:
+        """Record that the rows of a stretch up to ``token`` were delivered late."""
+        stretch = self._stretches.get(instance_name)
+        if stretch is not None:
+            stretch.start = max(stretch.start, token)
+            stretch.middle = max(stretch.middle, token)
+
     def forget(self, instance_name: str) -> None:
         """Forget the stretch of a writer: it was taken back."""
         self._stretches.pop(instance_name, None)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from synapse_replication.dropin.adapter import HostRows
 from synapse_replication.dropin.streams import HostStream
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.memory import MemoryStream
@@ -119,7 +120,10 @@ class _DataHandler:
 
 
 def make_rows(
-    sink: _Sink, streams: Mapping[str, HostStream], shows: Callable[[str, int], object]
+    sink: _Sink,
+    streams: Mapping[str, HostStream],
+    shows: Callable[[str, int], object],
+    clock: Clock,
 ) -> HostRows:
     """Make what delivers rows to a homeserver: the drop-in's own class.
 
@@ -129,4 +133,4 @@ def make_rows(
     """
     handler = _DataHandler(sink, streams, shows)
     homeserver = SimpleNamespace(get_replication_data_handler=lambda: handler)
-    return HostRows(homeserver, SimpleNamespace(get_streams=lambda: streams))  # type: ignore[arg-type]
+    return HostRows(homeserver, SimpleNamespace(get_streams=lambda: streams), clock)  # type: ignore[arg-type]

@@ -279,7 +279,9 @@ class Ledger:
                 f"{stream} of {writer}, which committed {expected}"
             )
         position = reader.positions.get(key, 0)
-        reader.heard.add(key)
+        if stream not in self._idempotent or token > position:
+            # A late row does not say that the position is the writer's.
+            reader.heard.add(key)
         if stream in self._idempotent:
             reader.applied.setdefault(key, set()).add(token)
             if token > position:

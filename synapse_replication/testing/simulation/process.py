@@ -303,7 +303,7 @@ class Process:
                 )
             host.streams.add(added, is_written_here=self.name in writers)
         if cluster.shares_tokens:
-            host.rows = make_rows(sink, hosted, self._shows)  # type: ignore[assignment]
+            host.rows = make_rows(sink, hosted, self._shows, host.clock)  # type: ignore[assignment]
         else:
             host.set_sink(sink)
 

@@ -245,3 +245,12 @@ class NearTests(SynchronousTestCase):
         process.stream.is_held = process.host.rows.is_held = False
         process.host.rows.release()
         self.assertEqual(tokens(process), [5, 6, 7, 8])
+
+    def test_fetched_once(self) -> None:
+        """Rows that a catch-up found in a stretch are not fetched by the next one."""
+        process = live(20)
+        process.receive("POSITION events w 5 9")
+        process.stream.persist("w", 7, ["seven"])
+        process.receive("POSITION events w 12 12", "POSITION events w 15 15")
+        self.assertEqual(tokens(process), [5, 7])
+        self.assertEqual(process.stream.requests[1:], [("w", 5, 12), ("w", 7, 15)])

@@ -45,3 +45,21 @@ class SilentMovesTests(SynchronousTestCase):
             moves.moved(f"w{number}", 1, 2, 0.0)
         self.assertEqual(moves.start_of("w0", 2), 2)
         self.assertEqual(moves.start_of("w1", 2), 1)
+
+    def test_rows_delivered_late(self) -> None:
+        """What was delivered of a stretch is not looked for again."""
+        moves = SilentMoves()
+        moves.moved("w", 5, 9, 0.0)
+        moves.delivered("w", 7)
+        moves.delivered("w", 6)
+        moves.delivered("v", 6)
+        self.assertEqual(moves.start_of("w", 9), 7)
+
+    def test_checked(self) -> None:
+        """A stretch is checked once in a second."""
+        moves = SilentMoves()
+        moves.moved("w", 5, 9, 0.0)
+        self.assertEqual(moves.start_to_check("w", 8, 2.0), 8)
+        self.assertEqual(moves.start_to_check("w", 9, 2.0), 5)
+        self.assertEqual(moves.start_to_check("w", 9, 2.5), 9)
+        self.assertEqual(moves.start_to_check("w", 9, 3.0), 5)

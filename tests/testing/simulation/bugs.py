@@ -174,9 +174,9 @@ class _LateBaseline(HostStream):
             instance_name, int(self.original.current_token(instance_name))
         )
 
-    def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
+    def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
         self.current_token(instance_name)
-        super().advance(instance_name, token, is_position=is_position)
+        return super().advance(instance_name, token, is_position=is_position)
 
 
 class _RevealsRows(HostStream):
