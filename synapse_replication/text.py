@@ -1,8 +1,13 @@
-"""Text that others made up, for people to read."""
+"""Text for people to read."""
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["counted", "printable"]
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 stream``, ``1,024 streams``."""
+    return f"{count:,} {noun}" + ("s" if count != 1 else "")
 
 
 def printable(text: str) -> str:

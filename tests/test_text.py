@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.text import printable
+from synapse_replication.text import counted, printable
+
+
+class CountedTests(SynchronousTestCase):
+    """Tests for counted."""
+
+    def test_number(self) -> None:
+        """One is singular; thousands are separated."""
+        self.assertEqual(
+            [counted(n, "stream") for n in (0, 1, 1024)],
+            ["0 streams", "1 stream", "1,024 streams"],
+        )
 
 
 class PrintableTests(SynchronousTestCase):

@@ -278,16 +278,17 @@ def make_links(
                 name, config.server_name, ReactorClock(reactor), tap, observer
             ),
             client_endpoint(reactor, description, config.files, config.tls),
+            description,
         )
         for description in config.tcp_connect
     ]
 
     def start() -> None:
-        for onlooker, endpoint in onlookers:
-            onlooker.connect(endpoint)
+        for onlooker, endpoint, where in onlookers:
+            onlooker.connect(endpoint, where)
 
     async def stop() -> None:
-        for onlooker, _ in onlookers:
+        for onlooker, _, _ in onlookers:
             await onlooker.stop()
 
     return start, stop

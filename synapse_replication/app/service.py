@@ -360,7 +360,8 @@ class ProcessService(Service):
             )
             self._watch_buffers(client.buffers)
             client.connect(
-                client_endpoint(self._reactor, description, config.files, config.tls)
+                client_endpoint(self._reactor, description, config.files, config.tls),
+                description,
             )
             self._stops.add("closing the direct TCP connection", client.stop)
         if config.redis is not None:
@@ -448,13 +449,16 @@ class ProcessService(Service):
         if self._starting is not None and not self._starting.called:
             self._starting.cancel()
         self._hooks.stopping()
-        all_done = await self._stops.run()
+        links = self._status.snapshot().links
+        outcome = "everything received was handled and everything written was sent"
+        if links and not any(link.up for link in links):
+            outcome = "no link was up: readers will fetch what they have not received"
+        if not await self._stops.run():
+            outcome = "the warnings above name what was not finished"
         self.log.info(
             "{instance_name} has stopped; {outcome}",
             instance_name=self._config.instance_name,
-            outcome="everything received was handled and everything written was sent"
-            if all_done
-            else "the warnings above name what was not finished",
+            outcome=outcome,
         )
 
 

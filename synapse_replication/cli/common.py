@@ -13,6 +13,7 @@ import click
 
 from synapse_replication.config.process import ProcessConfig, Purpose, load_config
 from synapse_replication.errors import ConfigError
+from synapse_replication.text import counted
 
 __all__ = [
     "EXIT_USAGE",
@@ -63,8 +64,7 @@ def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig
 
 def exit_with_mistakes(error: ConfigError) -> NoReturn:
     """Print what is wrong with the configuration, and exit."""
-    count = len(error.problems)
-    what = "1 mistake" if count == 1 else f"{count} mistakes"
+    what = counted(len(error.problems), "mistake")
     lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
     for problem in error.problems:
         where = (

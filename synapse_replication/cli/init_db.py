@@ -7,6 +7,7 @@ import click
 from synapse_replication.cli.common import config_option
 from synapse_replication.cli.database import open_database
 from synapse_replication.storage.schema import prepare_database
+from synapse_replication.text import counted
 
 __all__ = ["init_db_command"]
 
@@ -24,5 +25,7 @@ def init_db_command(config_paths: tuple[str, ...]) -> None:
     with open_database(config_paths) as (connection, _):
         applied = prepare_database(connection.cursor())
         connection.commit()
-    what = f"applied {applied} schema changes" if applied else "nothing to do"
+    what = (
+        f"applied {counted(applied, 'schema change')}" if applied else "nothing to do"
+    )
     click.echo(f"The database is ready: {what}.")

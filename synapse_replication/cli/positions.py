@@ -26,6 +26,7 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.text import counted
 
 __all__ = ["id_streams", "positions"]
 
@@ -84,7 +85,7 @@ def check_command(config_paths: tuple[str, ...]) -> None:
     if report.problems:
         sys.exit(EXIT_DISAGREES)
     present = [state for state in report.streams if state.sequence_value is not None]
-    click.echo(f"{len(present)} streams, all positions agree")
+    click.echo(f"{counted(len(present), 'stream')}, all positions agree")
 
 
 def _read_seen(

@@ -23,6 +23,8 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
+from synapse_replication.text import counted
+from synapse_replication.transport.failures import one_line
 
 __all__ = ["LoggingObserver", "RateLimit"]
 
@@ -32,6 +34,8 @@ REPEAT_AFTER = 60.0
 #: So often within that time a connection is said to have come up or gone down: each
 #: time, unless it does little else.
 CHANGES_OF_STATE = 60
+#: All connections together: each of a listener's goes down and comes up with the net.
+MAX_CHANGES_OF_STATE = 2000
 
 #: How many different lines are remembered.
 MAX_KEYS = 1000
@@ -78,11 +82,18 @@ class RateLimit:
         #: Of each group: since when, how many were written, and left out.
         self._groups: dict[str, tuple[float, int, int]] = {}
 
-    def admit(self, group: str, *kind: Hashable, burst: int = 1) -> int | None:
+    def admit(
+        self,
+        group: str,
+        *kind: Hashable,
+        burst: int = 1,
+        most: int = MAX_OF_GROUP,
+    ) -> int | None:
         """Decide whether to write a line of this kind.
 
         :param group: of a few; what peers say is in ``kind`` alone.
         :param burst: how many of the kind are written in one period.
+        :param most: how many of the group.
         :return: how many were left out before this one, or ``None`` if this one
             is to be left out too.
         """
@@ -93,7 +104,7 @@ class RateLimit:
         since, written, of_group = self._groups.get(group, (now, 0, 0))
         if now - since >= self._repeat_after:
             since, written = now, 0
-        if written >= MAX_OF_GROUP:
+        if written >= most:
             self._groups[group] = (since, written, of_group + left_out + 1)
             return None
         self._groups[group] = (since, written + 1, 0)
@@ -142,9 +153,10 @@ class LoggingObserver(ReplicationObserver):
         text: str,
         *,
         burst: int = 1,
+        most: int = MAX_OF_GROUP,
         **fields: Any,
     ) -> None:
-        left_out = self._limit.admit(*kind, burst=burst)
+        left_out = self._limit.admit(*kind, burst=burst, most=most)
         if left_out is None:
             return
         if left_out:
@@ -160,6 +172,7 @@ class LoggingObserver(ReplicationObserver):
             ("state", connection),
             text,
             burst=CHANGES_OF_STATE,
+            most=MAX_CHANGES_OF_STATE,
             connection=connection,
             **fields,
         )
@@ -400,7 +413,7 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("connection_failed", connection, why),
-            "Cannot connect: {connection}: {why}; again in {retry_in:.1f} s",
+            "Cannot connect: {connection}: {why}; trying again in {retry_in:.1f} s",
             connection=connection,
             why=why,
             retry_in=retry_in,
@@ -425,7 +438,7 @@ class LoggingObserver(ReplicationObserver):
             ("sending_failed", stream_name, type(error)),
             "Cannot send rows of {stream}: {error}; tried again later",
             stream=stream_name,
-            error=error,
+            error=one_line(error),
             log_failure=Failure(error),  # type: ignore[no-untyped-call]
         )
 
@@ -436,7 +449,8 @@ class LoggingObserver(ReplicationObserver):
         self._repeating(
             self._logger.warn,
             ("commands_dropped", command, reason),
-            "{count} {command} commands were dropped and will not be sent: {why}",
+            "{commands} dropped, never to be sent: {why}",
+            commands=counted(count, f"{command} command"),
             count=count,
             command=command,
             why=_WHY_DROPPED[reason],
@@ -449,6 +463,6 @@ class LoggingObserver(ReplicationObserver):
             ("failure", what, type(error)),
             "{what} failed: {error}",
             what=what,
-            error=error,
+            error=one_line(error),
             log_failure=Failure(error),  # type: ignore[no-untyped-call]
         )

@@ -25,7 +25,6 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IConnector, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
-from twisted.python.reflect import safe_str
 from typing_extensions import override
 
 from synapse_replication.backoff import Backoff
@@ -36,6 +35,7 @@ from synapse_replication.redis.resp import (
     new_reader,
 )
 from synapse_replication.transport.buffers import ReadSize
+from synapse_replication.transport.failures import at, destination, one_line
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.transport.tls import explain
 
@@ -183,7 +183,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
             self.link_established()
 
         def failed(failure: Failure) -> None:
-            self.cut(f"it does not answer PING: {safe_str(failure.value)}")
+            self.cut(f"it does not answer PING: {one_line(failure.value)}")
 
         self.ping().addCallbacks(answered, failed)
 
@@ -191,7 +191,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
     def keep_alive(self) -> None:
         # When no reply comes within replyTimeout, txredisapi cuts the connection.
         def failed(failure: Failure) -> None:
-            self.cut(safe_str(failure.value), CloseReason.TIMED_OUT)
+            self.cut(one_line(failure.value), CloseReason.TIMED_OUT)
 
         self.ping().addCallbacks(lambda _: self.link_proved(), failed)
 
@@ -360,7 +360,8 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self._why = safe_str(reason.value)
+        assert reason.value is not None
+        self._why = explain(reason.value)
         self._again(connector)
 
     @override
@@ -392,4 +393,5 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
             wait, connect
         )
-        self.observer.connection_failed(self.name, self._why, wait)
+        why = at(destination(connector), self._why)
+        self.observer.connection_failed(self.name, why, wait)

@@ -36,6 +36,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import encode, new_reader
+from synapse_replication.transport.failures import one_line
 
 __all__ = ["CHECK_INTERVAL", "MasterConnector", "SentinelError", "SentinelMaster"]
 
@@ -169,7 +170,7 @@ class SentinelMaster:
     def _check(self) -> None:
         def failed(failure: Failure) -> None:
             if not isinstance(failure.value, CancelledError):
-                why = safe_str(failure.value)
+                why = one_line(failure.value)
                 self._observer.connection_failed(NAME, why, CHECK_INTERVAL)
 
         # While one is under way, another would learn nothing else.
@@ -299,7 +300,7 @@ class _MasterQuery(ClientFactory):
         return _MasterQueryProtocol(self)
 
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self.failed(safe_str(reason.value))
+        self.failed(one_line(reason.value))
 
     def failed(self, why: str) -> None:
         """Return up, unless there was an answer."""
@@ -377,7 +378,7 @@ class _MasterQueryProtocol(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._question.failed(safe_str(reason.value))
+        self._question.failed(one_line(reason.value))
 
 
 def _read_place(reply: Sequence[Any]) -> HostPort | None:

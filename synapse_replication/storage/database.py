@@ -45,6 +45,7 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import StorageError
+from synapse_replication.transport.failures import one_line
 
 __all__ = ["Database", "Transaction", "TransactionRunner", "connect"]
 
@@ -278,7 +279,7 @@ class Database:
                 _log.info(
                     "{description} lost its connection, and is run again: {error}",
                     description=description,
-                    error=str(error).strip(),
+                    error=one_line(error),
                 )
             finally:
                 callbacks.extend(attempt.callbacks)

@@ -33,6 +33,8 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
+from synapse_replication.transport.failures import at, destination
+from synapse_replication.transport.tls import explain
 from synapse_replication.wire.connection import CloseReason, PendingLimit
 
 __all__ = [
@@ -196,13 +198,18 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._limit = limit
         self._extension = extension
         self._failures = 0
+        self._where = ""
         self._try: Callable[[], object] = _nothing
         self._give_up: Callable[[], object] = _nothing
         self._retry: DelayedCall | None = None
         self._stopped: Deferred[None] | None = None
 
-    def connect(self, endpoint: IStreamClientEndpoint) -> None:
-        """Begin to connect by an endpoint."""
+    def connect(self, endpoint: IStreamClientEndpoint, where: str = "") -> None:
+        """Begin to connect by an endpoint.
+
+        :param where: it connects to, for log lines: a ``HOST:PORT`` or the like.
+        """
+        self._where = where
 
         def connect() -> None:
             attempt = endpoint.connect(self)
@@ -237,6 +244,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     @override
     def startedConnecting(self, connector: IConnector) -> None:
+        self._where = destination(connector)
         self._try = connector.connect
         self._give_up = connector.stopConnecting
 
@@ -264,7 +272,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     def _failed(self, reason: Failure) -> None:
         if self._stopped is None:
-            self._try_again(reason.getErrorMessage())
+            assert reason.value is not None
+            self._try_again(explain(reason.value))
 
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:
         self.connection = None
@@ -281,7 +290,9 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._failures += 1
         delay = self._backoff.delay(self._failures)
         if why is not None:
-            self._observer.connection_failed(self.client_name, why, delay)
+            self._observer.connection_failed(
+                self.client_name, at(self._where, why), delay
+            )
         self._retry = self._clock.call_later(delay, self._try)
 
 

@@ -26,6 +26,8 @@ from twisted.internet.ssl import (
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from synapse_replication.transport.failures import one_line
+
 __all__ = ["client_context", "explain", "server_context"]
 
 _log = Logger()
@@ -170,14 +172,13 @@ def explain(error: BaseException) -> str:
             f"TLS: the certificate of the other end is not for {wanted}; connect by a "
             "name that it has"
         )
-    text = str(error) or type(error).__name__
     if not isinstance(error, SSL.Error):
-        return text
+        return one_line(error)
     words = _words(error)
     for end, meaning in _MEANINGS.items():
         if words.endswith(end):
             return f"TLS: {words}: {meaning}"
-    return f"TLS: {words or text}"
+    return f"TLS: {words or one_line(error)}"
 
 
 def _show(wanted: Any) -> str:

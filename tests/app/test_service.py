@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
+from twisted.python.failure import Failure
 
 from synapse_replication.app.service import DRAIN_TIMEOUT, ProcessService, make_process
 from synapse_replication.config.process import load_config
@@ -170,6 +172,21 @@ class ProcessServiceTests(FilesMixin):
             "master has stopped; everything received was handled",
             formatEvent(logged[-1]),
         )
+
+    def test_last_line_without_a_link(self) -> None:
+        """The last line does not say that rows were sent if there was no link."""
+        process = self.make()
+        process.startService()
+        for client, connector in zip(
+            self.reactor.tcpClients, self.reactor.connectors, strict=True
+        ):
+            client[2].clientConnectionFailed(
+                connector, Failure(ConnectionRefusedError())
+            )
+        with capturedLogs() as logged:
+            process.stopService()
+            self.reactor.pump([DRAIN_TIMEOUT] * 10)
+        self.assertIn("no link was up: readers will fetch", formatEvent(logged[-1]))
 
     def test_does_not_start(self) -> None:
         """What prevents the start is told, and what was begun is ended."""

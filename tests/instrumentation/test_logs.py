@@ -124,15 +124,20 @@ class LoggingObserverTests(SynchronousTestCase):
         for _ in range(1000):
             self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
         self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)
-        text = "USER_SYNC commands were dropped and will not be sent: "
+        dropped = "dropped, never to be sent"
         self.assertEqual(
             self.lines(),
             [
                 (
                     "warn",
-                    f"1 {text}too many wait for a link; look why there is none",
+                    f"1 USER_SYNC command {dropped}: too many wait for a link; look "
+                    "why there is none",
                 ),
-                ("warn", f"7 {text}the process stopped while it had no link"),
+                (
+                    "warn",
+                    f"7 USER_SYNC commands {dropped}: the process stopped while it "
+                    "had no link",
+                ),
             ],
         )
 
@@ -163,10 +168,15 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_a_failed_connection_says_why(self) -> None:
         """The reason and the time of the next attempt are in the line."""
-        self.observer.connection_failed("redis", "connection refused", 2.5)
+        self.observer.connection_failed("redis", "refused", 2.5)
         self.assertEqual(
             self.lines(),
-            [("warn", "Cannot connect: redis: connection refused; again in 2.5 s")],
+            [
+                (
+                    "warn",
+                    "Cannot connect: redis: refused; trying again in 2.5 s",
+                )
+            ],
         )
 
     def test_the_end_of_a_connection_has_its_level(self) -> None:
@@ -211,10 +221,19 @@ class LoggingObserverTests(SynchronousTestCase):
         for _ in range(2):
             self.observer.connection_made("redis")
             self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
-            self.observer.connection_failed("redis", "connection refused", 2.5)
+            self.observer.connection_failed("redis", "refused", 2.5)
             self.clock.advance(10)
         self.observer.connection_made("redis")
         self.assertEqual(self.lines()[-1], ("info", "Connected: redis"))
+
+    def test_all_connections_change(self) -> None:
+        """When the network comes back, each of 500 connections is reported."""
+        names = [f"w{number}" for number in range(500)]
+        for name in names:
+            self.observer.connection_lost(name, CloseReason.LOST, "reset by peer")
+        for name in names:
+            self.observer.connection_made(name)
+        self.assertEqual(len(self.lines()), 1000)
 
     def test_done_without(self) -> None:
         """What a server refuses is a warning that says what to do."""

@@ -56,7 +56,7 @@ class StallLog:
                     "runbook: ReplicationStalled, {reason})",
                     streams=group.names,
                     seconds=group.stalled_for,
-                    detail=group.detail,
+                    detail=group.detail.rstrip("."),
                     remedy=group.remedy,
                     reason=reason,
                 )
