@@ -1,4 +1,4 @@
-"""Replication between the processes of a homeserver, drop-in and on Twisted.
+"""Drop-in replication between the instances of a homeserver, built on Twisted.
 
 Import what you need from :mod:`synapse_replication.api`. This package's own
 ``__init__`` imports nothing, so that the pure core (``streams`` and ``wire``)

@@ -1,4 +1,4 @@
-"""``python -m synapse_replication`` is ``synapse-replication``."""
+"""Runs ``synapse-replication`` for ``python -m synapse_replication``."""
 
 from __future__ import annotations
 

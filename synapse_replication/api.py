@@ -1,7 +1,7 @@
-"""The public names. What is not here, and not in the manual, may change.
+"""The public names; any name that is neither here nor in the manual may change.
 
-Names that other implementations gave first mean the same here. Those of the
-database are imported when they are asked for: its driver is an extra.
+Names that other implementations introduced have the same meaning here. The names of
+the storage package are imported on first use, because the database driver is an extra.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ __all__ = [
     "with_retries",
 ]
 
-_OF_STORAGE = frozenset(
+_STORAGE_NAMES = frozenset(
     {
         "Database",
         "IdStream",
@@ -265,7 +265,7 @@ _OF_STORAGE = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_STORAGE:
+    if name not in _STORAGE_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from synapse_replication.storage import (
         database,

@@ -1,4 +1,4 @@
-"""The wait between attempts: one policy for everything that is tried again."""
+"""The delay between attempts: one policy for everything that is retried."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import attrs
 
 __all__ = ["Backoff"]
 
-#: Beyond it a wait is past any maximum, and more would overflow.
-_MOST_STEPS = 60
+#: The largest exponent: a delay reaches any maximum before it; more could overflow.
+_MAX_EXPONENT = 60
 
 
 @attrs.frozen
 class Backoff:
-    """Waits that grow from one failure to the next, up to a maximum, with jitter.
+    """Exponential backoff with a maximum and jitter.
 
-    :ivar initial: the wait after the first failure, in s.
-    :ivar maximum: the longest wait, in s.
-    :ivar factor: by how much the wait grows from one failure to the next.
-    :ivar jitter: returns a number in [0, 1) by which a wait is shortened, to half at
-        most, so that clients which failed together do not come back together.
+    :ivar initial: the delay after the first failure, in s.
+    :ivar maximum: the longest delay, in s.
+    :ivar factor: the ratio of one delay to the one before it.
+    :ivar jitter: returns a number in [0, 1); half of that fraction is cut off the
+        delay, so that clients which failed together do not retry together.
     """
 
     initial: float = 0.5
@@ -30,7 +30,7 @@ class Backoff:
     jitter: Callable[[], float] = random.random
 
     def delay(self, attempt: int) -> float:
-        """Return the wait in s after the ``attempt``-th failure, from 1."""
-        steps = min(attempt - 1, _MOST_STEPS)
-        full = min(self.maximum, self.initial * self.factor**steps)
+        """Return the delay in s after failure number ``attempt``, from 1."""
+        exponent = min(attempt - 1, _MAX_EXPONENT)
+        full = min(self.maximum, self.initial * self.factor**exponent)
         return full * (1 - self.jitter() / 2)

@@ -1,4 +1,4 @@
-"""Time and background work, for a host that has nothing of its own."""
+"""A clock and background tasks, for a host that does not provide its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BackgroundProcesses", "ReactorClock"]
 class ReactorClock:
     """The :class:`~synapse_replication.handlers.interfaces.Clock` of a reactor.
 
-    :param wall_clock: gives s since the epoch.
+    :param wall_clock: returns the time in s since the Unix epoch.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class ReactorClock:
         self._wall_clock = wall_clock
 
     def seconds(self) -> float:
-        """Return the reactor's time in s; it steps with the machine's clock."""
+        """Return the reactor's time in s; it jumps when the system clock is set."""
         return float(self._reactor.seconds())
 
     def time_msec(self) -> int:
-        """Wall-clock time in ms since the epoch."""
+        """Return the wall-clock time in ms since the Unix epoch."""
         return int(self._wall_clock() * 1000)
 
     def call_later(
@@ -43,7 +43,10 @@ class ReactorClock:
         return self._reactor.callLater(delay, func, *args)
 
     def sleep(self, delay: float) -> Deferred[None]:
-        """Wait ``delay`` s; 0 lets the reactor do what else is ready."""
+        """Return a Deferred that fires after ``delay`` s.
+
+        With 0 it fires in the reactor's next iteration.
+        """
         return deferLater(self._reactor, delay)
 
 
@@ -52,9 +55,9 @@ async def _run(func: Callable[[], Awaitable[Any]]) -> None:
 
 
 class BackgroundProcesses:
-    """Starts work that nobody waits for, and can wait for all of it.
+    """Runs background tasks, and can wait for all of them.
 
-    :param observer: told of what failed.
+    :param observer: failures are reported to it.
     """
 
     def __init__(self, observer: ReplicationObserver) -> None:
@@ -64,10 +67,14 @@ class BackgroundProcesses:
     def __call__(
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Deferred[None]:
-        """Start ``func``; the Deferred fires when it has ended, and never fails."""
+        """Start ``func``.
+
+        :return: a Deferred that fires when ``func`` has ended. It never fails: an
+            exception is reported to the observer.
+        """
         process = Deferred.fromCoroutine(_run(func))
         if process.called and not isinstance(process.result, Failure):
-            # Nothing to wait for, as with most chunks of rows.
+            # It ended synchronously, as most chunks of rows do: nothing to track.
             return process
         return self._watch(description, process)
 
@@ -84,9 +91,9 @@ class BackgroundProcesses:
 
     @property
     def count(self) -> int:
-        """How many are running."""
+        """The number of running tasks."""
         return len(self._running)
 
     def wait(self) -> Deferred[None]:
-        """Wait for those that are running now."""
+        """Return a Deferred that fires when the tasks that run now have ended."""
         return DeferredList(list(self._running)).addCallback(lambda _: None)

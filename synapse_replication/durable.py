@@ -1,4 +1,4 @@
-"""Files that survive a loss of power."""
+"""File operations whose results survive a power failure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["rename_durably", "sync_folder", "write_durably"]
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file at once: whole or not at all, also after a loss of power.
+    """Replace a file atomically, and make the change survive a power failure.
 
-    :raises OSError: if it cannot be written.
+    :raises OSError: if the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
@@ -22,18 +22,20 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def rename_durably(old: Path, new: Path) -> None:
-    """Return a file that was synced another name in its folder, for good.
+    """Rename a file within its folder, and make the rename survive a power failure.
 
-    :raises OSError: if it cannot be renamed.
+    The caller has called ``fsync`` on the file itself.
+
+    :raises OSError: if the file cannot be renamed.
     """
     old.replace(new)
     sync_folder(new.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power.
+    """Make the names in a folder survive a power failure.
 
-    :raises OSError: if it cannot be opened.
+    :raises OSError: if the folder cannot be opened or synced.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,10 +1,10 @@
-"""Everything that this package raises, in one tree.
+"""The exceptions that this package raises, in one hierarchy.
 
 ::
 
     ReplicationError
     +-- ProtocolError                 something is wrong with a line or a connection
-    |   +-- LocalProtocolError        our fault: we were asked to send nonsense
+    |   +-- LocalProtocolError        this side's fault: it was asked to send nonsense
     |   |   +-- LineTooLongError
     |   +-- RemoteProtocolError       the peer's fault
     |       +-- UnparsableLineError
@@ -13,26 +13,26 @@
     |       +-- RowDecodeError
     |       +-- ExtensionMessageError
     |       +-- UnknownExtensionError
-    +-- TokenError                    a text or a pair of numbers that is no token
-    +-- StreamConfigurationError      streams and writers that do not fit together
-    +-- ConfigError                   every mistake in the configuration, at once
+    +-- TokenError                    a text or a pair of numbers is not a token
+    +-- StreamConfigurationError      streams and writers do not fit together
+    +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
     |   +-- ImplausiblePositionError  a position that its stream has not reached
-    +-- PipelineError                 a job on Spark cannot go on; says what to do
+    +-- PipelineError                 a Spark job cannot continue; says what to do
     |   +-- SparkMissingError         Java or PySpark is not installed
-    +-- HostError                     the host failed with a command that has secrets
+    +-- HostError                     the host failed on a command that has secrets
     +-- HooksNotFoundError            a function that subscribes cannot be imported
-    +-- HooksOverflowError            events came faster than hooks could be told
-    +-- StatusError                   a process does not say how it stands
-    +-- SupervisorError               the service manager's environment makes no sense
+    +-- HooksOverflowError            events arrived faster than hooks could run
+    +-- StatusError                   a process did not return a valid status
+    +-- SupervisorError               the service manager's environment is invalid
     +-- WaitTimeoutError              a position was not reached in time
     +-- ServerStartError              a private server of the test kit did not start
 
-The class says whose fault it is; what went wrong is in the attributes, not only
-in the text.
+The class says which side is at fault. Attributes carry the details, so that callers
+need not parse the message.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ __all__ = [
     "WaitTimeoutError",
 ]
 
-#: How many characters of somebody else's text an error message repeats.
+#: The most characters of untrusted text that an error message repeats.
 EXCERPT_LENGTH = 120
 
 
 def excerpt(text: str | bytes) -> str:
-    """Shorten and escape untrusted text, so that it can stand in a log line."""
+    """Shorten and escape untrusted text, so that it is safe in a log line."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     if len(text) > EXCERPT_LENGTH:
@@ -86,31 +86,31 @@ def excerpt(text: str | bytes) -> str:
     return ascii(text)[1:-1]
 
 
-#: From here on a text may be a line with an access token: those that carry them.
+#: Matches from the name of a command that may carry an access token to the end.
 _SECRETIVE: Final = re.compile(
     r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
 )
-#: What may be shown of a line of which nothing is known: a word like a command's name.
+#: The only part of an unknown line that may be shown: a word of a command name's form.
 _NAME: Final = re.compile(r"[A-Z][A-Z_]{0,39}")
 
 
 def without_lines(text: str) -> str:
-    """Cut the part of a peer's text that may repeat a line with a secret in it."""
+    """Remove the part of a peer's text that may repeat a line with a secret."""
     return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)
 
 
 def _shown_name(word: str) -> str:
     if _NAME.fullmatch(word):
         return word
-    return f"of {len(word)} characters that is no name of one"
+    return f"(a word of {len(word)} characters, not shown)"
 
 
 class ReplicationError(Exception):
-    """The root of the tree."""
+    """Base class of all exceptions of this package."""
 
 
 class ProtocolError(ReplicationError):
-    """Something is wrong with a line or with a connection."""
+    """A line or a connection violates the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -118,7 +118,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class LineTooLongError(LocalProtocolError):
-    """A command was refused before it was sent: its line is too long.
+    """A command was rejected before it was sent: its line is too long.
 
     :ivar command_name: the command, for instance ``"RDATA"``.
     :ivar length: the length of the line in bytes, without its end.
@@ -136,15 +136,15 @@ class LineTooLongError(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow."""
+    """The peer sent something that the protocol does not allow."""
 
 
 class UnparsableLineError(RemoteProtocolError):
-    """A line is no command of the protocol's form.
+    """A line does not have the form of a command.
 
-    :ivar command_name: its first word.
-    :ivar reason: what is wrong, without any of the line's arguments: they may be
-        secret.
+    :ivar command_name: the line's first word.
+    :ivar reason: what is wrong. It repeats none of the line's arguments, which may
+        be secret.
     """
 
     def __init__(self, command_name: str, reason: str) -> None:
@@ -154,7 +154,7 @@ class UnparsableLineError(RemoteProtocolError):
 
 
 class UnknownCommandError(RemoteProtocolError):
-    """A line's first word is no command that we know."""
+    """A line's first word is not a known command."""
 
     def __init__(self, command_name: str) -> None:
         super().__init__(f"unknown command {_shown_name(command_name)}")
@@ -162,7 +162,7 @@ class UnknownCommandError(RemoteProtocolError):
 
 
 class ForbiddenCommandError(RemoteProtocolError):
-    """A command that this side may not receive."""
+    """A peer sent a command that this side must not receive."""
 
     def __init__(self, command_name: str) -> None:
         super().__init__(f"command {command_name} may not be sent to this side")
@@ -170,11 +170,11 @@ class ForbiddenCommandError(RemoteProtocolError):
 
 
 class RowDecodeError(RemoteProtocolError):
-    """A row is not what its stream says that rows are.
+    """A row does not match the row format of its stream.
 
     :ivar stream_name: the stream.
-    :ivar index: which of the rows that were decoded together, from 0.
-    :ivar reason: what is wrong with it.
+    :ivar index: the row's index, from 0, among the rows that were decoded together.
+    :ivar reason: what is wrong with the row.
     """
 
     def __init__(self, stream_name: str, index: int, reason: str) -> None:
@@ -185,9 +185,9 @@ class RowDecodeError(RemoteProtocolError):
 
 
 class ExtensionMessageError(RemoteProtocolError):
-    """What came on the extension's channel is no message of it.
+    """A message on the extension's channel is malformed.
 
-    :ivar reason: what is wrong, without any of its text.
+    :ivar reason: what is wrong, without any of the message's text.
     """
 
     def __init__(self, reason: str) -> None:
@@ -196,40 +196,42 @@ class ExtensionMessageError(RemoteProtocolError):
 
 
 class UnknownExtensionError(RemoteProtocolError):
-    """A message of the extension is of a version or type that we do not know.
+    """A message of the extension has an unknown version or type.
 
-    :ivar what: the version or type.
+    :ivar what: the version or type, for instance ``"type 'x'"``.
     """
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"unknown {excerpt(what)} of a message of the extension")
+        super().__init__(f"unknown {excerpt(what)} in a message of the extension")
         self.what = what
 
 
 class TokenError(ReplicationError):
-    """A text or a set of numbers is no token.
+    """A text or a set of numbers is not a token.
 
-    :ivar text: what was given.
+    :ivar text: the rejected text.
+    :ivar reason: what is wrong with it.
     """
 
     def __init__(self, text: str, reason: str) -> None:
-        super().__init__(f"{excerpt(text)} is no token: {reason}")
+        super().__init__(f"{excerpt(text)} is not a token: {reason}")
         self.text = text
         self.reason = reason
 
 
 class StreamConfigurationError(ReplicationError):
-    """Streams, writers and sources do not fit together; found at the start."""
+    """Streams, writers and sources do not fit together; raised at startup."""
 
 
 class ConfigProblem:
-    """One mistake in the configuration.
+    """One problem in the configuration.
 
-    :ivar file: the file that it stands in, or where else it came from.
+    :ivar file: the file that sets the key, or a description of another source.
     :ivar key: the dotted path of the key, for instance ``redis.port``.
     :ivar problem: what is wrong.
     :ivar hint: what to write instead.
-    :ivar line: the line in the file, from 1, if the key stands there.
+    :ivar line: the line in the file, from 1; ``None`` if the file does not set the
+        key.
     """
 
     __slots__ = ("file", "hint", "key", "line", "problem")
@@ -252,9 +254,9 @@ class ConfigProblem:
 
 
 class ConfigError(ReplicationError):
-    """The configuration has mistakes.
+    """The configuration is invalid.
 
-    :ivar problems: all of them.
+    :ivar problems: every problem that was found.
     """
 
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
@@ -267,12 +269,12 @@ class CatchUpError(ReplicationError):
 
 
 class HttpCatchUpError(CatchUpError):
-    """The writer's process did not answer a request for rows.
+    """The writer did not answer a request for rows, or refused it.
 
     :ivar method: the HTTP method.
-    :ivar url: the URL asked, without secrets.
-    :ivar status: the HTTP status, or ``None`` if there was no answer.
-    :ivar body: the beginning of the answer.
+    :ivar url: the requested URL, without secrets.
+    :ivar status: the HTTP status, or ``None`` if there was no response.
+    :ivar body: the beginning of the response.
     """
 
     def __init__(
@@ -289,9 +291,9 @@ class HttpCatchUpError(CatchUpError):
 
 
 class HostError(ReplicationError):
-    """The host failed to handle a command; its own words, without what is secret.
+    """The host failed to handle a command; the host's message, without secrets.
 
-    :ivar kind: what the host raised, by its name.
+    :ivar kind: the name of the class that the host raised.
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -300,7 +302,7 @@ class HostError(ReplicationError):
 
 
 class HooksNotFoundError(ReplicationError):
-    """A function that is to subscribe to hooks cannot be imported."""
+    """A configured function that subscribes to hooks cannot be imported."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(
@@ -310,45 +312,45 @@ class HooksNotFoundError(ReplicationError):
 
 
 class HooksOverflowError(ReplicationError):
-    """Events came faster than subscribers could be told of them.
+    """Events arrived faster than they could be delivered to subscribers.
 
-    :ivar count: how many were left out.
+    :ivar count: the number of events that were discarded.
     """
 
     def __init__(self, count: int) -> None:
         super().__init__(
-            f"{count} events were left out, since too many waited; have the callbacks "
-            "do less in the reactor's thread"
+            f"{count} events were discarded because too many were waiting; make the "
+            "callbacks do less in the reactor's thread"
         )
         self.count = count
 
 
 class PipelineError(ReplicationError):
-    """A job of the pipeline cannot go on; the text says why and what to do."""
+    """A job of the pipeline cannot continue; the message says why and what to do."""
 
 
 class SparkMissingError(PipelineError):
-    """Java or PySpark is not installed, or not of a version that works."""
+    """Java or PySpark is missing, or its version is not supported."""
 
 
 class StatusError(ReplicationError):
-    """Another process did not say how its replication stands."""
+    """Another process did not return a valid replication status."""
 
 
 class StorageError(ReplicationError):
-    """The database holds, or answers, what it should not."""
+    """The database contains, or returned, something unexpected."""
 
 
 class SequenceBehindError(StorageError):
-    """A sequence would give out ids that count as used.
+    """A sequence would issue ids that count as used.
 
-    :param suspect: what to look at if ``value`` is too far beyond the sequence to be
-        believed; empty if it is near, and then the sequence may be moved to it.
+    :param suspect: what to examine if ``value`` is implausibly far beyond the
+        sequence; empty if ``value`` is plausible and the sequence may be moved to it.
     :ivar sequence_name: the sequence.
-    :ivar source: where the greater number comes from, for people.
+    :ivar source: a description of where the greater value was found.
     :ivar sequence_value: the last value of the sequence.
-    :ivar value: the greater number (its distance from zero).
-    :ivar hint: the SQL statement that repairs it; empty if the sequence is not to be
+    :ivar value: the greater value (its distance from zero).
+    :ivar hint: the SQL statement that repairs it; empty if the sequence must not be
         moved.
     """
 
@@ -365,8 +367,8 @@ class SequenceBehindError(StorageError):
             "" if suspect else f"SELECT setval('{sequence_name}', {value}, true);"
         )
         advice = (
-            f"that is {value - sequence_value} further, too far to be an id of this "
-            f"stream, so leave the sequence as it is: {suspect}"
+            f"the difference of {value - sequence_value} is too large for an id of "
+            f"this stream, so leave the sequence as it is: {suspect}"
             if suspect
             else f"with all writers stopped, run: {self.hint}"
         )
@@ -384,9 +386,9 @@ class ImplausiblePositionError(StorageError):
     """A writer was announced at a position that its stream has not reached.
 
     :ivar stream_name: the stream.
-    :ivar instance_name: in whose name it was announced.
-    :ivar position: the position.
-    :ivar last: the last one that can be.
+    :ivar instance_name: the writer that the announcement names.
+    :ivar position: the announced position.
+    :ivar last: the greatest position that is possible.
     """
 
     def __init__(
@@ -394,8 +396,8 @@ class ImplausiblePositionError(StorageError):
     ) -> None:
         super().__init__(
             f"{excerpt(instance_name)} was announced at {position} of "
-            f"{excerpt(stream_name)}, which stands at {last}: that is ignored. Does an "
-            "instance of another deployment publish here?"
+            f"{excerpt(stream_name)}, which is at {last}; the announcement is ignored. "
+            "Does an instance of another deployment publish here?"
         )
         self.stream_name = stream_name
         self.instance_name = instance_name
@@ -404,19 +406,19 @@ class ImplausiblePositionError(StorageError):
 
 
 class WaitTimeoutError(ReplicationError):
-    """A position was not reached within the time that the caller gave.
+    """A position was not reached within the caller's timeout.
 
     :ivar stream_name: the stream.
     :ivar instance_name: the writer.
-    :ivar position: what was waited for.
-    :ivar current: where the writer stood in the end.
+    :ivar position: the awaited position.
+    :ivar current: the position at the timeout.
     """
 
     def __init__(
         self, stream_name: str, instance_name: str, position: int, current: int
     ) -> None:
         super().__init__(
-            f"{stream_name} of {instance_name} is at {current}, "
+            f"{stream_name} of {instance_name} is at {current} "
             f"and did not reach {position} in time"
         )
         self.stream_name = stream_name
@@ -426,7 +428,7 @@ class WaitTimeoutError(ReplicationError):
 
 
 class SupervisorError(ReplicationError):
-    """What the service manager told the process makes no sense."""
+    """The service manager set an invalid environment variable."""
 
 
 class ServerStartError(ReplicationError):

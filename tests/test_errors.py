@@ -90,14 +90,14 @@ class MessageTests(SynchronousTestCase):
             text = str(UnknownCommandError(word))
             self.assertEqual(
                 text,
-                f"unknown command of {len(word)} characters that is no name of one",
+                f"unknown command (a word of {len(word)} characters, not shown)",
             )
         self.assertEqual(
             str(UnparsableLineError("POSITION", "no token")),
             "cannot parse POSITION line: no token",
         )
         self.assertIn("row of events: why", str(RowDecodeError("events", 3, "why")))
-        self.assertEqual(str(TokenError("m1~", "why")), "m1~ is no token: why")
+        self.assertEqual(str(TokenError("m1~", "why")), "m1~ is not a token: why")
 
     def test_config(self) -> None:
         """All mistakes of a configuration are told at once."""
@@ -141,4 +141,4 @@ class MessageTests(SynchronousTestCase):
         """A wait that ended in vain tells how far the writer is."""
         error = WaitTimeoutError("events", "w1", 9, 5)
         self.assertEqual((error.position, error.current), (9, 5))
-        self.assertIn("events of w1 is at 5, and did not reach 9", str(error))
+        self.assertIn("events of w1 is at 5 and did not reach 9", str(error))

@@ -1,9 +1,9 @@
 """Commands that the code of a stand-alone process sends.
 
-Theory of operation: :class:`CommandsOut` is what code inside a process calls
-``host.send``. It exists before the command handler does, so that code which is plugged
-in by ``modules`` can keep it and subscribe to channels at once; it is connected to the
-handler right after. What it sends while there is no link is kept by the handler.
+Theory of operation: :class:`CommandsOut` is the attribute ``send`` of the host. It is
+created before the command handler, so that code from ``modules`` can store it and
+subscribe to channels at once, and is connected to the handler afterwards. While no link
+is up, the handler queues the commands.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ __all__ = ["CommandsOut"]
 
 
 class CommandsOut:
-    """Sends commands without rows to the other instances: ``host.send``.
+    """Sends commands that carry no rows to the other instances: ``host.send``.
 
-    For the reactor's thread. Commands may be sent once the process starts its services
-    (``startService``); channels are subscribed to before, when ``modules`` are called.
+    Call its methods in the reactor's thread. Commands may be sent once the process
+    starts its services (``startService``). Channels must be subscribed to earlier, when
+    the functions of ``modules`` are called.
 
-    :param identity: of this process.
-    :param clock: for the times of commands that are sent without one.
+    :param identity: the identity of this process.
+    :param clock: supplies the time of commands that are sent without one.
     """
 
     def __init__(self, identity: Identity, clock: Clock) -> None:
@@ -38,7 +39,7 @@ class CommandsOut:
         self._syncing: RecentDict[tuple[str, str | None], int] = RecentDict(MAX_USERS)
 
     def connect(self, handler: ReplicationCommandHandler) -> None:
-        """Send through a handler from now on. For the process alone."""
+        """Send through ``handler`` from now on. Only the process itself calls this."""
         self._handler = handler
         for channel in self._channels:
             handler.subscribe_to_channel(channel)
@@ -49,10 +50,10 @@ class CommandsOut:
         return tuple(self._channels)
 
     def subscribe_to_channel(self, channel_name: str) -> None:
-        """Receive what is published on a Redis channel besides the main one.
+        """Subscribe to a Redis channel besides the main one.
 
-        :param channel_name: what follows ``<server_name>/``; ``USER_IP`` has the
-            command sink's ``on_user_ip`` called.
+        :param channel_name: the part of the channel's name after ``<server_name>/``.
+            With ``USER_IP``, the command sink's ``on_user_ip`` is called.
         :raises LocalProtocolError: if replication has started.
         """
         if self._handler is not None:
@@ -71,11 +72,11 @@ class CommandsOut:
     ) -> None:
         """Announce that a user began or ceased to sync with this process.
 
-        Users who sync are announced again on each new link, and taken back when the
+        Syncing users are announced again on each new link, and withdrawn when the
         process stops.
 
-        :param last_sync_ms: when the user was last seen, in ms since the epoch; now
-            if not given.
+        :param last_sync_ms: when the user was last seen, in ms since the Unix epoch;
+            by default the current time.
         """
         if last_sync_ms is None:
             last_sync_ms = self._clock.time_msec()
@@ -89,7 +90,7 @@ class CommandsOut:
         )
 
     def syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users who sync with this process, as they were announced."""
+        """Return the users that were announced as syncing with this process."""
         return [
             SyncingUser(user_id, device_id, last_sync_ms)
             for (user_id, device_id), last_sync_ms in self._syncing.items()
@@ -104,9 +105,10 @@ class CommandsOut:
         device_id: str | None,
         last_seen_ms: int | None = None,
     ) -> None:
-        """Report that a client was seen, to the instance that stores addresses.
+        """Report a client's address to the instance that stores addresses.
 
-        :param last_seen_ms: in ms since the epoch; now if not given.
+        :param last_seen_ms: when the client was seen, in ms since the Unix epoch; by
+            default the current time.
         """
         if last_seen_ms is None:
             last_seen_ms = self._clock.time_msec()
@@ -115,7 +117,7 @@ class CommandsOut:
         )
 
     def send_federation_ack(self, token: int) -> None:
-        """Announce up to which token this federation sender has sent."""
+        """Announce the token up to which this federation sender has sent events."""
         self._connected().send_federation_ack(token)
 
     def send_remote_server_up(self, server: str) -> None:
@@ -129,7 +131,7 @@ class CommandsOut:
         )
 
     def send_new_active_task(self, task_id: str) -> None:
-        """Announce that a task waits to be run."""
+        """Announce that a new task is ready to run."""
         self._connected().send_new_active_task(task_id)
 
     def send_cancel_task(self, task_id: str) -> None:

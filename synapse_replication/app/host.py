@@ -1,4 +1,4 @@
-"""A host for people who have no homeserver, and the shortest example of one."""
+"""A host for use without a homeserver, and the shortest example of a host."""
 
 from __future__ import annotations
 
@@ -29,36 +29,34 @@ __all__ = ["PositionsOnlySink", "StandaloneHost", "process_label"]
 
 
 class PositionsOnlySink:
-    """A row sink that wants no rows: the streams' positions are kept, that is all."""
+    """A row sink that ignores rows; the process still tracks the positions."""
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Do nothing with rows."""
+        """Ignore the rows."""
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Do nothing with a position."""
+        """Ignore the position."""
 
 
 @attrs.define(eq=False)
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
-    ``rows`` is set once there is a sink, which may want the host; code that is
-    plugged in by ``modules`` finds it set, and ``commands`` likewise.
+    ``rows``, ``commands`` and ``fetch_from_writer`` are set before the functions of
+    ``modules`` are called; the sink is created before, because it may need the host.
 
     :ivar send: sends commands to the other instances.
-    :ivar commands: receives theirs; the ``command_sink`` of the configuration, if it
-        names one.
-
-    :ivar observer: told of everything.
-    :ivar hooks: lets code subscribe to what happens; set by the process.
-    :ivar fetch_from_writer: makes, of the name of a stream held in memory, what
-        asks its writers for rows over HTTP, with retries. For the code that is
-        plugged in by ``modules``, too, and set as ``rows`` is.
+    :ivar commands: receives the commands of other instances; the configured
+        ``command_sink``, if there is one.
+    :ivar observer: receives all events.
+    :ivar hooks: delivers events to subscribed callbacks; set by the process.
+    :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
+        function that requests its rows from their writers over HTTP, with retries.
     :ivar largest_token: returns the largest token of a stream that any writer may
-        have allocated, beyond which ``rows`` waits for nothing; set by the process
-        if it has a database.
+        have allocated, beyond which ``rows`` never waits; set by the process if it has
+        a database.
     """
 
     identity: Identity
@@ -79,7 +77,7 @@ class StandaloneHost:
     def from_config(
         cls, config: ProcessConfig, clock: ReactorClock, observer: ReplicationObserver
     ) -> StandaloneHost:
-        """Make the host of a process, as yet without streams and sink."""
+        """Return the host of a process, still without streams and sink."""
         return cls(
             Identity(
                 config.server_name, config.instance_name, secrets.token_urlsafe(12)
@@ -95,7 +93,7 @@ class StandaloneHost:
         self.commands = SyncingUsers(own=self.send.syncing_users)
 
     def set_sink(self, sink: RowSink) -> None:
-        """Say where received rows go."""
+        """Set the sink to which received rows are delivered."""
         self.rows = ReplicationDataHandler(
             self.streams.get_streams(),
             sink,
@@ -115,9 +113,6 @@ class StandaloneHost:
 
 
 def process_label() -> str:
-    """Return where this process runs, in one word: the machine and the process id.
-
-    Other instances show it to their operators.
-    """
+    """Return the location of this process, ``machine:pid``, for other operators."""
     machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
     return f"{machine[:200]}:{os.getpid()}"

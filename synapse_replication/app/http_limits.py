@@ -1,13 +1,13 @@
-"""What an HTTP listener refuses before it costs anything: bodies, hosts, connections.
+"""Limits of an HTTP listener on request bodies, hosts and connections.
 
-Theory of operation: nothing that is served here takes a body, so a request that
-announces one, by its length or in chunks, is answered with 413 once its headers are
-read; nothing of the body is. (Twisted would store it, and parse a form, before any code
-of ours is asked.) A request that names a host which this listener does not serve comes
-from a web page whose own name was pointed at this machine; it is answered with 421. An
-address is always served: a page cannot be bound to one. When too many connections are
-open, the one that has been idle longest is closed, so that idle clients keep out
-nobody.
+Theory of operation: no resource here accepts a body, so a request that announces one,
+by its length or in chunks, is answered with 413 once its headers are read; the body is
+not read. (Twisted would store it, and parse a form, before it calls any code of ours.)
+A request for a host that this listener does not serve may come from a web page whose
+domain was made to resolve to this machine (DNS rebinding); it is answered with 421. An
+address is always served, because rebinding needs a domain name. When too many
+connections are open, the one that has been idle for the longest time is closed, so that
+idle clients cannot lock out others.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from typing_extensions import override
 
 __all__ = ["MAX_CONNECTIONS", "BoundedSite", "served_hosts"]
 
-#: Connections of a listener that are open at a time, unless it is configured.
+#: The default for the most connections that a listener has open at a time.
 MAX_CONNECTIONS: Final = 500
-#: How long a client whose body was refused has to read the answer, in s.
+#: How long a client whose body was refused has to read the response, in s.
 _REFUSED_FOR: Final = 1.0
-#: What needs no check of the host: it says nothing that a web page may not read.
-_FOR_EVERYBODY: Final = frozenset({b"/health"})
+#: Paths that are served under any host: a web page may read their content.
+_PUBLIC_PATHS: Final = frozenset({b"/health"})
 _PORT: Final = re.compile(r":[0-9]*\Z")
-_TOO_LARGE: Final = b"no request takes a body here\n"
+_TOO_LARGE: Final = b"requests to this listener must not have a body\n"
 
 
 def served_hosts(bound_to: Iterable[str], more: Iterable[str]) -> frozenset[str]:
-    """Return the names under which a listener serves.
+    """Return the host names that a listener serves, in lower case.
 
     :param bound_to: the addresses on which it listens.
     :param more: further names, for instance those in ``instance_map``.
@@ -63,10 +63,10 @@ def _is_address(host: str) -> bool:
 
 
 class _BoundedChannel(HTTPChannel):
-    """A connection that reads no body.
+    """An HTTP connection that accepts no request bodies.
 
-    :ivar site: the listener that it belongs to.
-    :ivar is_busy: a request is being answered.
+    :ivar site: the site that it belongs to.
+    :ivar is_busy: whether a request is being answered.
     """
 
     site: BoundedSite
@@ -75,7 +75,7 @@ class _BoundedChannel(HTTPChannel):
     _is_refused = False
 
     def allHeadersReceived(self) -> None:
-        # None: in chunks.
+        # The length is None for a chunked body.
         if self.length == 0:
             self.is_busy = True
             super().allHeadersReceived()  # type: ignore[no-untyped-call]
@@ -87,8 +87,8 @@ class _BoundedChannel(HTTPChannel):
             b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n\r\n%b"
             % (len(_TOO_LARGE), _TOO_LARGE)
         )
-        # To close with bytes unread resets the connection, perhaps before the client
-        # has read the answer: stop reading, and close a little later.
+        # Closing with unread bytes resets the connection, perhaps before the client has
+        # read the response: stop reading, and close a little later.
         self.transport.pauseProducing()
         self.setTimeout(_REFUSED_FOR)  # type: ignore[no-untyped-call]
 
@@ -106,7 +106,7 @@ class _BoundedChannel(HTTPChannel):
             super().rawDataReceived(data)
 
     def timeoutConnection(self) -> None:
-        # Idle clients are everyday: no log line, and no patience.
+        # Idle clients are normal: close at once, without a log line.
         self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
@@ -127,13 +127,15 @@ class _MisdirectedResource(Resource):
 
 
 class BoundedSite(Site):
-    """A site that refuses bodies and foreign hosts, and bounds its connections.
+    """A site that refuses bodies and unknown hosts, and limits its connections.
 
-    :param hosts: the names that it serves, besides addresses; see
+    :param hosts: the host names that it serves, besides addresses; see
         :func:`served_hosts`. ``None`` for any.
-    :param is_guarded: returns whether a path needs a secret, so that the host does
-        not matter.
-    :param refused: told of each request that is refused: the status, and why.
+    :param timeout: how long a connection may be idle, in s.
+    :param max_connections: the most connections that are open at a time.
+    :param is_guarded: returns whether a path requires a secret, in which case the host
+        is not checked.
+    :param refused: called for each refused request with the status and the reason.
     """
 
     def __init__(
@@ -151,10 +153,10 @@ class BoundedSite(Site):
         self._max_connections = max_connections
         self._is_guarded = is_guarded
         self.refused = refused
-        #: Those that are open, the one used longest ago first.
+        #: The open connections, the least recently used first.
         self._channels: OrderedDict[_BoundedChannel, None] = OrderedDict()
 
-    # mypy: the base class has a function that makes a wrapper which speaks HTTP/2 too.
+    # mypy: the base class has a function that returns a wrapper which supports HTTP/2.
     protocol = _BoundedChannel  # type: ignore[assignment]
 
     @override
@@ -171,12 +173,12 @@ class BoundedSite(Site):
         return channel
 
     def used(self, channel: _BoundedChannel) -> None:
-        """Note that a request on a connection was answered."""
+        """Record that a request on a connection was answered."""
         if channel in self._channels:
             self._channels.move_to_end(channel)
 
     def lost(self, channel: _BoundedChannel) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._channels.pop(channel, None)
 
     @override
@@ -190,13 +192,13 @@ class BoundedSite(Site):
         path = request.path
         if (
             self._hosts is None
-            or path in _FOR_EVERYBODY
+            or path in _PUBLIC_PATHS
             or self._is_guarded(path)
-            # No web page reaches a Unix socket.
+            # A web page cannot connect to a Unix socket.
             or isinstance(request.getHost(), UNIXAddress)
         ):
             return True
         host = (request.getHeader(b"Host") or b"").decode("latin-1")
         name = _plain(_PORT.sub("", host))
-        # Without the header it is no browser that asks.
+        # A browser always sends the header.
         return not name or name in self._hosts or _is_address(name)

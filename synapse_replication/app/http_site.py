@@ -1,4 +1,4 @@
-"""What a process serves over HTTP: rows that it wrote, its health, its status."""
+"""The HTTP resources of a process: its own rows, its health, metrics and status."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from synapse_replication.instrumentation.status.model import ProcessStatus
 
 __all__ = ["HealthResource", "MetricsResource", "make_site"]
 
-#: How long an idle connection is kept, in s. Peers keep theirs for less.
+#: How long a connection may be idle, in s. Peers close theirs earlier.
 _IDLE_TIMEOUT = 300
 _REPLICATION = b"/_synapse/replication/"
 
 
 class HealthResource(Resource):
-    """Answers ``OK``: a process listens only once it is up."""
+    """Responds with ``OK``, because a process listens only once it is up."""
 
     isLeaf = True  # noqa: N815
 
     def render_GET(self, request: Any) -> bytes:
-        """Answer ``OK``."""
+        """Return ``OK``."""
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         return b"OK"
 
 
 class MetricsResource(Resource):
-    """Answers with the metrics of a registry.
+    """Responds with the metrics of a registry.
 
-    In the reactor's thread: some are read from connections at that moment.
+    It reads them in the reactor's thread, because some come from open connections.
     """
 
     isLeaf = True  # noqa: N815
@@ -47,7 +47,7 @@ class MetricsResource(Resource):
         self._registry = registry
 
     def render_GET(self, request: Any) -> bytes:
-        """Answer with the metrics in the format of Prometheus."""
+        """Return the metrics in the format of Prometheus."""
         request.setHeader(b"Content-Type", CONTENT_TYPE_LATEST.encode())
         return generate_latest(self._registry)
 
@@ -63,18 +63,18 @@ def make_site(
     max_connections: int = MAX_CONNECTIONS,
     refused: Callable[[int, str], object] = lambda status, why: None,
 ) -> BoundedSite:
-    """Make what one listener serves.
+    """Return the site of one listener.
 
-    :param resources: of ``replication``, ``health`` and ``metrics``.
-    :param replication: what stands at ``/_synapse/replication``.
-    :param registry: whose metrics stand at ``/metrics`` and
-        ``/_synapse/metrics``, the status being at ``/status`` and
-        ``/status.json``.
-    :param snapshot: gives the status; ``/ready`` stands beside ``/health``.
-    :param hosts: the names that the listener serves; ``None`` for any.
-    :param has_secret: requests for rows must bear a secret.
-    :param max_connections: that are open at a time.
-    :param refused: told of each request that is refused: the status, and why.
+    :param resources: the resources to serve: ``replication``, ``health`` (with
+        ``/ready``) and ``metrics`` (with ``/status`` and ``/status.json``).
+    :param replication: the resource at ``/_synapse/replication``.
+    :param registry: the registry whose metrics are served at ``/metrics`` and
+        ``/_synapse/metrics``.
+    :param snapshot: returns the current status.
+    :param hosts: the host names that the listener serves; ``None`` for any.
+    :param has_secret: whether requests for rows must have a secret.
+    :param max_connections: the most connections that are open at a time.
+    :param refused: called for each refused request with the status and the reason.
     """
     root: Any = Resource()  # type: ignore[no-untyped-call]
     synapse: Any = Resource()  # type: ignore[no-untyped-call]
@@ -99,10 +99,10 @@ def make_site(
     )
     site.noisy = False
     site.displayTracebacks = False
-    # Requests carry no secrets in their paths, but a line for each is noise.
+    # Paths contain no secrets, but a log line for each request would be noise.
     site.log = _log_nothing  # type: ignore[method-assign]
     return site
 
 
 def _log_nothing(request: Any) -> None:
-    """Keep no access log."""
+    """Write no access log."""

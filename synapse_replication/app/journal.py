@@ -1,22 +1,21 @@
-"""A row sink that writes what it received to a file, and goes on from there.
+"""A row sink that appends received rows to a file, and resumes from it.
 
 Each line is a JSON object: the rows of one token, with their stream, writer and
 token::
 
     {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
 
-A POSITION that moved on without rows is a line with no rows. One with an ``epoch``
-says that what comes after it is of that start of the writer, which has a stream in
-memory (see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
+A POSITION that advances without rows is a line without rows. A line with an ``epoch``
+states that the rows after it belong to that epoch of the writer of a stream in memory
+(see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
 
     {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
 
-What was received is
-handed to the operating system before the position moves: a kill of the process
-loses nothing that it had taken note of. A torn last line, of a kill in the middle
-of a write, is cut off at the next start; its rows are fetched again.
+Rows are passed to the operating system before the position moves, so a kill of the
+process loses no row below a recorded position. An incomplete last line, which a kill
+during a write leaves, is removed at the next start, and its rows are fetched again.
 
-A file is of one process. Start a worker with it by::
+Each process needs a file of its own. Configure a worker to use one by::
 
     synapse_replication:
       row_sink:
@@ -41,17 +40,16 @@ class JournalSink:
 
     It is a :class:`~synapse_replication.handlers.interfaces.RowSink`.
 
-    :param path: the file; made if it is missing.
+    :param path: the file; created if it is missing.
     :param to_json: ``(stream_name, row) -> JSON value`` of a typed row.
-    :raises StorageError: if a line in the middle of the file is no line of a
-        journal.
+    :raises StorageError: if a line before the last one is not a line of a journal.
     """
 
     def __init__(self, path: Path, to_json: Callable[[str, Any], Any]) -> None:
         self._to_json = to_json
         self._positions: dict[tuple[str, str], int] = {}
         self._epochs: dict[tuple[str, str], str] = {}
-        # Unbuffered: what write() took, the operating system has.
+        # Unbuffered: write() passes the data to the operating system.
         self._file = path.open("ab", buffering=0)
         with path.open("rb") as lines:
             self._size = self._resume(path, lines)
@@ -67,8 +65,8 @@ class JournalSink:
                 if not line.endswith(b"\n"):
                     return good_end
                 raise StorageError(
-                    f"{path}:{number} is no line of a journal ({error}); move the file "
-                    "away to start from nothing"
+                    f"{path}:{number} is not a line of a journal ({error}); move the "
+                    "file away to start with an empty journal"
                 ) from error
             if not line.endswith(b"\n"):
                 return good_end
@@ -79,11 +77,11 @@ class JournalSink:
         return good_end
 
     def saved_positions(self) -> Mapping[tuple[str, str], int]:
-        """Return how far each ``(stream, writer)`` got in the file."""
+        """Return the last position of each ``(stream, writer)`` in the file."""
         return dict(self._positions)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Tell of which start of the writer each position is, where that is known."""
+        """Return the epoch of the position of each ``(stream, writer)``, if known."""
         return dict(self._epochs)
 
     def on_rdata(
@@ -91,8 +89,8 @@ class JournalSink:
     ) -> None:
         """Write the rows of one token.
 
-        :raises OSError: if the file cannot be written, for instance as the disk is
-            full; nothing of the line is left in it then.
+        :raises OSError: if the file cannot be written, for instance because the disk
+            is full; the incomplete line is removed then.
         """
         self._append(
             stream_name,
@@ -102,12 +100,12 @@ class JournalSink:
         )
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Record a writer's position, if it moved."""
+        """Record a writer's position if it changed."""
         if self._positions.get((stream_name, instance_name)) != token:
             self._append(stream_name, instance_name, token, [])
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Record that what comes next is of this epoch, from its beginning."""
+        """Record that the rows that follow belong to this epoch, from its beginning."""
         self._append(stream_name, instance_name, 0, [], epoch=epoch)
         self._epochs[stream_name, instance_name] = epoch
 
@@ -118,7 +116,7 @@ class JournalSink:
         line = encode_json({**entry, **more}) + b"\n"
         written = 0
         try:
-            # One write as a rule; a full disk may take less than all.
+            # Usually one write; with a full disk it may be partial.
             while written < len(line):
                 written += self._file.write(line[written:])
         except OSError:
@@ -133,9 +131,9 @@ class JournalSink:
 
 
 def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
-    """Make the journal that ``row_sink`` asks for.
+    """Return the journal that ``row_sink`` configures.
 
-    :param config: ``path``: the file.
+    :param config: ``path``: the name of the file.
     :raises StreamConfigurationError: if the path is missing, or cannot be opened.
     """
     path = config.get("path")

@@ -1,4 +1,4 @@
-"""Find the functions that the configuration names, and call them."""
+"""Imports the functions that the configuration names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ __all__ = ["Factories", "load_factories", "load_factory"]
 def load_factory(
     config: FactoryConfig, key: str, files: Sequence[str]
 ) -> Callable[[Any], Any]:
-    """Import the function that a section names; what is returned wants the host.
+    """Import the function that a section names.
 
-    :param key: where the section stands, within our own.
-    :raises ConfigError: if it cannot be imported, or is no function.
+    :param key: the section's key within ``synapse_replication``.
+    :param files: the configuration files, for the error.
+    :return: a function of the host that calls it with the section's ``config``.
+    :raises ConfigError: if it cannot be imported, or is not callable.
     """
     module_name, _, name = config.module.rpartition(".")
 
@@ -48,11 +50,11 @@ def load_factory(
 
 @attrs.frozen
 class Factories:
-    """What makes the code of the user's; each is called with the host.
+    """The functions that create the user's objects; each is called with the host.
 
-    :ivar row_sink: makes the row sink; ``None`` if the configuration names none.
-    :ivar command_sink: makes the command sink, likewise.
-    :ivar modules: in the order of the configuration.
+    :ivar row_sink: creates the row sink; ``None`` if none is configured.
+    :ivar command_sink: creates the command sink; ``None`` if none is configured.
+    :ivar modules: the functions of ``modules``, in the order of the configuration.
     """
 
     row_sink: Callable[[Any], Any] | None

@@ -1,8 +1,8 @@
-"""Links that only look on: nothing is ever published, REPLICATE included.
+"""Passive links: they subscribe and never publish, not even REPLICATE.
 
-Over Redis: a subscription. Over direct TCP: a connection on which nothing is sent
-but NAME and PING. Both show each line as it came, before it is parsed, in the
-order of arrival.
+Over Redis, a passive link is a subscription; over direct TCP, a connection that sends
+only NAME and PING. Both pass each line to a callback before it is parsed, in the order
+of arrival.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "make_links",
 ]
 
-#: What is called for each line: ``(channel, line)``.
+#: A callback that is called with ``(channel, line)`` for each line.
 Tap = Callable[[str, bytes], None]
 
 _CONNECT_TIMEOUT = 10.0
@@ -45,7 +45,7 @@ _LONGEST_LINE = 64 * 1024
 
 
 class _NullHandler:
-    """A connection handler that does nothing with what it hears."""
+    """A connection handler that ignores all commands and rows."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Send nothing."""
@@ -53,17 +53,17 @@ class _NullHandler:
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Pass it over: the lines were shown already."""
+        """Ignore the items: their lines were passed to the tap already."""
 
     def ready_again(self, connection: ReplicationConnection) -> None:
         """Do nothing: there is nothing to send."""
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """Do nothing: it is made again."""
+        """Do nothing: the factory reconnects."""
 
 
 class _TappedReader:
-    """A reader of Redis' replies that shows the messages among them."""
+    """A reader of Redis replies that passes each message to a tap."""
 
     def __init__(self, reader: Reader, tap: Tap) -> None:
         self.feed = reader.feed
@@ -105,13 +105,13 @@ class PassiveRedisLink:
             server_name=server_name,
             channels=["USER_IP"],
             command_handler=_NullHandler(),
-            # It has no connection, and nothing is sent by it.
+            # The sender has no connection and is never used.
             sender=RedisSender(reactor, observer, "redis_out", _publish_nothing),
             reader_factory=lambda: _TappedReader(new_reader(), tap),
         )
 
     def start(self) -> None:
-        """Subscribe, and again whenever the connection is lost."""
+        """Connect and subscribe, and do so again whenever the connection is lost."""
         self._connector = self._options.connect(
             self._reactor, self._factory, _CONNECT_TIMEOUT
         )
@@ -125,11 +125,11 @@ class PassiveRedisLink:
 
 
 def _publish_nothing(lost: int) -> NoReturn:
-    raise LocalProtocolError("an onlooker publishes nothing")
+    raise LocalProtocolError("a passive link publishes nothing")
 
 
-class _OnlookerProtocol(ClientReplicationStreamProtocol):
-    """Says who it is and that it lives; nobody asks for anything."""
+class _PassiveProtocol(ClientReplicationStreamProtocol):
+    """A client connection that passes each line to the factory's tap."""
 
     factory: PassiveTcpLink
 
@@ -137,7 +137,7 @@ class _OnlookerProtocol(ClientReplicationStreamProtocol):
 
     def dataReceived(self, data: bytes) -> None:
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        # The connection refuses a longer line, and closes.
+        # The base class closes the connection on a longer line.
         self._unfinished = self._unfinished[:_LONGEST_LINE]
         for line in lines:
             if line := line.rstrip(b"\r"):
@@ -146,9 +146,9 @@ class _OnlookerProtocol(ClientReplicationStreamProtocol):
 
 
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
-    """A connection to a main process, made again whenever it is lost."""
+    """A connection to a main process that is restored whenever it is lost."""
 
-    protocol = _OnlookerProtocol
+    protocol = _PassiveProtocol
 
     def __init__(
         self,
@@ -163,12 +163,13 @@ class PassiveTcpLink(DirectTcpReplicationClientFactory):
 
 
 class Follower(Service):
-    """Looks on and prints, until it is stopped.
+    """A service that runs passive links until it is stopped.
 
-    :param link: has ``start()`` and ``stop()``.
-    :param at_end: called when it is stopped.
-    :ivar started: fails when what is seen cannot be shown any more; never fires
-        otherwise: the link comes up when it can, and again.
+    :param start: starts the links.
+    :param stop: stops the links; its result is awaited.
+    :param at_end: called after the links are stopped.
+    :ivar started: fails when the output fails; never fires otherwise, because a link
+        may come up at any time.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Follower(Service):
         self.started: Deferred[None] = Deferred()
 
     def fail(self, error: ReplicationError) -> None:
-        """End, since there is nowhere to show what is seen. To be called once."""
+        """Fail :attr:`started`, because the output has failed. Call it at most once."""
         self.started.errback(error)
 
     @override
@@ -203,11 +204,12 @@ class Follower(Service):
 
 
 class Output:
-    """A text stream that is flushed once a turn of the reactor, and may end.
+    """A text stream that is flushed once per reactor iteration, and may fail.
 
+    :param out: the stream to write to.
     :param clock: the reactor.
-    :param at_end: called once when nothing more can be written: with ``None`` if
-        the reader of a pipe has gone away (``| head``), else with what is wrong.
+    :param at_end: called once when writing has failed: with ``None`` if the reader of
+        a pipe has closed it (``| head``), else with the error.
     """
 
     def __init__(
@@ -223,15 +225,15 @@ class Output:
         self._gone = False
 
     def isatty(self) -> bool:
-        """Return whether people read it."""
+        """Return whether the stream is a terminal."""
         return self._out.isatty()
 
     def fileno(self) -> int:
-        """Return the file, to ask for the width of its terminal."""
+        """Return the file descriptor, with which the terminal's width is found."""
         return self._out.fileno()
 
     def write(self, text: str) -> int:
-        """Write, soon."""
+        """Write a text, and schedule a flush. Never raises ``OSError``."""
         if not self._gone:
             if not self._flushing:
                 self._flushing = True
@@ -240,7 +242,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Wait for the end of the turn."""
+        """Do nothing: the stream is flushed at the end of the reactor's iteration."""
 
     def _flush(self) -> None:
         self._flushing = False
@@ -262,17 +264,19 @@ def make_links(
     tap: Tap,
     observer: ReplicationObserver,
 ) -> tuple[Callable[[], object], Callable[[], Awaitable[object]]]:
-    """Wire the links of who looks on: what starts them, and what stops them.
+    """Create the passive links of a process.
 
-    :param name: who it is, for the server of direct TCP.
-    :raises ConfigError: if the way to the deployment cannot be used.
+    :param name: the name that the client sends to a direct TCP server.
+    :param tap: called with each line.
+    :return: two functions: one that starts the links, and one that stops them.
+    :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
     """
     if config.redis is not None:
         link = PassiveRedisLink(
             reactor, redis_options(config.redis), config.server_name, tap, observer
         )
         return link.start, link.stop
-    onlookers = [
+    clients = [
         (
             PassiveTcpLink(
                 name, config.server_name, ReactorClock(reactor), tap, observer
@@ -284,11 +288,11 @@ def make_links(
     ]
 
     def start() -> None:
-        for onlooker, endpoint, where in onlookers:
-            onlooker.connect(endpoint, where)
+        for client, endpoint, where in clients:
+            client.connect(endpoint, where)
 
     async def stop() -> None:
-        for onlooker, _, _ in onlookers:
-            await onlooker.stop()
+        for client, _, _ in clients:
+            await client.stop()
 
     return start, stop

@@ -1,9 +1,9 @@
-"""How far this process has got with each writer of a stream in the database.
+"""The delivered positions of each writer of a stream in the database.
 
-An id generator knows what was *committed* (``stream_positions``). A process that
-hands rows to a sink must know what was *handled*: rows that were committed while
-it was away are still to be fetched. So what others wrote is kept here; what this
-process writes is its id generator's.
+An id generator knows which ids were *committed* (``stream_positions``). A process that
+delivers rows to a sink must know which rows were *delivered*, because rows that were
+committed while it was down are still to be fetched. The positions of other writers are
+therefore stored here; those of this process are in its id generator.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class ReaderIds:
 
     For a :class:`~synapse_replication.storage.postgres_stream.PostgresStream`.
 
-    :param stream_name: for the errors.
-    :param instance_name: this process.
-    :param handled: how far each other writer's rows were handled; tokens as on the
-        wire.
-    :param unknown: the same for a writer that is not in there.
+    :param stream_name: the stream, for errors.
+    :param instance_name: the name of this process.
+    :param handled: the position up to which each other writer's rows were delivered;
+        tokens as on the wire.
+    :param unknown: the same for every writer that is not in ``handled``.
     :param own: the id generator, if this process writes the stream.
-    :param negative: ids are tokens below zero.
+    :param negative: whether the stream's ids are tokens below zero.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class ReaderIds:
         self._own = own
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return an id; it is finished when the context is left.
+        """Return a context with a new id, which is finished when the context ends.
 
         :raises StreamConfigurationError: if this process does not write the stream.
         """
         return self._generator().get_next()
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return up to where a writer's rows were handled, or ours are finished."""
+        """Return a writer's position: delivered rows, or our own finished ids."""
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
         return self._handled.get(instance_name, self._unknown)
 
     def get_announceable_token(self) -> int:
-        """Return what may be announced as this process's position."""
+        """Return the position that this process may announce."""
         if self._own is None:
             return self.get_current_token_for_writer(self._instance_name)
         return self._own.get_announceable_token()
 
     def get_handled(self) -> Mapping[str, int]:
-        """Return how far each other writer that is known was handled; above zero."""
+        """Return the delivered position of each known other writer, above zero."""
         return {
             name: self._sign * id_
             for name, id_ in self._handled.items()
@@ -77,15 +77,15 @@ class ReaderIds:
 
     @property
     def unknown(self) -> int:
-        """How far the rows of every other writer were handled; above zero."""
+        """The delivered position of every unknown writer, above zero."""
         return self._sign * self._unknown
 
     def get_minimal_local_current_token(self) -> int:
-        """Return the greatest finished id of ours that may be announced."""
+        """Return this process's greatest finished id that may be announced."""
         return self._generator().get_minimal_local_current_token()
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record how far another writer has got."""
+        """Record another writer's delivered position."""
         self._handled[instance_name] = new_id
         if self._own is not None:
             self._own.advance(instance_name, new_id)

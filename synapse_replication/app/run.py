@@ -1,8 +1,8 @@
-"""Run one service as this process: start, signals, stop, exit status.
+"""Runs one service as this process: start, signals, stop, exit status.
 
-The first SIGTERM or SIGINT stops the service cleanly. From then on both have their
-default meaning: a second one ends the process at once. SIGHUP has a service that can do
-so read its configuration again.
+The first SIGTERM or SIGINT stops the service cleanly and restores the default action
+of both signals, so that a second one ends the process at once. On SIGHUP, a
+:class:`Reloadable` service reloads its configuration.
 """
 
 from __future__ import annotations
@@ -31,44 +31,45 @@ from synapse_replication.instrumentation.log_lines import cut_lines
 
 __all__ = ["Reloadable", "Runnable", "run_service", "start_logging"]
 
-#: How long a thread may keep others waiting for the interpreter, in s.
+#: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
 
 
 class Runnable(Protocol):
-    """What can be run as a process: a Twisted service that tells how it went.
+    """A Twisted service that can be run as a process.
 
-    :ivar started: fires when the service does its work; fails if it cannot.
+    :ivar started: fires when the service is up; fails if it cannot start.
     """
 
     started: Deferred[None]
 
     def startService(self) -> object:
-        """Begin to start."""
+        """Start the service."""
         ...
 
     def stopService(self) -> Any:
-        """End all work; what is returned fires when that is done."""
+        """Stop the service; a returned awaitable fires when it has stopped."""
         ...
 
 
 @runtime_checkable
 class Reloadable(Protocol):
-    """A service that can read its configuration again while it runs."""
+    """A service that can reload its configuration while it runs."""
 
     def reload(self) -> None:
-        """Read it, and say what came of it."""
+        """Reload the configuration, and log the result."""
         ...
 
 
 def start_logging(
     stream: TextIO, level: str = "info", *, as_json: bool = False
 ) -> Callable[[str], None]:
-    """Write what is logged, from ``level`` on, to a stream; a line each.
+    """Write log events of at least ``level`` to a stream, one line each.
 
-    :param level: the name of one of ``twisted.logger.LogLevel``.
-    :param as_json: lines are JSON objects, for programs.
-    :return: sets another level.
+    :param stream: the text stream to write to.
+    :param level: the name of a ``twisted.logger.LogLevel``.
+    :param as_json: whether lines are JSON objects, for programs.
+    :return: a function that sets another level, by its name.
     """
     predicate = LogLevelFilterPredicate()
     write: Any = (
@@ -95,11 +96,11 @@ def start_logging(
 def run_service(
     reactor: Any, make: Callable[[], Runnable], stderr: TextIO | None = None
 ) -> int:
-    """Run a service until a signal comes.
+    """Run a service until a signal arrives.
 
-    :param reactor: one that was not run yet.
-    :param make: makes the service; called in the running reactor.
-    :param stderr: where the last words go.
+    :param reactor: a reactor that has not run yet.
+    :param make: creates the service; called in the running reactor.
+    :param stderr: the stream for the error that prevents the start.
     :return: the exit status: 1 if the service could not be made or started, or
         failed to stop.
     """
@@ -133,23 +134,24 @@ class _Process:
                 self._reload = service.reload
                 signal.signal(signal.SIGHUP, self._hung_up)
             service.startService()
-        except Exception:  # noqa: BLE001 -- said on stderr, whatever it is
+        except Exception:  # noqa: BLE001 -- _failed() reports it
             self._failed(Failure())  # type: ignore[no-untyped-call]
         else:
             service.started.addCallbacks(self._up, self._failed)
 
     def _up(self, _: None) -> None:
-        # A thread that has its rows from the database waits no longer than this for a
-        # busy reactor; by default 5 ms, in which a page of catch-up is delivered.
+        # A database thread that has received rows waits at most this long for a busy
+        # reactor. The default of 5 ms is the time in which a page of a catch-up is
+        # delivered.
         sys.setswitchinterval(SWITCH_INTERVAL)
-        # What the start made stays as long as the process: looking at it again in
-        # every full collection would stop the process for no gain.
+        # Objects created during the start live as long as the process: exclude them
+        # from full garbage collections, which would pause the process.
         gc.collect()
         gc.freeze()
 
     def _failed(self, failure: Failure) -> None:
         if self._stopping:
-            # A signal came before it was up.
+            # A signal arrived before the service was up.
             return
         self.status = 1
         if isinstance(failure.value, ReplicationError):

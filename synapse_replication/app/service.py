@@ -1,10 +1,10 @@
 """The wiring of a process: leaves first, as a Twisted service.
 
-Started in this order, stopped in the reverse one: database, streams, the user's
-code, HTTP, links, sending. So whoever can ask us for rows finds all of them, and
-what is announced can be asked for. Stopping takes no more writes, sends and
-handles what is under way within :data:`DRAIN_TIMEOUT`, takes back this process's
-syncing users, and closes the links only after that was written.
+The parts start in this order and stop in the reverse order: database, streams, the
+user's code, HTTP, links, sending. Thus every peer that can request rows finds all of
+them, and announced rows can be requested. On a stop, the process accepts no further
+writes, sends and delivers pending rows within :data:`DRAIN_TIMEOUT` per step,
+withdraws its syncing users, and closes the links only after all of that was written.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ from synapse_replication.wire.commands.standard import UserIpCommand
 
 __all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
-#: How long what is under way may take to end when the process stops, in s.
+#: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
-#: How often the lag is kept for the status page, in s.
+#: The interval in s at which the lag is sampled for the status page.
 SAMPLE_EVERY = 5.0
 
 
 class ProcessService(Service):
-    """A main process or a worker.
+    """A main process or a worker, as a Twisted service.
 
-    :ivar started: fires when all is up; fails with what prevented it.
-    :ivar host: what the user's code is given.
+    :ivar started: fires when all parts are up; fails with the error that prevented it.
+    :ivar host: the host that is passed to the user's code.
     """
 
     log = Logger()
@@ -159,21 +159,21 @@ class ProcessService(Service):
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
-    # -- for who supervises it --------------------------------------------------------
+    # -- for the supervisor -----------------------------------------------------------
 
     def snapshot(self) -> ProcessStatus:
-        """Say how replication stands now."""
+        """Return the current replication status."""
         return self._status.snapshot()
 
     def resize_backlog(self, options: ExtensionConfig) -> None:
-        """Have other bounds from now on for what is kept for readers."""
+        """Change the limits of the backlogs."""
         if self._backlog is not None:
             self._backlog.resize(_backlog_options(options))
 
     def configuration_reloaded(
         self, problem: str, needs_restart: Sequence[str]
     ) -> None:
-        """Report to hooks that the configuration was read again."""
+        """Report to hooks that the configuration was reloaded."""
         self._hooks.configuration_reloaded(problem, needs_restart)
 
     # -- start ----------------------------------------------------------------------
@@ -239,7 +239,7 @@ class ProcessService(Service):
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
         if UserIpCommand.NAME in host.send.channels:
-            # Code of this process wants to be given them.
+            # Code of this process subscribed to the commands.
             host.stores_user_ips = True
         config = self._config
         options = HandlerOptions(
@@ -398,7 +398,7 @@ class ProcessService(Service):
         def sample() -> None:
             self._sampling = self._clock.call_later(SAMPLE_EVERY, sample)
             self._status.sample()
-            stalls.look(self._status.snapshot())
+            stalls.update(self._status.snapshot())
 
         sample()
         self._hooks.start()
@@ -454,7 +454,7 @@ class ProcessService(Service):
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
         if not await self._stops.run():
-            outcome = "the warnings above name what was not finished"
+            outcome = "the warnings above name the steps that did not finish"
         self.log.info(
             "{instance_name} has stopped; {outcome}",
             instance_name=self._config.instance_name,
@@ -476,5 +476,5 @@ def _backlog_options(config: ExtensionConfig) -> BacklogOptions:
 
 
 def make_process(config: ProcessConfig, reactor: Any) -> ProcessService:
-    """Make the service of a main process or a worker."""
+    """Return the service of a main process or a worker."""
     return ProcessService(config, reactor)

@@ -1,7 +1,7 @@
-"""The status page: HTML that a phone can read, live by a small script, from one place.
+"""The status page: self-contained HTML for screens of any size, with live updates.
 
-Made on the server; the script fetches the page's body again each second. Nothing is
-loaded from elsewhere, which the page's Content-Security-Policy enforces.
+The server renders the page; a small script fetches its body again every second. The
+page loads nothing from other hosts, which its Content-Security-Policy enforces.
 """
 
 from __future__ import annotations
@@ -60,17 +60,19 @@ _VERDICTS = {
     Standing.LIVE: ("good", "All rows arrive"),
 }
 
-#: So that a verdict is not told by its colour alone.
+#: Symbols, so that a verdict does not depend on its colour alone.
 _SIGNS = {"good": "\u2714", "busy": "\u25cf", "bad": "\u2716"}
-#: How long the page waits for what is new before it says that nobody answers, in ms.
+#: How long the page waits for an update before it reports that the process does not
+#: answer, in ms.
 PATIENCE_MS = 4000
 
 
 @attrs.frozen
 class Verdict:
-    """What there is to say first.
+    """The headline of a status.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.
+    :ivar text: the headline.
     """
 
     tone: str
@@ -78,17 +80,17 @@ class Verdict:
 
     @property
     def sign(self) -> str:
-        """The tone, for those who see no colours."""
+        """The tone as a symbol."""
         return _SIGNS[self.tone]
 
 
 def judge(status: ProcessStatus) -> Verdict:
-    """Return in one line how a process's replication stands, the worst first."""
+    """Return the worst state of a process's replication, as a headline."""
     found = assess(status)
     count, streams = len(found.concerned), _streams(found.followed)
     if found.standing is Standing.WAITING:
         text = f"Waiting for {count} of {streams}"
-        # Others may be of processes that went for good.
+        # Older ones may belong to processes that were removed.
         downs = [link for link in status.links if not link.up]
         if downs:
             newest = min(downs, key=lambda link: link.since)
@@ -101,12 +103,12 @@ def judge(status: ProcessStatus) -> Verdict:
 
 
 def _streams(followed: Sequence[WriterStatus]) -> str:
-    """Count: a stream of two writers is two."""
+    """Return the number of (stream, writer) pairs, as text."""
     return f"{len(followed)} stream{'s' * (len(followed) != 1)}"
 
 
 def duration(seconds: float) -> str:
-    """Write s as people say it."""
+    """Return a duration in s as a short text, for instance ``3 min``."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -114,7 +116,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(history: Sequence[int]) -> str:
-    """Return the points of a line in a box of 100 by 20; the highest one touches 1."""
+    """Return the points of an SVG polyline in a box of 100 by 20."""
     top = max(*history, 1)
     step = 100 / (len(history) - 1)
     return " ".join(
@@ -131,7 +133,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("synapse_replication.app"),
         autoescape=True,
-        # What peers call themselves must not steer a terminal or reorder the page.
+        # Control characters in peers' names must not reorder the page's text.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
         undefined=StrictUndefined,
     )
@@ -145,7 +147,7 @@ def _environment() -> Environment:
 
 
 class _StatusResource(Resource):
-    """Answers with something made of the status of now."""
+    """A resource that responds with a rendering of the current status."""
 
     isLeaf = True  # noqa: N815
 
@@ -155,20 +157,20 @@ class _StatusResource(Resource):
 
 
 class StatusJsonResource(_StatusResource):
-    """Answers with the status as JSON."""
+    """Responds with the status as JSON."""
 
     def render_GET(self, request: Any) -> bytes:
-        """Answer with the status as JSON."""
+        """Return the status as JSON."""
         request.setHeader(b"Content-Type", b"application/json")
         request.setHeader(b"Cache-Control", b"no-store")
         return encode_status(self._snapshot())
 
 
 class ReadyResource(_StatusResource):
-    """Answers 200 once all that is followed was caught up, else 503 and why not."""
+    """Responds with 200 once the process has caught up, else with 503 and reasons."""
 
     def render_GET(self, request: Any) -> bytes:
-        """Answer 200 or 503, with the reasons a line each."""
+        """Return ``ready``, or the reasons why not, one per line."""
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         not_ready = self._snapshot().not_ready
         if not_ready:
@@ -177,9 +179,10 @@ class ReadyResource(_StatusResource):
 
 
 class StatusPageResource(_StatusResource):
-    """Answers with the page, or with ``?part=body`` with what of it changes.
+    """Responds with the page, or for ``?part=body`` with the part that changes.
 
-    :param wall_clock: gives s since the epoch.
+    :param snapshot: returns the current status.
+    :param wall_clock: returns the time in s since the Unix epoch.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class StatusPageResource(_StatusResource):
         self._body = environment.get_template("status_body.html")
 
     def render_GET(self, request: Any) -> bytes:
-        """Answer with the page, or the part of it that changes."""
+        """Return the page, or the part of it that changes."""
         nonce = secrets.token_urlsafe(12)
         for name, value in (
             ("Content-Type", "text/html; charset=utf-8"),

@@ -12,10 +12,10 @@ __all__ = ["StopSteps"]
 
 
 class StopSteps:
-    """What is to be called when a process stops, the last one first.
+    """The functions to call when a process stops, the last one first.
 
-    :param reactor: for the time-outs.
-    :param timeout: how long each step may take, in s.
+    :param reactor: schedules the timeouts.
+    :param timeout: the most time that each step may take, in s.
     """
 
     log = Logger()
@@ -26,16 +26,17 @@ class StopSteps:
         self._steps: list[tuple[str, Callable[[], Any]]] = []
 
     def add(self, what: str, stop: Callable[[], Any]) -> None:
-        """Have ``stop`` called at the stop; what it returns may be waited for.
+        """Add a step.
 
-        :param what: for the log, if it fails or takes too long.
+        :param what: describes the step in the log if it fails or takes too long.
+        :param stop: the function to call; if its result is awaitable, it is awaited.
         """
         self._steps.append((what, stop))
 
     async def run(self) -> bool:
-        """Call all steps, whatever becomes of each.
+        """Run all steps, even if some fail.
 
-        :return: whether all ended well and in time.
+        :return: whether all succeeded in time.
         """
         all_done = True
         while self._steps:
@@ -44,9 +45,9 @@ class StopSteps:
             ending.addTimeout(self._timeout, self._reactor)
             try:
                 await ending
-            except Exception as error:  # noqa: BLE001 -- said, and the rest goes on
+            except Exception as error:  # noqa: BLE001 -- logged; the next steps run
                 self.log.warn(
-                    "{what} did not end well: {error}",
+                    "A step of the stop failed, {what}: {error}",
                     what=what,
                     error=str(error) or type(error).__name__,
                 )

@@ -1,17 +1,17 @@
-"""Make the streams of a process: declared and standard, in tables and in memory.
+"""Creates the streams of a process: declared and standard, in tables and in memory.
 
-Where a process starts, for a writer other than itself:
+The initial position of another writer is, in this order:
 
-1. at what the sink saved (its optional ``saved_positions()``); of a stream in memory
-   only if its writer turns out not to have started again since, see
+1. the position that the sink saved (its optional ``saved_positions()``); for a stream
+   in memory only if the writer has not restarted since, see
    :class:`~synapse_replication.handlers.interfaces.EpochSink`;
-2. else where ``stream_positions`` says that the writer is: a sink that is new gets
-   what is written from now on. Such positions are told to the sink, so that it
-   resumes from there even if it is killed before the first row;
-3. a declared writer that never wrote is where the slowest writer of the stream is.
+2. the writer's position in ``stream_positions``: a new sink receives the rows that are
+   written from now on. Such positions are reported to the sink, so that it resumes
+   from there even if it is killed before the first row;
+3. for a declared writer that never wrote, the position of the stream's slowest writer.
 
-A writer that was removed is where the sink says; the rest of its rows is fetched. To a
-sink that is new nothing of it is missing.
+A removed writer starts at the position that the sink saved, and the rest of its rows
+is fetched. For a new sink, a removed writer has no missing rows.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ __all__ = ["LOOK_BACK", "StreamSetup"]
 
 _log = Logger()
 
-#: Between two attempts to reach the database at the start.
+#: The delay between two attempts to reach the database at startup.
 _BACKOFF = Backoff(0.5, 5.0, 1.5)
 
-#: How many ids who begins to write a stream looks at, for rows of its own.
+#: The number of ids in which a new writer of a stream searches for earlier rows of
+#: its own.
 LOOK_BACK = 100_000
 
 #: ``(stream, writer) -> token``.
@@ -75,10 +76,10 @@ class StreamSetup:
     """Fills a host's table of streams, once.
 
     :param database: ``None`` if the configuration needs none.
-    :param client: asks writers for what they hold in memory.
-    :param reactor: to come back from the database's threads.
-    :ivar empty_ranges: of streams in the database that this process begins to write:
-        it has no row above the first of these tokens, up to the second.
+    :param client: requests the rows of streams in memory from their writers.
+    :param reactor: the reactor to which the database's threads return results.
+    :ivar empty_ranges: by stream, for the streams in the database that this process
+        begins to write: a range ``(start, end]`` of tokens in which it has no rows.
     """
 
     def __init__(
@@ -96,18 +97,18 @@ class StreamSetup:
         self._client = client
         self.empty_ranges: dict[str, tuple[int, int]] = {}
         self._saved: Positions = {}
-        #: Of the streams in the database, by name; tokens as on the wire.
+        #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
         #: Removed writers without rows above these tokens.
         self._skipped: dict[tuple[str, str], int] = {}
 
     async def run(self, sink: RowSink) -> None:
-        """Make the streams and tell the sink where they begin.
+        """Create the streams, and report their initial positions to the sink.
 
-        :raises SequenceBehindError: if ids would be given out twice.
+        :raises SequenceBehindError: if ids would be issued twice.
         :raises StreamConfigurationError: if a stream is declared twice.
-        :raises ConfigError: if the database's role may not do what is needed, or a
-            stream's table or sequence is missing.
+        :raises ConfigError: if the database's role lacks a privilege, or a stream's
+            table or sequence is missing.
         """
         try:
             await self._make_all(sink)
@@ -115,13 +116,13 @@ class StreamSetup:
             problem = ConfigProblem(
                 ", ".join(self._config.files),
                 "database.args.user",
-                f"PostgreSQL refuses: {str(error).strip().splitlines()[0]}",
+                f"PostgreSQL refuses access: {str(error).strip().splitlines()[0]}",
                 "use the role that owns Synapse's tables and sequences, or GRANT it "
                 "SELECT on them, USAGE on the sequences and all on stream_positions",
             )
             raise ConfigError([problem]) from error
         except psycopg2.errors.UndefinedTable as error:
-            # Without a list of streams, all of a homeserver's are configured.
+            # Without a list of streams, all streams of a homeserver are configured.
             problem = ConfigProblem(
                 ", ".join(self._config.files),
                 "synapse_replication.streams",
@@ -159,14 +160,15 @@ class StreamSetup:
         return [writer for writer in writers if writer != me]
 
     async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
-        """See whether this process has rows of a stream that it begins to write.
+        """Search for earlier rows of this process in a stream that it begins to write.
 
-        Readers that hear of a new writer ask for its rows from where they are. If
-        there are none, nobody needs to ask the database for them. Readers are not far
-        behind; a look at all of a big table might take minutes.
+        Readers that learn of a new writer request its rows from their own positions.
+        If there are none, :attr:`empty_ranges` answers them without the database. The
+        search is limited to :data:`LOOK_BACK` ids, because readers are not far behind
+        and scanning all of a big table might take minutes.
         """
         name, me = stream.description.name, self._config.instance_name
-        # Who wrote before is stored, and so is an earlier start that may have.
+        # An instance that may have written the stream before has a stored position.
         if not self._writes(name) or me in self._stored.get(name, {me: 0}):
             return
         token = stream.current_token(me)
@@ -232,7 +234,7 @@ class StreamSetup:
         try:
             survey = await finder.survey()
         except psycopg2.Error as error:
-            # It is looked for again as soon as there is a link.
+            # The search is repeated as soon as a link is up.
             self._host.observer.failure(f"looking for removed writers of {name}", error)
             return
         found = {} if self._is_new(name) else finder.select(survey)
@@ -259,7 +261,7 @@ class StreamSetup:
         self._skipped[name, writer] = token
 
     def _id_stream(self, declared: StandardStream | TableStream) -> IdStream:
-        assert declared.sequence is not None, "it is not held in memory"
+        assert declared.sequence is not None, "the stream is not held in memory"
         return IdStream(
             stream_name=declared.positions_name or declared.name,
             sequence=declared.sequence,
@@ -312,7 +314,7 @@ class StreamSetup:
         handled = await self._without_impossible(stream, saved or self._stored[name])
         unknown = min(handled.values(), default=FIRST_POSITION)
         if not handled and not stream.writers:
-            # Nobody says where its writers are; what is to come is beyond this.
+            # The positions of its writers are not known; new rows have greater tokens.
             unknown = await self._get_database().transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
             )
@@ -328,10 +330,11 @@ class StreamSetup:
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]
     ) -> dict[str, int]:
-        """Return positions, those far beyond the sequence set back to it.
+        """Return positions, with those far beyond the sequence set back to it.
 
-        No id that far was given out: such a position was false, and would hide all
-        rows. One that is near shows by itself when its writer says less.
+        No id that far was ever issued: such a position is false, and all rows below it
+        would be discarded. A false position near the sequence is detected later, when
+        its writer announces a lower one.
         """
         if max(tokens.values(), default=0) <= PLAUSIBLE_DISTANCE:
             return tokens
@@ -342,9 +345,9 @@ class StreamSetup:
         for writer, token in tokens.items():
             if writer in far:
                 _log.warn(
-                    "The position {token} of {writer} in {stream} is beyond the "
-                    "sequence, which stands at {last}; it is set back to that. Rows "
-                    "may be missing: see ReplicationAheadOfWriter in the runbook",
+                    "The position {token} of {writer} in {stream} is far beyond the "
+                    "sequence, which stands at {last}; using {last} instead. Rows may "
+                    "be missing: see ReplicationAheadOfWriter in the runbook",
                     token=token,
                     writer=writer,
                     stream=stream.stream_name,
@@ -364,7 +367,7 @@ class StreamSetup:
         )
 
     async def _read_stored(self) -> None:
-        """Read where the writers are, as soon as the database can say it."""
+        """Read the stored positions, retrying until the database is available."""
         streams = {
             name: self._id_stream(declared)
             for name, declared in self._declared()
@@ -375,7 +378,7 @@ class StreamSetup:
 
         def read(txn: Any) -> dict[str, dict[str, int]]:
             if self._config.is_main:
-                # A deployment without a homeserver's own schema needs the table.
+                # Without a homeserver's own schema the table may not exist yet.
                 prepare_database(txn)
             return {
                 name: read_stored_positions(txn, stream) if stream.writers else {}
@@ -391,7 +394,7 @@ class StreamSetup:
             except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
                 delay = _BACKOFF.delay(attempt)
                 _log.warn(
-                    "Cannot read the stored positions: {why}; trying again in "
+                    "Cannot read the stored positions: {why}; retrying in "
                     "{delay:.1f} s",
                     why=_explain(error),
                     delay=delay,

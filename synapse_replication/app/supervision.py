@@ -1,9 +1,9 @@
-"""A process under a service manager: tells it how it stands, and reads its files again.
+"""A process under a service manager: status notifications, and configuration reloads.
 
-:class:`SupervisedProcess` is what ``main`` and ``worker`` run. Under systemd
-(``Type=notify``) it tells when it is ready, what it does, and that it is alive. On
-SIGHUP it reads the configuration again and applies what can be changed while it runs;
-a configuration with mistakes changes nothing.
+The commands ``main`` and ``worker`` run a :class:`SupervisedProcess`. Under systemd
+(``Type=notify``) it reports when it is ready, its status, and that it is alive. On
+SIGHUP it reloads the configuration and applies the settings that can change at run
+time; an invalid configuration changes nothing.
 
 docs/operators-guide.rst.
 """
@@ -25,14 +25,14 @@ from synapse_replication.instrumentation.status.model import ProcessStatus
 
 __all__ = ["SupervisedProcess", "needs_restart"]
 
-#: Of :class:`ProcessConfig`: what has no meaning of its own.
+#: Attributes of :class:`ProcessConfig` that are not settings.
 _NOT_SETTINGS = frozenset({"files", "warnings"})
 
 
 class Process(Protocol):
-    """A process whose state can be asked for.
+    """The process that :class:`SupervisedProcess` runs.
 
-    :ivar started: fires when it is up; fails with what prevented it.
+    :ivar started: fires when it is up; fails with the error that prevented it.
     """
 
     started: Deferred[None]
@@ -51,7 +51,7 @@ class Process(Protocol):
 
 
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
-    """Name what changed and is only read at the start, as operators write it."""
+    """Return the configuration keys that changed and are read only at startup."""
     names = {
         "extension": "synapse_replication.extension.enabled",
         "tcp_connect": "synapse_replication.direct_tcp.connect",
@@ -81,14 +81,16 @@ def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
 
 
 class SupervisedProcess:
-    """Runs a process, and speaks with who supervises it.
+    """Runs a process, and reports its status to the service manager.
 
-    :param process: of this configuration.
-    :param read_config: reads the configuration again.
-    :param set_log_level: is given the name of a level.
+    :param process: the process to run.
+    :param config: the configuration of the process.
+    :param read_config: reads the configuration from its files.
+    :param set_log_level: sets the log level, by its name.
     :param notify: systemd's socket; ``None`` if there is none.
-    :param feed_every: how often to feed systemd's watchdog, in s; ``None`` for never.
-    :ivar started: fires when the process is up; fails with what prevented it.
+    :param feed_every: the interval at which to feed systemd's watchdog, in s; ``None``
+        for never.
+    :ivar started: fires when the process is up; fails with the error that prevented it.
     """
 
     log = Logger()
@@ -117,14 +119,14 @@ class SupervisedProcess:
         )
 
     def startService(self) -> None:
-        """Begin to start."""
+        """Start the process, and the notifications."""
         if self._notify is not None:
             self._systemd.start()
             self.started.addCallback(lambda _: self._systemd.up())
         self._process.startService()
 
     def stopService(self) -> Deferred[Any]:
-        """Stop all; what is returned fires when that is done."""
+        """Stop the process; the Deferred fires when it has stopped."""
         if self._notify is None:
             return maybeDeferred(self._process.stopService)
         notify = self._notify
@@ -137,7 +139,7 @@ class SupervisedProcess:
         return maybeDeferred(self._process.stopService).addBoth(stopped)
 
     def reload(self) -> None:
-        """Read the configuration again, and apply what can be."""
+        """Reload the configuration, and apply the settings that can change."""
         if self._notify is not None:
             self._systemd.reloading()
         note = self._apply_new_config()
@@ -145,16 +147,16 @@ class SupervisedProcess:
             self._systemd.reloaded(note)
 
     def _apply_new_config(self) -> str:
-        """Apply the configuration of now.
+        """Read the configuration, and apply the settings that can change.
 
-        :return: what an operator is to know of it, in short; empty if it is in use.
+        :return: a short note for the operator; empty if all settings are in use.
         """
         try:
             new = self._read_config()
         except (ConfigError, OSError) as error:
             self.log.error(
-                "The configuration was read again and has mistakes; the old one stays "
-                "in use. Repair it and reload:\n{error}",
+                "Cannot reload the configuration; the old one stays in use. Correct "
+                "it and reload:\n{error}",
                 error=error,
             )
             self._process.configuration_reloaded(str(error), ())
@@ -168,7 +170,7 @@ class SupervisedProcess:
             old, log_level=new.log_level, extension=backlog or old.extension
         )
         self.log.info(
-            "The configuration was read again; log_level is {least}, backlog_rows "
+            "Reloaded the configuration; log_level is {least}, backlog_rows "
             "{rows} and backlog_bytes {size}",
             least=new.log_level,
             rows=backlog.backlog_rows if backlog else "not used",
@@ -180,7 +182,7 @@ class SupervisedProcess:
             return ""
         keys = ", ".join(later)
         self.log.warn(
-            "Changes of {keys} are not in use before this process is restarted",
+            "Changes of {keys} take effect only after a restart of this process",
             keys=keys,
         )
         return f"restart to use the new {keys}"

@@ -1,14 +1,14 @@
-"""Telling systemd how the process stands: ``Type=notify``.
+"""Notifications to systemd about the state of the process (``Type=notify``).
 
-Theory of operation: systemd puts the path of a Unix socket into ``NOTIFY_SOCKET`` and
-reads one datagram of ``NAME=value`` lines for each piece of news. A
-:class:`SystemdNotifier` looks at the status once a second, as hooks do, and tells what
-is new: ``READY=1`` once all that is followed was caught up with, ``STATUS=`` as it
-goes. The watchdog is fed from the reactor, twice as often as systemd asks for: a
-reactor that hangs does not feed it, and systemd starts the process again.
+Theory of operation: systemd sets ``NOTIFY_SOCKET`` to the path of a Unix socket and
+reads one datagram of ``NAME=value`` lines per notification. A :class:`SystemdNotifier`
+checks the status once a second, as hooks do, and reports changes: ``READY=1`` once the
+process has caught up with all writers that it follows, and ``STATUS=`` whenever the
+status changes. The reactor feeds the watchdog twice as often as systemd requires: if
+the reactor hangs, it does not, and systemd restarts the process.
 
-The protocol is one datagram, so it is written here: what the registry has for it has
-not been kept up since 2017 and swallows failures.
+The protocol is one datagram and is implemented here, because the package for it on
+PyPI has not been maintained since 2017 and ignores failures.
 
 ``man sd_notify``, ``man systemd.service``; docs/operators-guide.rst.
 """
@@ -31,18 +31,19 @@ from synapse_replication.instrumentation.status.model import (
 
 __all__ = ["NotifySocket", "SystemdNotifier", "open_notify_socket", "watchdog_interval"]
 
-#: How often the status is looked at, in s.
-LOOK_EVERY = 1.0
-#: While the process starts: how much longer it may take, in s, and how often that is
-#: told. Catching up may take hours; a reactor that hangs ceases to ask for more.
+#: The interval of checks of the status, in s.
+CHECK_EVERY = 1.0
+#: While the process starts, it requests ``EXTEND_BY`` s more every ``EXTEND_EVERY`` s:
+#: catching up may take hours, and a reactor that hangs stops the requests.
 EXTEND_BY = 60.0
 EXTEND_EVERY = 15.0
 
 
 class NotifySocket:
-    """Where systemd listens. What cannot be sent is logged, once a minute.
+    """The socket on which systemd listens. Failures to send are logged once a minute.
 
-    :param address: a path, or ``@`` and the name of an abstract socket.
+    :param address: a path, or ``@`` followed by the name of an abstract socket.
+    :param monotonic: returns a monotonic time in s.
     """
 
     log = Logger()
@@ -56,7 +57,7 @@ class NotifySocket:
         self._socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         )
-        # Nothing waits for systemd, least of all the reactor.
+        # The reactor must not wait for systemd.
         self._socket.setblocking(False)
 
     def send(self, *assignments: str) -> bool:
@@ -70,7 +71,7 @@ class NotifySocket:
         except OSError as error:
             if self._limit.admit("notify", error.errno) is not None:
                 self.log.warn(
-                    "Cannot tell systemd (NOTIFY_SOCKET={address}): {error}",
+                    "Cannot notify systemd (NOTIFY_SOCKET={address}): {error}",
                     address=self._shown,
                     error=error,
                 )
@@ -78,15 +79,15 @@ class NotifySocket:
         return True
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Close the socket."""
         self._socket.close()
 
 
 def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
-    """Open what ``NOTIFY_SOCKET`` names.
+    """Open the socket that ``NOTIFY_SOCKET`` names.
 
-    :return: ``None`` if it is not set: nobody listens.
-    :raises SupervisorError: if it is of a kind that is not known here.
+    :return: ``None`` if the variable is not set.
+    :raises SupervisorError: if the kind of address is not supported.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
@@ -100,32 +101,36 @@ def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
 
 
 def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
-    """Return how often systemd's watchdog is to be fed.
+    """Return the interval at which to feed systemd's watchdog.
 
-    :return: half of ``WATCHDOG_USEC``, in s; ``None`` if it is not set, or meant for
-        another process (``WATCHDOG_PID``).
-    :raises SupervisorError: if it is no time.
+    :return: half of ``WATCHDOG_USEC``, in s; ``None`` if the variable is not set, or
+        meant for another process (``WATCHDOG_PID``).
+    :raises SupervisorError: if the value is not a positive number.
     """
     text = environ.get("WATCHDOG_USEC", "")
     if not text or environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise SupervisorError(
-            f"WATCHDOG_USEC is {text!r}, which is no number of microseconds; unset it, "
-            "or let systemd set it by WatchdogSec="
+            f"WATCHDOG_USEC is {text!r}, which is not a number of microseconds; unset "
+            "it, or let systemd set it by WatchdogSec="
         )
     return int(text) / 2_000_000
 
 
 class SystemdNotifier:
-    """Tells systemd what is new.
+    """Reports changes of the status to systemd.
 
-    :param send: sends one message, and says whether that went well.
-    :param snapshot: gives the status of now.
-    :param feed_every: how often to feed the watchdog, in s; ``None`` for never.
-    :param reports_lifecycle: tell also when the process is ready, reloads and stops.
-        ``False`` inside a host that does so itself.
-    :param monotonic_usec: the monotonic clock that systemd has, in us.
+    Call its methods in the reactor's thread.
+
+    :param send: sends one message, and returns whether it was sent.
+    :param clock: schedules the checks.
+    :param snapshot: returns the current status.
+    :param feed_every: the interval at which to feed the watchdog, in s; ``None`` for
+        never.
+    :param monotonic_usec: returns the time of systemd's monotonic clock, in us.
+    :param reports_lifecycle: whether to report that the process is ready, reloads and
+        stops, too; ``False`` inside a host that does so itself.
     """
 
     def __init__(
@@ -147,39 +152,39 @@ class SystemdNotifier:
         self._is_up = False
         self._is_ready = False
         self._is_reloading = False
-        self._told = ""
+        self._reported = ""
         self._note = ""
         self._extended = float("-inf")
         self._calls: dict[str, DelayedCall] = {}
 
     def start(self) -> None:
-        """Begin to tell: the process starts."""
-        self._look()
+        """Start to report the status, and to feed the watchdog."""
+        self._check_status()
         if self._feed_every is not None:
             self._feed()
 
     def up(self) -> None:
-        """Record that the process has started; it may not be caught up yet."""
+        """Record that the process has started; it may not have caught up yet."""
         self._is_up = True
-        self._look()
+        self._check_status()
 
     def reloading(self) -> None:
-        """Tell that the configuration is read again."""
+        """Report that the configuration is being reloaded."""
         if self._is_ready:
             self._is_reloading = self._send(
                 "RELOADING=1", f"MONOTONIC_USEC={self._monotonic_usec()}"
             )
 
     def reloaded(self, note: str = "") -> None:
-        """Tell that it was read.
+        """Report that the reload has ended.
 
-        :param note: stands beside the status from now on, for people.
+        :param note: a text that is appended to the status from now on.
         """
         self._note = note
-        self._look()
+        self._check_status()
 
     def stopping(self) -> None:
-        """Tell that the process stops, and nothing after that."""
+        """Report that the process stops, and stop all further reports."""
         for call in self._calls.values():
             if call.active():
                 call.cancel()
@@ -192,28 +197,28 @@ class SystemdNotifier:
             self._calls["feed"] = self._clock.call_later(self._feed_every, self._feed)
             self._send("WATCHDOG=1")
 
-    def _look(self) -> None:
-        # First, so that nothing that fails ends it.
-        before = self._calls.get("look")
+    def _check_status(self) -> None:
+        # Reschedule first, so that an exception cannot stop the timer.
+        before = self._calls.get("check")
         if before is not None and before.active():
             before.cancel()
-        self._calls["look"] = self._clock.call_later(LOOK_EVERY, self._look)
+        self._calls["check"] = self._clock.call_later(CHECK_EVERY, self._check_status)
         status = self._snapshot()
         text = describe_process(status) if self._is_up else "starting"
         if self._note:
             text += f"; {self._note}"
-        news = [f"STATUS={text}"] if text != self._told else []
+        changes = [f"STATUS={text}"] if text != self._reported else []
         becomes_ready = False
         if self._reports_lifecycle:
             becomes_ready = not self._is_ready and self._is_up and not status.not_ready
-            news += self._lifecycle_news(becomes_ready)
-        # What is not sent is told again at the next look.
-        if news and self._send(*news):
-            self._told = text
+            changes += self._lifecycle_changes(becomes_ready)
+        # Changes that could not be sent are reported again at the next check.
+        if changes and self._send(*changes):
+            self._reported = text
             self._is_ready = self._is_ready or becomes_ready
             self._is_reloading = False
 
-    def _lifecycle_news(self, becomes_ready: bool) -> list[str]:
+    def _lifecycle_changes(self, becomes_ready: bool) -> list[str]:
         if becomes_ready or self._is_reloading:
             return ["READY=1"]
         now = self._clock.seconds()

@@ -1,7 +1,8 @@
-"""Sending spans to a collector by OTLP, if the configuration says so.
+"""Export of spans to a collector by OTLP, if it is configured.
 
-Spans wait in a bounded queue and are sent by a thread of OpenTelemetry's: the reactor
-never waits for a collector. What cannot be sent is dropped and logged.
+Spans wait in a bounded queue and are sent by a thread of OpenTelemetry, so that the
+reactor never waits for a collector. Spans that cannot be sent are discarded, which is
+logged.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
 
 __all__ = ["SpanExport"]
 
-#: How long a request to the collector may take, in s, its repetitions included.
+#: The most time that a request to the collector may take, with retries, in s.
 EXPORT_TIMEOUT = 5
-#: How often what waits is sent, in ms.
+#: The interval at which waiting spans are sent, in ms.
 EXPORT_EVERY_MS = 2000
 
 
 class SpanExport:
-    """Makes the tracer of a process.
+    """Creates the tracer of a process, and exports its spans.
 
-    :param tracing: if ``None``, the tracer is that of the host's OpenTelemetry, which
-        does nothing unless somebody set it up.
-    :param server_name: of the homeserver.
-    :param instance_name: of this process.
-    :ivar tracer: for all of the process.
+    :param tracing: the collector; if ``None``, the tracer of the process's global
+        OpenTelemetry provider is used, which does nothing unless the host set one up.
+    :param server_name: the name of the homeserver.
+    :param instance_name: the name of this process.
+    :ivar tracer: the tracer for all parts of the process.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class SpanExport:
         if tracing is None:
             self.tracer = trace.get_tracer("synapse_replication", __version__)
             return
-        # Of an extra, and slow to import.
+        # Imported here, because they belong to an extra and are slow to import.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
             OTLPSpanExporter,
         )
 
-        _log_what_fails()
+        _redirect_log()
         self._provider = provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(tracing.sample_ratio)),
             resource=Resource.create(
@@ -65,7 +66,7 @@ class SpanExport:
                     "service.instance.id": instance_name,
                 }
             ),
-            # We end it, in order.
+            # stop() shuts it down at the right time.
             shutdown_on_exit=False,
         )
         self._exporter = exporter = OTLPSpanExporter(
@@ -79,10 +80,13 @@ class SpanExport:
         self.tracer = provider.get_tracer("synapse_replication", __version__)
 
     def stop(self, reactor: Any) -> Deferred[None] | None:
-        """Send what waits; fires when that is done, or failed.
+        """Send the waiting spans.
 
-        After :data:`EXPORT_TIMEOUT` no more requests are made: a collector that hangs
-        would hold up the end by as long for each of them.
+        After :data:`EXPORT_TIMEOUT` no further requests are made, because a collector
+        that hangs would delay the stop by that time for each of them.
+
+        :return: a Deferred that fires when all are sent or the export has failed;
+            ``None`` if there is nothing to export.
         """
         if self._provider is None or self._exporter is None:
             return None
@@ -99,8 +103,8 @@ class SpanExport:
         return sent.addBoth(ended)
 
 
-class _ToOurLog(logging.Handler):
-    """Takes what OpenTelemetry logs to where all is logged; what repeats, seldom."""
+class _TwistedLogHandler(logging.Handler):
+    """Writes OpenTelemetry's log records to Twisted's log, with a rate limit."""
 
     log = Logger("opentelemetry")
 
@@ -119,9 +123,9 @@ class _ToOurLog(logging.Handler):
         self.log.emit(level, text, text=record.getMessage(), left_out=left_out)
 
 
-def _log_what_fails() -> None:
-    theirs = logging.getLogger("opentelemetry")
-    if not any(isinstance(handler, _ToOurLog) for handler in theirs.handlers):
-        theirs.addHandler(_ToOurLog())
-        # Else Python writes it to stderr, past our log.
-        theirs.propagate = False
+def _redirect_log() -> None:
+    logger = logging.getLogger("opentelemetry")
+    if not any(isinstance(handler, _TwistedLogHandler) for handler in logger.handlers):
+        logger.addHandler(_TwistedLogHandler())
+        # Otherwise Python writes the records to stderr, too.
+        logger.propagate = False

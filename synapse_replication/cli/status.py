@@ -197,7 +197,7 @@ def _render_process(
     line.append(f" (down: {down})" if down else "")
     parts: list[RenderableType] = [line]
     for duplicate in status.duplicates:
-        places = duplicate.places or "it is not known where"
+        places = duplicate.places or "locations unknown"
         text = f"  two processes are called {duplicate.instance_name} ({places})"
         parts.append(_text(text, "red"))
     for group in group_stalls(status.writers):

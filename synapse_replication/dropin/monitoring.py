@@ -147,7 +147,7 @@ class Monitoring:
         # First, so that an exception cannot stop the timer.
         self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
         self.status.sample()
-        self._stalls.look(self.status.snapshot())
+        self._stalls.update(self.status.snapshot())
 
     def _start_systemd(self) -> None:
         try:

@@ -256,7 +256,7 @@ class ReplicationObserver:
     ) -> None:
         """Record that a writer reported rows which did not come; they are fetched."""
 
-    def peer_heard(self, news: PeerHeartbeat) -> None:
+    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
         """Record that an instance came, left, or sent a heartbeat."""
 
     def epoch_changed(self, instance_name: str) -> None:

@@ -1,4 +1,4 @@
-"""One observer that tells many."""
+"""An observer that forwards events to several observers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CompositeObserver"]
 
 _METHODS = tuple(name for name in vars(ReplicationObserver) if not name.startswith("_"))
 
-#: Those that give a context manager: they are told of something that lasts.
+#: Methods that return a context manager, because their event has a duration.
 SPANNING_METHODS = frozenset(
     {
         "asking_for_rows",
@@ -26,12 +26,12 @@ SPANNING_METHODS = frozenset(
 
 
 class CompositeObserver(ReplicationObserver):
-    """Tell each observer in turn, but only of what it wants to hear.
+    """Forwards each event to the observers that override the event's method.
 
-    What an observer does not override costs nothing: the methods of this object
-    are chosen once, when it is made.
+    A method that an observer does not override costs nothing: the targets of each
+    method are determined once, in the constructor.
 
-    :param observers: in the order in which they are told; contexts, such as that of
+    :param observers: called in this order; contexts, such as that of
         :meth:`catch_up`, end in the reverse order.
     """
 
@@ -47,19 +47,19 @@ class CompositeObserver(ReplicationObserver):
             if len(wanted) == 1:
                 setattr(self, name, wanted[0])
             elif wanted:
-                fan_out = _span_all if name in SPANNING_METHODS else _tell_all
+                fan_out = _enter_all if name in SPANNING_METHODS else _call_all
                 setattr(self, name, fan_out(wanted))
 
 
-def _tell_all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def tell(*args: Any, **kwargs: Any) -> None:
+def _call_all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
         for method in methods:
             method(*args, **kwargs)
 
-    return tell
+    return call
 
 
-def _span_all(
+def _enter_all(
     methods: Sequence[Callable[..., AbstractContextManager[object]]],
 ) -> Callable[..., AbstractContextManager[object]]:
     @contextlib.contextmanager

@@ -1,14 +1,14 @@
-"""Hooks: code of a host that wants to know how its replication fares.
+"""Hooks: callbacks by which a host's code follows its replication.
 
-Theory of operation: :class:`ReplicationHooks` is an observer. What happens at a moment
-(a link comes up, rows are fetched) it takes from what it hears; what lasts (a writer is
-stalled, a process is gone) it finds by comparing the status of now with the one before,
-each second. Callbacks are called later, in the reactor's thread and in the order in
-which things happened, never from inside replication: they may do what they like.
+Theory of operation: :class:`ReplicationHooks` is an observer. Momentary events (a link
+comes up, rows are fetched) are taken from the observer's methods; lasting states (a
+writer is stalled, an instance is gone) are found by comparing the status with the
+previous one every second. Callbacks run later, in the reactor's thread and in the order
+of the events, never inside replication code, so they may call anything.
 
-A callback that fails is reported, and the others are called all the same. What waits to
-be told is bounded: of the progress of one catch-up only the newest waits, and beyond
-:data:`MAX_WAITING` events are left out and their number is reported.
+A failure of a callback is reported, and the other callbacks still run. The queue of
+events is bounded: of the progress of one catch-up only the newest event is queued, and
+events beyond :data:`MAX_WAITING` are discarded and their number is reported.
 
 docs/plugging-in.rst.
 """
@@ -58,12 +58,12 @@ __all__ = [
     "WriterRoleChanged",
 ]
 
-#: How many events may wait to be told.
+#: The most events that may wait for delivery.
 MAX_WAITING = 1000
-#: How many processes are remembered.
+#: The most instances whose streams are remembered.
 MAX_MEMBERS = 1000
-#: How often the status is looked at, in s.
-LOOK_EVERY = 1.0
+#: The interval of checks of the status, in s.
+CHECK_EVERY = 1.0
 
 
 @attrs.frozen
@@ -75,7 +75,7 @@ class LinkUp:
 
 @attrs.frozen
 class LinkDown:
-    """A link went down; ``why`` is for people."""
+    """A link went down; ``why`` is text for people."""
 
     connection: str
     why: str
@@ -83,7 +83,7 @@ class LinkDown:
 
 @attrs.frozen
 class PeerOnline:
-    """Another process came, or came back; ``where`` is for people."""
+    """Another instance appeared, or came back; ``where`` is text for people."""
 
     instance_name: str
     where: str
@@ -91,7 +91,7 @@ class PeerOnline:
 
 @attrs.frozen
 class PeerOffline:
-    """Another process said goodbye, or was silent for too long."""
+    """Another instance announced its exit, or its heartbeats stopped."""
 
     instance_name: str
 
@@ -117,7 +117,7 @@ class CatchUpProgress:
 
 @attrs.frozen
 class Stalled:
-    """A writer's rows have ceased to arrive; ``detail`` is for people."""
+    """A writer's rows have stopped arriving; ``detail`` is text for people."""
 
     stream_name: str
     instance_name: str
@@ -127,7 +127,7 @@ class Stalled:
 
 @attrs.frozen
 class Resynced:
-    """Rows that did not come were fetched, or could not be."""
+    """A catch-up for missed rows ended, or failed; ``kind`` is the rows' source."""
 
     stream_name: str
     instance_name: str
@@ -136,7 +136,7 @@ class Resynced:
 
 @attrs.frozen
 class WriterRoleChanged:
-    """A process that was known before writes a stream now, or writes it no more."""
+    """A known instance began or ceased to write a stream."""
 
     stream_name: str
     instance_name: str
@@ -145,10 +145,10 @@ class WriterRoleChanged:
 
 @attrs.frozen
 class StreamReset:
-    """A writer's stream went backwards, because it started again or may have.
+    """A writer's stream moved back, because the writer restarted or may have.
 
-    Rows at or below ``to_token`` may be other ones than before: drop what was cached
-    of this writer's rows.
+    Rows at or below ``to_token`` may differ from earlier ones with the same tokens:
+    discard everything that was cached from this writer's rows.
     """
 
     stream_name: str
@@ -159,7 +159,7 @@ class StreamReset:
 
 @attrs.frozen
 class PositionPersisted:
-    """The position of this process as a writer was persisted in the database."""
+    """The database has persisted the position of this process as a writer."""
 
     stream_name: str
     instance_name: str
@@ -168,7 +168,7 @@ class PositionPersisted:
 
 @attrs.frozen
 class PositionPersistFailed:
-    """That failed, and is tried again; ``why`` is for people."""
+    """Persisting a position failed and is retried; ``why`` is text for people."""
 
     stream_name: str
     instance_name: str
@@ -178,10 +178,11 @@ class PositionPersistFailed:
 
 @attrs.frozen
 class ConfigurationReloaded:
-    """The configuration was read again.
+    """The configuration was reloaded, or the reload failed.
 
-    :ivar problem: why the old one stays in use, for people; empty if it does not.
-    :ivar needs_restart: the keys whose changes are in use after a restart only.
+    :ivar problem: why the old configuration stays in use, as text for people; empty if
+        the new one is in use.
+    :ivar needs_restart: the keys whose changes take effect only after a restart.
     """
 
     problem: str
@@ -190,7 +191,7 @@ class ConfigurationReloaded:
 
 @attrs.frozen
 class Stopping:
-    """The process begins to stop: links are still up, and rows can be written."""
+    """The process begins to stop: its links are still up, and rows can be written."""
 
 
 HookEvent: TypeAlias = (
@@ -214,11 +215,13 @@ _Key: TypeAlias = tuple[str, str]
 
 
 class ReplicationHooks(ReplicationObserver):
-    """Lets code subscribe to what happens.
+    """Delivers replication events to subscribed callbacks.
 
-    :param clock: the host's.
-    :param snapshot: gives the status of now.
-    :param report: is told what failed, and how.
+    Call all methods in the reactor's thread.
+
+    :param clock: the host's clock.
+    :param snapshot: returns the current status.
+    :param report: is called with a description and the exception of each failure.
     """
 
     def __init__(
@@ -232,9 +235,9 @@ class ReplicationHooks(ReplicationObserver):
         self._report = report
         self._callbacks: dict[type, list[Callable[[Any], object]]] = {}
         self._waiting: dict[Hashable, HookEvent] = {}
-        self._left_out = 0
+        self._discarded = 0
         self._delivery: DelayedCall | None = None
-        self._tick: DelayedCall | None = None
+        self._next_check: DelayedCall | None = None
         self._conditions: dict[_Key, Condition] = {}
         self._online: set[str] = set()
         self._roles: dict[str, frozenset[str]] = {}
@@ -242,14 +245,14 @@ class ReplicationHooks(ReplicationObserver):
     def subscribe(
         self, kind: type[_Event], callback: Callable[[_Event], object]
     ) -> Callable[[], None]:
-        """Have a callback called for each event of one class.
+        """Call ``callback`` for each event of one class.
 
-        :param callback: a function or a coroutine function; nobody waits for what it
-            gives, the next event neither.
-        :return: call it to have the callback called no more.
+        :param callback: a function or a coroutine function. An awaitable that it
+            returns is not awaited before the next event is delivered.
+        :return: a function that ends the subscription.
         """
         callbacks = self._callbacks.setdefault(kind, [])
-        # So that one that was subscribed twice is two.
+        # A function of its own, so that the same callback can be subscribed twice.
         entry = lambda event: callback(event)  # noqa: E731
         callbacks.append(entry)
 
@@ -260,36 +263,36 @@ class ReplicationHooks(ReplicationObserver):
         return unsubscribe
 
     def start(self) -> None:
-        """Look at the status from now on."""
-        self._tick = self._clock.call_later(LOOK_EVERY, self._look)
+        """Start the periodic checks of the status."""
+        self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
 
     def stop(self) -> None:
-        """Look no more. What waits is told."""
-        if self._tick is not None and self._tick.active():
-            self._tick.cancel()
+        """Stop the periodic checks; events that wait are still delivered."""
+        if self._next_check is not None and self._next_check.active():
+            self._next_check.cancel()
 
     def configuration_reloaded(
         self, problem: str, needs_restart: Iterable[str]
     ) -> None:
-        """Report that the configuration was read again."""
-        self._tell(ConfigurationReloaded(problem, tuple(needs_restart)))
+        """Deliver a :class:`ConfigurationReloaded`."""
+        self._enqueue(ConfigurationReloaded(problem, tuple(needs_restart)))
 
     def stopping(self) -> None:
-        """Report that the process begins to stop, to the callbacks, at once."""
-        self._tell(Stopping())
+        """Deliver a :class:`Stopping`, and all events that wait, synchronously."""
+        self._enqueue(Stopping())
         if self._delivery is not None:
             self._delivery.cancel()
             self._deliver()
 
-    # -- telling ----------------------------------------------------------------------
+    # -- delivery ---------------------------------------------------------------------
 
-    def _tell(self, event: HookEvent, key: Hashable = None) -> None:
+    def _enqueue(self, event: HookEvent, key: Hashable = None) -> None:
         if not self._callbacks.get(type(event)):
             return
-        # Events without a key do not replace one another.
+        # An event replaces a waiting one with the same key; those without a key do not.
         key = object() if key is None else key
         if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
-            self._left_out += 1
+            self._discarded += 1
             return
         self._waiting.pop(key, None)
         self._waiting[key] = event
@@ -299,40 +302,40 @@ class ReplicationHooks(ReplicationObserver):
     def _deliver(self) -> None:
         self._delivery = None
         waiting, self._waiting = self._waiting, {}
-        left_out, self._left_out = self._left_out, 0
+        discarded, self._discarded = self._discarded, 0
         for event in waiting.values():
             for callback in list(self._callbacks[type(event)]):
-                # Of a coroutine, too, the failure is seen.
-                maybeDeferred(callback, event).addErrback(self._failed, event)
-        if left_out:
-            self._report("telling hooks", HooksOverflowError(left_out))
+                # maybeDeferred also catches the failure of a coroutine.
+                maybeDeferred(callback, event).addErrback(self._report_failure, event)
+        if discarded:
+            self._report("delivering events to hooks", HooksOverflowError(discarded))
 
-    def _failed(self, failure: Failure, event: HookEvent) -> None:
+    def _report_failure(self, failure: Failure, event: HookEvent) -> None:
         assert failure.value is not None
         self._report(f"a hook for {type(event).__name__}", failure.value)
 
-    # -- what happens at a moment ------------------------------------------------------
+    # -- momentary events --------------------------------------------------------------
 
     @override
     def connection_made(self, connection: str) -> None:
-        self._tell(LinkUp(connection))
+        self._enqueue(LinkUp(connection))
 
     @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
-        self._tell(LinkDown(connection, why))
+        self._enqueue(LinkDown(connection, why))
 
     @override
     def catch_up(self, event: CatchUpEvent) -> AbstractContextManager[object]:
-        self._progress(event, event.from_token)
+        self._enqueue_progress(event, event.from_token)
         return contextlib.nullcontext()
 
     @override
     def catch_up_page(self, event: CatchUpEvent, rows: int, upto_token: int) -> None:
-        self._progress(event, upto_token)
+        self._enqueue_progress(event, upto_token)
 
-    def _progress(self, event: CatchUpEvent, position: int) -> None:
+    def _enqueue_progress(self, event: CatchUpEvent, position: int) -> None:
         stream_name, instance_name = event.stream_name, event.instance_name
-        self._tell(
+        self._enqueue(
             CatchUpProgress(
                 stream_name,
                 instance_name,
@@ -345,36 +348,36 @@ class ReplicationHooks(ReplicationObserver):
 
     @override
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        self._tell(Resynced(stream_name, instance_name, kind))
+        self._enqueue(Resynced(stream_name, instance_name, kind))
 
     @override
     def stream_reset(
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
-        self._tell(StreamReset(stream_name, instance_name, from_token, to_token))
+        self._enqueue(StreamReset(stream_name, instance_name, from_token, to_token))
 
     @override
     def position_persisted(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # Looked at first: this is called for each write of a position.
+        # Checked first, because this is called for each write of a position.
         if PositionPersisted in self._callbacks:
             event = PositionPersisted(stream_name, instance_name, token)
-            self._tell(event, (PositionPersisted, stream_name, instance_name))
+            self._enqueue(event, (PositionPersisted, stream_name, instance_name))
 
     @override
     def position_persist_failed(
         self, stream_name: str, instance_name: str, token: int, error: BaseException
     ) -> None:
         event = PositionPersistFailed(stream_name, instance_name, token, str(error))
-        self._tell(event, (PositionPersistFailed, stream_name, instance_name))
+        self._enqueue(event, (PositionPersistFailed, stream_name, instance_name))
 
     @override
-    def peer_heard(self, news: PeerHeartbeat) -> None:
-        name = news.instance_name
-        if news.is_leaving:
+    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+        name = heartbeat.instance_name
+        if heartbeat.is_leaving:
             return
-        streams = frozenset(news.positions)
+        streams = frozenset(heartbeat.positions)
         before = self._roles.get(name)
         if before is None:
             if len(self._roles) < MAX_MEMBERS:
@@ -382,13 +385,13 @@ class ReplicationHooks(ReplicationObserver):
             return
         self._roles[name] = streams
         for stream_name in sorted(streams ^ before):
-            self._tell(WriterRoleChanged(stream_name, name, stream_name in streams))
+            self._enqueue(WriterRoleChanged(stream_name, name, stream_name in streams))
 
-    # -- what lasts --------------------------------------------------------------------
+    # -- lasting states ----------------------------------------------------------------
 
-    def _look(self) -> None:
-        # First, so that nothing that fails ends it.
-        self._tick = self._clock.call_later(LOOK_EVERY, self._look)
+    def _check_status(self) -> None:
+        # Reschedule first, so that an exception cannot stop the timer.
+        self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
         status = self._snapshot()
         self._compare_members(status)
         self._compare_writers(status)
@@ -396,9 +399,9 @@ class ReplicationHooks(ReplicationObserver):
     def _compare_members(self, status: ProcessStatus) -> None:
         here = {m.instance_name: m for m in status.members if not m.is_gone}
         for name in sorted(here.keys() - self._online):
-            self._tell(PeerOnline(name, here[name].where))
-        for name in _gone(self._online, here):
-            self._tell(PeerOffline(name))
+            self._enqueue(PeerOnline(name, here[name].where))
+        for name in sorted(self._online - here.keys()):
+            self._enqueue(PeerOffline(name))
         self._online = set(here)
 
     def _compare_writers(self, status: ProcessStatus) -> None:
@@ -410,11 +413,7 @@ class ReplicationHooks(ReplicationObserver):
             if writer.condition is before:
                 continue
             if writer.condition is Condition.LIVE:
-                self._tell(CaughtUp(*key))
+                self._enqueue(CaughtUp(*key))
             elif writer.reason is not None:
-                self._tell(Stalled(*key, writer.reason, writer.detail))
+                self._enqueue(Stalled(*key, writer.reason, writer.detail))
         self._conditions = conditions
-
-
-def _gone(before: Iterable[str], now: Iterable[str]) -> list[str]:
-    return sorted(set(before).difference(now))

@@ -1,9 +1,9 @@
-"""Log lines for programs: one JSON object a line.
+"""Log lines for programs: one JSON object per line.
 
-``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``message`` are always there, then
-the fields of the event that are texts, numbers or truth values (``stream``, ``writer``,
-``token`` and so on), and ``error`` with the traceback if there is one. Other values are
-in the message alone.
+``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``message`` are always present,
+followed by the event's fields that are strings, numbers or booleans (``stream``,
+``writer``, ``token`` and so on), and by ``error`` with the traceback if there is one.
+Values of other types appear in the message only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from synapse_replication.instrumentation.log_lines import MAX_LOG_LINE
 
 __all__ = ["JsonLogObserver", "to_json"]
 
-#: Fields of ours come before those of the event: they cannot be written over.
-_OURS = frozenset({"time", "level", "logger", "message", "error"})
-#: What old ways of logging put into each event.
-_NOISE = frozenset({"format", "isError", "system", "printed", "why"})
+#: Fields that this module sets: the event's fields cannot overwrite them.
+_RESERVED = frozenset({"time", "level", "logger", "message", "error"})
+#: Fields that Twisted's legacy logging adds to each event.
+_LEGACY = frozenset({"format", "isError", "system", "printed", "why"})
 
 
 def to_json(event: LogEvent) -> str:
-    """Write a log event as one line, without its end."""
+    """Return a log event as one line of JSON, without its line end."""
     moment = datetime.fromtimestamp(event["log_time"], timezone.utc)
     level = event.get("log_level")
     record: dict[str, Any] = {
@@ -42,41 +42,41 @@ def to_json(event: LogEvent) -> str:
         if isinstance(value, str | int | float)
         and not (isinstance(value, float) and not math.isfinite(value))
         and not name.startswith("log_")
-        and name not in _OURS
-        and name not in _NOISE
+        and name not in _RESERVED
+        and name not in _LEGACY
     )
     failure = event.get("log_failure")
     if failure is not None:
         record["error"] = failure.getTraceback()
-    # ASCII: half characters, which a peer may have sent, have no other form.
+    # ASCII: lone surrogates, which a peer may have sent, cannot be encoded otherwise.
     line = json.dumps(record)
-    most = MAX_LOG_LINE
-    while len(line) >= MAX_LOG_LINE and most > 8:
-        most //= 2
+    limit = MAX_LOG_LINE
+    while len(line) >= MAX_LOG_LINE and limit > 8:
+        limit //= 2
         line = json.dumps(
-            {name: _shorten(value, most) for name, value in record.items()}
+            {name: _shorten(value, limit) for name, value in record.items()}
         )
     return line
 
 
-def _shorten(value: Any, most: int) -> Any:
-    """Return a text cut in the middle: a traceback's end says what failed."""
-    if not isinstance(value, str) or len(value) <= most:
+def _shorten(value: Any, limit: int) -> Any:
+    """Cut a long string in the middle, since a traceback's end names the error."""
+    if not isinstance(value, str) or len(value) <= limit:
         return value
-    return f"{value[: most // 2]} ... {value[-most // 2 :]}"
+    return f"{value[: limit // 2]} ... {value[-limit // 2 :]}"
 
 
 @implementer(ILogObserver)
 class JsonLogObserver:
     """Writes each event as a line of JSON.
 
-    :param stream: where to.
+    :param stream: the text stream to write to.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __call__(self, event: LogEvent) -> None:
-        """Write an event."""
+        """Write an event and flush the stream."""
         self._stream.write(to_json(event) + "\n")
         self._stream.flush()

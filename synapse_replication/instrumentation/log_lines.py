@@ -1,4 +1,4 @@
-"""How long a log line may be, whatever stands in it."""
+"""The limit on the length of a log line, whatever its content."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 __all__ = ["MAX_LOG_LINE", "cut_lines"]
 
-#: The longest log line, in bytes, its end included.
+#: The longest log line, in bytes, with its line end.
 MAX_LOG_LINE: Final = 8000
 
 
 def cut_lines(text: str | None) -> str | None:
-    """Shorten each line of a text that is too long, and say by how much."""
+    """Shorten each line that is too long, and append how many characters are gone."""
     # A character has up to 4 bytes.
     if text is None or len(text) < MAX_LOG_LINE // 4:
         return text
@@ -21,5 +21,5 @@ def cut_lines(text: str | None) -> str | None:
 def _cut(line: str) -> str:
     if len(line.encode("utf-8", "replace")) < MAX_LOG_LINE:
         return line
-    kept = MAX_LOG_LINE // (1 if line.isascii() else 4) - 50
-    return f"{line[:kept]}... ({len(line) - kept} more characters)"
+    length = MAX_LOG_LINE // (1 if line.isascii() else 4) - 50
+    return f"{line[:length]}... ({len(line) - length} more characters)"

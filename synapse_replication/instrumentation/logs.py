@@ -1,8 +1,8 @@
-"""Log lines for people.
+"""Log lines for operators.
 
-A failure that repeats is logged once a minute with the number of those like it
-that were left out, so that a peer that sends rubbish or a server that is down
-cannot fill a disk.
+A repeated failure is logged once a minute, with the number of similar lines that were
+suppressed, so that a peer that sends garbage or a server that is down cannot fill a
+disk.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from synapse_replication.transport.failures import one_line
 
 __all__ = ["LoggingObserver", "RateLimit"]
 
-#: Seconds between two log lines that say the same.
+#: The period, in s, in which lines of one kind are suppressed after the first.
 REPEAT_AFTER = 60.0
 
-#: So often within that time a connection is said to have come up or gone down: each
-#: time, unless it does little else.
+#: The most state changes of one connection that are logged within REPEAT_AFTER:
+#: enough for every change of a connection that does not flap all the time.
 CHANGES_OF_STATE = 60
-#: All connections together: each of a listener's goes down and comes up with the net.
+#: The same for all connections together: a network failure changes the state of every
+#: connection of a listener twice.
 MAX_CHANGES_OF_STATE = 2000
 
-#: How many different lines are remembered.
+#: The most kinds of lines that are counted.
 MAX_KEYS = 1000
 
-#: How many lines of one group are written within REPEAT_AFTER, whatever names they
-#: have.
+#: The most lines of one group that are written within REPEAT_AFTER, whatever names
+#: they contain.
 MAX_OF_GROUP = 100
 
-#: What is worth a line when it is discarded: the rest is everyday work.
+#: Reasons for a discard that are worth a log line; the others are normal operation.
 _ALARMING = frozenset(
     {
         DiscardReason.UNKNOWN_STREAM,
@@ -55,31 +56,33 @@ _ALARMING = frozenset(
     }
 )
 _WHY_DROPPED = {
-    CommandDropReason.QUEUE_FULL: "too many wait for a link; look why there is none",
+    CommandDropReason.QUEUE_FULL: "too many were waiting for a link; check why no link "
+    "is up",
     CommandDropReason.STOPPED: "the process stopped while it had no link",
     CommandDropReason.FAILED: "a link failed; see the log",
 }
-#: Another epoch, or no longer there: the reader goes on elsewhere.
+#: Another epoch, or rows no longer in the backlog: the reader uses another source.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
 
 class RateLimit:
-    """Decides which of many equal log lines to write.
+    """Limits the rate of similar log lines.
 
-    Names that a peer chooses make lines differ, so there is a limit for each group of
-    them, too.
+    Each kind of line has a limit. Because a peer can create new kinds by inventing
+    names, each group of kinds has a limit, too.
 
-    :param repeat_after: s between two of one kind.
-    :param monotonic: gives a time in s that never goes back.
+    :param repeat_after: the period of the limits, in s.
+    :param monotonic: returns a monotonic time in s.
     """
 
     def __init__(self, repeat_after: float, monotonic: Callable[[], float]) -> None:
         self._repeat_after = repeat_after
         self._monotonic = monotonic
-        # When the present period began, and how many lines there were in it.
+        #: By kind: the start of the current period, and the number of lines in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
-        #: Of each group: since when, how many were written, and left out.
+        #: By group: the start of the current period, and the numbers of lines that
+        #: were written and suppressed in it.
         self._groups: dict[str, tuple[float, int, int]] = {}
 
     def admit(
@@ -91,24 +94,24 @@ class RateLimit:
     ) -> int | None:
         """Decide whether to write a line of this kind.
 
-        :param group: of a few; what peers say is in ``kind`` alone.
-        :param burst: how many of the kind are written in one period.
-        :param most: how many of the group.
-        :return: how many were left out before this one, or ``None`` if this one
-            is to be left out too.
+        :param group: one of a fixed set; only ``kind`` may contain a peer's text.
+        :param burst: how many lines of the kind are written in one period.
+        :param most: how many lines of the group are written in one period.
+        :return: the number of lines that were suppressed before this one, or ``None``
+            if this one is to be suppressed, too.
         """
-        left_out = self._admit_kind((group, *kind), burst)
-        if left_out is None:
+        of_kind = self._admit_kind((group, *kind), burst)
+        if of_kind is None:
             return None
         now = self._monotonic()
         since, written, of_group = self._groups.get(group, (now, 0, 0))
         if now - since >= self._repeat_after:
             since, written = now, 0
         if written >= most:
-            self._groups[group] = (since, written, of_group + left_out + 1)
+            self._groups[group] = (since, written, of_group + of_kind + 1)
             return None
         self._groups[group] = (since, written + 1, 0)
-        return left_out + of_group
+        return of_kind + of_group
 
     def _admit_kind(self, kind: Hashable, burst: int) -> int | None:
         now = self._monotonic()
@@ -118,17 +121,17 @@ class RateLimit:
             return 0 if count < burst else None
         self._kinds.pop(kind, None)
         if len(self._kinds) >= MAX_KEYS:
-            # The one whose period began first: the order is that of beginning.
+            # The dict is in the order in which the periods began: evict the oldest.
             del self._kinds[next(iter(self._kinds))]
         self._kinds[kind] = (now, 1)
         return max(0, count - burst)
 
 
 class LoggingObserver(ReplicationObserver):
-    """Write what an operator wants to read.
+    """Writes the events that matter to an operator to a log.
 
-    :param logger: where to.
-    :param monotonic: gives a time in s that never goes back.
+    :param logger: the logger to write to.
+    :param monotonic: returns a monotonic time in s.
     """
 
     def __init__(
@@ -137,16 +140,7 @@ class LoggingObserver(ReplicationObserver):
         self._logger = logger
         self._limit = RateLimit(REPEAT_AFTER, monotonic)
 
-    def _repeating(
-        self,
-        write: Callable[..., None],
-        kind: tuple[Any, ...],
-        text: str,
-        **fields: Any,
-    ) -> None:
-        self._limited(write, kind, text, **fields)
-
-    def _limited(
+    def _log_limited(
         self,
         write: Callable[..., None],
         kind: tuple[Any, ...],
@@ -156,18 +150,18 @@ class LoggingObserver(ReplicationObserver):
         most: int = MAX_OF_GROUP,
         **fields: Any,
     ) -> None:
-        left_out = self._limit.admit(*kind, burst=burst, most=most)
-        if left_out is None:
+        suppressed = self._limit.admit(*kind, burst=burst, most=most)
+        if suppressed is None:
             return
-        if left_out:
+        if suppressed:
             text += " (and {left_out} more like it since the last such line)"
-        write(text, left_out=left_out, **fields)
+        write(text, left_out=suppressed, **fields)
 
-    def _state_changed(
+    def _log_state_change(
         self, write: Callable[..., None], connection: str, text: str, **fields: Any
     ) -> None:
-        # Each time, so that the last line says how things are.
-        self._limited(
+        # With a burst, so that the last line states the current state.
+        self._log_limited(
             write,
             ("state", connection),
             text,
@@ -181,7 +175,7 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def line_refused(self, connection: str, error: ProtocolError) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("line_refused", connection, type(error)),
             "Skipped a line from {connection}: {error}",
@@ -193,7 +187,7 @@ class LoggingObserver(ReplicationObserver):
     def request_refused(self, status: int, why: str) -> None:
         if status in _BACKLOG_ANSWERS:
             return
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("request_refused", status),
             "Refused a request for rows with {status}: {why}",
@@ -209,14 +203,16 @@ class LoggingObserver(ReplicationObserver):
             return
         known = reason is not DiscardReason.UNKNOWN_STREAM
         advice = (
-            "; if it is to write the stream, declare it here, too, and restart"
+            "; if it is to write the stream, declare it in this instance's "
+            "configuration, too, and restart"
             if reason is DiscardReason.UNDECLARED_WRITER
             else ""
         )
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("discarded", stream_name if known else None, reason),
-            "Discarded {count} of stream {stream} of {writer}: {reason}{advice}",
+            "Discarded {count} rows or positions of stream {stream} of {writer}: "
+            "{reason}{advice}",
             advice=advice,
             stream=excerpt(stream_name),
             writer=excerpt(instance_name),
@@ -226,11 +222,11 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def extra_fields(self, stream_name: str, count: int) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.info,
             ("extra_fields", stream_name),
-            "Rows of stream {stream} have fields that are not known here; a newer "
-            "peer sends them, and they were skipped",
+            "Ignored unknown fields in rows of stream {stream}; a newer peer sends "
+            "them",
             stream=stream_name,
         )
 
@@ -252,8 +248,9 @@ class LoggingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, from_token: int, to_token: int
     ) -> None:
         self._logger.info(
-            "Stream {stream} of {writer} went back from {from_token} to {to_token}: "
-            "its writer started again, or may have, or was announced too far",
+            "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
+            "its writer restarted, may have restarted, or was announced at a position "
+            "beyond its own",
             stream=stream_name,
             writer=instance_name,
             from_token=from_token,
@@ -288,12 +285,12 @@ class LoggingObserver(ReplicationObserver):
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("position_refuted", stream_name),
             "{writer} was announced at {token} of stream {stream}, which cannot be "
-            "beyond {last_token}; it is ignored. Does an instance of another "
-            "deployment publish here?",
+            "beyond {last_token}; the announcement is ignored. Does an instance of "
+            "another deployment publish here?",
             stream=stream_name,
             writer=excerpt(instance_name),
             token=token,
@@ -316,11 +313,11 @@ class LoggingObserver(ReplicationObserver):
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("catch_up_failed", event.stream_name, event.instance_name, type(error)),
             "Cannot fetch rows of {stream} of {writer} in ({from_token}, "
-            "{upto_token}], attempt {attempt}: {error}; again in {retry_in:.1f} s",
+            "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
             stream=event.stream_name,
             writer=event.instance_name,
             from_token=event.from_token,
@@ -335,11 +332,11 @@ class LoggingObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
         if error is not None:
-            self._repeating(
+            self._log_limited(
                 self._logger.info,
                 ("backlog_asked", instance_name, getattr(error, "status", None)),
-                "{writer} did not give rows of {stream} from its memory, so they are "
-                "fetched as if it had none: {error}",
+                "{writer} did not return rows of {stream} from its backlog, so they "
+                "are fetched from the stream's source: {error}",
                 writer=instance_name,
                 stream=stream_name,
                 error=error,
@@ -351,11 +348,11 @@ class LoggingObserver(ReplicationObserver):
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("gap_found", stream_name, instance_name),
             "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent "
-            "and did not come; they are fetched",
+            "but did not arrive; fetching them",
             stream=stream_name,
             writer=instance_name,
             from_token=from_token,
@@ -364,43 +361,44 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def epoch_changed(self, instance_name: str) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.info,
             ("epoch_changed", instance_name),
-            "{instance} started again",
+            "{instance} restarted",
             instance=excerpt(instance_name),
         )
 
     @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.critical,
             ("duplicate_instance", instance_name),
-            "Two processes are called {instance} ({places}): rows of one are taken for "
-            "the other's and will be lost; stop one, or give it another worker_name",
+            "Two processes are called {instance} ({places}): peers cannot distinguish "
+            "their rows, and rows will be lost; stop one, or give it another "
+            "worker_name",
             instance=excerpt(instance_name),
-            places=excerpt(places) or "it is not known where",
+            places=excerpt(places) or "locations unknown",
         )
 
     @override
     def unknown_fields(self, connection: str, count: int) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.info,
             ("unknown_fields", connection),
-            "Messages of the extension have fields that are not known here; a newer "
-            "peer sends them, and they were skipped",
+            "Ignored unknown fields in messages of the extension; a newer peer sends "
+            "them",
         )
 
     # -- connections ----------------------------------------------------------------
 
     @override
     def connection_made(self, connection: str) -> None:
-        self._state_changed(self._logger.info, connection, "Connected: {connection}")
+        self._log_state_change(self._logger.info, connection, "Connected: {connection}")
 
     @override
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         write = self._logger.info if reason in _ORDERLY else self._logger.warn
-        self._state_changed(
+        self._log_state_change(
             write,
             connection,
             "Disconnected: {connection}, {reason}: {why}",
@@ -410,10 +408,10 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("connection_failed", connection, why),
-            "Cannot connect: {connection}: {why}; trying again in {retry_in:.1f} s",
+            "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
             connection=connection,
             why=why,
             retry_in=retry_in,
@@ -421,7 +419,7 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def feature_unavailable(self, feature: str, why: str) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("feature_unavailable", feature),
             "Continuing without {feature}: {why}",
@@ -433,10 +431,10 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.error,
             ("sending_failed", stream_name, type(error)),
-            "Cannot send rows of {stream}: {error}; tried again later",
+            "Cannot send rows of {stream}: {error}; retrying later",
             stream=stream_name,
             error=one_line(error),
             log_failure=Failure(error),  # type: ignore[no-untyped-call]
@@ -446,7 +444,7 @@ class LoggingObserver(ReplicationObserver):
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
     ) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.warn,
             ("commands_dropped", command, reason),
             "{commands} dropped, never to be sent: {why}",
@@ -458,7 +456,7 @@ class LoggingObserver(ReplicationObserver):
 
     @override
     def failure(self, what: str, error: BaseException) -> None:
-        self._repeating(
+        self._log_limited(
             self._logger.critical,
             ("failure", what, type(error)),
             "{what} failed: {error}",

@@ -1,14 +1,14 @@
 """Metrics for Prometheus.
 
-Theory of operation: :class:`ReplicationMetrics` makes every metric of
-``metrics.py`` in one registry, once; a :class:`PrometheusObserver` per server
-name counts in them. The child of a metric for a set of label values is looked
-up in a dict of ours, since ``labels()`` costs several times as much. What changes with
-every chunk of rows is kept in plain dicts, and read when it is scraped.
+Theory of operation: :class:`ReplicationMetrics` creates every metric of
+``metrics.py`` once per registry; one :class:`PrometheusObserver` per server name
+updates them. The child of a metric for a set of label values is cached in a dict,
+because ``labels()`` costs several times as much. Values that change with every chunk
+of rows are stored in plain dicts and read at each scrape.
 
-Label values that a peer could make up (names of connections and of writers) are
-bounded: what comes after the first thousand children of a metric is counted
-under ``other``.
+Label values that a peer can invent (names of connections and of writers) are
+bounded: beyond a thousand children of a metric, further ones are counted under
+``other``.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from synapse_replication.streams.backlog import StreamBacklog
 
 __all__ = ["OTHER", "PrometheusObserver", "ReplicationMetrics"]
 
-#: How many children a metric may have for one server.
+#: The most children that a metric may have for one server.
 MAX_CHILDREN = 1000
 
-#: Stands for the label values beyond that number.
+#: Replaces the label values of children beyond that number.
 OTHER = "other"
 
-#: Seconds; a catch-up may take minutes.
+#: In s; a catch-up may take minutes.
 CATCH_UP_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
-#: Read when they are scraped, and so not made beforehand.
+#: Gauges that are read from :class:`ConnectionBuffers` at each scrape.
 _BUFFERS: tuple[tuple[MetricDefinition, str], ...] = (
     (metrics.PENDING_COMMANDS, "pending_commands"),
     (metrics.SEND_BUFFER, "send_buffer"),
@@ -85,9 +85,10 @@ _COUNTED_COMMANDS = {
 class ReplicationMetrics(Collector):
     """All metrics in one registry, for any number of servers.
 
-    :param registry: the host's. Each registry takes one of these.
-    :param existing: metrics that the host has registered under names of ours, with
-        the same labels in the same order: they are counted in as they are.
+    :param registry: the host's registry. Each registry accepts one instance of this
+        class.
+    :param existing: metrics that the host has already registered, by name, with the
+        same labels in the same order; they are used instead of new ones.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ReplicationMetrics(Collector):
             for definition in METRICS
             if definition not in _SCRAPED
         }
-        # A server that is gone is not kept for its metrics.
+        # Weak, so that its metrics do not keep a closed server in memory.
         self._scraped: weakref.WeakKeyDictionary[PrometheusObserver, str] = (
             weakref.WeakKeyDictionary()
         )
@@ -111,11 +112,11 @@ class ReplicationMetrics(Collector):
         return Children(self._families[definition.name], server_name)
 
     def scrape(self, server_name: str, observer: PrometheusObserver) -> None:
-        """Ask an observer at each scrape for what it does not count."""
+        """Read the gauges of an observer at each scrape, while the observer exists."""
         self._scraped[observer] = server_name
 
     def collect(self) -> Iterable[Metric]:
-        """Read, for Prometheus, what is not counted as it happens."""
+        """Return the gauges that are read at each scrape."""
         families = {
             definition: GaugeMetricFamily(
                 definition.name,
@@ -146,7 +147,7 @@ def _make(definition: MetricDefinition, registry: CollectorRegistry) -> Any:
 
 
 class Children:
-    """The children of one metric, each looked up once."""
+    """The children of one metric for one server, cached by their label values."""
 
     __slots__ = ("_cache", "_family", "_server_name")
 
@@ -156,7 +157,7 @@ class Children:
         self._cache: dict[tuple[str, ...], Any] = {}
 
     def get(self, *values: str) -> Any:
-        """Return the child for these label values, ``server_name`` left out."""
+        """Return the child for these label values, given without ``server_name``."""
         child = self._cache.get(values)
         if child is None:
             if len(self._cache) >= MAX_CHILDREN:
@@ -167,13 +168,13 @@ class Children:
 
 
 class PrometheusObserver(ReplicationObserver):
-    """Count what happens to the replication of one server.
+    """Updates the metrics of one server's replication.
 
-    :param replication_metrics: where to count.
-    :param server_name: the value of the label that every metric has.
-    :param monotonic: gives a time in s that never goes back.
-    :param status: knows the lag; it hears what this observer hears. ``None`` for no
-        metrics of lag.
+    :param replication_metrics: the metrics to update.
+    :param server_name: the value of the label ``server_name``.
+    :param monotonic: returns a monotonic time in s.
+    :param status: the source of the lag; it must receive the same events as this
+        observer. ``None`` for no lag metrics.
     """
 
     def __init__(
@@ -204,20 +205,20 @@ class PrometheusObserver(ReplicationObserver):
         replication_metrics.scrape(server_name, self)
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
-        """Have the buffers of some connections read at each scrape.
+        """Read the buffers of some connections at each scrape.
 
-        :param source: gives one for each connection that is open now.
+        :param source: returns one object for each connection that is open.
         """
         self._buffer_sources.append(source)
 
     def watch_backlog(self, backlog: Iterable[tuple[str, StreamBacklog]]) -> None:
-        """Have the use of the streams' backlogs read at each scrape."""
+        """Read the sizes of the streams' backlogs at each scrape."""
         self._backlog = backlog
 
     def read_gauges(self) -> dict[tuple[Any, ...], float]:
-        """Return what is read at each scrape.
+        """Return the gauges that are read at each scrape.
 
-        :return: values by ``(definition, *label values)``; connections of one
+        :return: values by ``(definition, *label values)``; connections with the same
             name are added up.
         """
         gauges: dict[tuple[Any, ...], float] = {}
@@ -231,7 +232,7 @@ class PrometheusObserver(ReplicationObserver):
                 for definition, attribute in _BUFFERS:
                     key: tuple[Any, ...] = (definition, connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
-        # Copied, each at once: a scrape may have a thread of its own.
+        # dict.copy() is atomic: a scrape may run in a thread of its own.
         for stream_name, length in self._queues.copy().items():
             gauges[metrics.COMMAND_QUEUE, stream_name] = length
         for writer_key, token in self._positions.copy().items():

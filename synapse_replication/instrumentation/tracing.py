@@ -1,10 +1,10 @@
-"""Spans: one for each background process that does real work, none for a row.
+"""OpenTelemetry spans for background processes and requests, never for single rows.
 
-Sending and commands that are handled at once make no span. Each background
-process is a trace of its own: it serves many requests, so it belongs into none
-of theirs; so is each write of a position. A request for rows takes its trace along in
-the header ``traceparent`` (W3C Trace Context), and what the writer does for it is part
-of that trace.
+Sending, and commands that are handled synchronously, create no span. Each background
+process starts a trace of its own, because it serves many requests and belongs to none
+of their traces; each write of a position does, too. A request for rows carries its
+trace in the header ``traceparent`` (W3C Trace Context), so that the writer's spans for
+the request are part of that trace.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class TracingObserver(ReplicationObserver):
-    """Make OpenTelemetry spans of what lasts.
+    """Creates OpenTelemetry spans for events that have a duration.
 
-    :param tracer: of the host's provider.
-    :param server_name: an attribute of each span.
+    :param tracer: a tracer of the host's provider.
+    :param server_name: the value of the attribute ``server_name`` of each span.
     """
 
     def __init__(self, tracer: Tracer, server_name: str) -> None:
@@ -86,7 +86,7 @@ class TracingObserver(ReplicationObserver):
     ) -> AbstractContextManager[object]:
         return self._tracer.start_as_current_span(
             _REQUEST,
-            # Not ours of now: what the reader says, or none.
+            # The parent is the reader's span, if it sent one; never a local span.
             context=_propagator.extract(headers, Context()),
             kind=SpanKind.SERVER,
             attributes={
@@ -99,7 +99,7 @@ class TracingObserver(ReplicationObserver):
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
-        # Never the current one: its end is in another context than its beginning.
+        # Not made the current span: it ends in another context than it begins in.
         return self._tracer.start_span(
             "replication-position-write",
             context=Context(),

@@ -142,7 +142,9 @@ class JournalTests(SynchronousTestCase):
         self.path.write_text('{"stream":"s","writer":"w","token":1,"rows":[]}\nx\n{}\n')
         with self.assertRaises(StorageError) as caught:
             self.open()
-        self.assertIn(f"{self.path}:2 is no line of a journal", str(caught.exception))
+        self.assertIn(
+            f"{self.path}:2 is not a line of a journal", str(caught.exception)
+        )
 
     def test_full_disk_leaves_no_half_line(self) -> None:
         """A line that does not fit raises, and leaves the file as it was."""

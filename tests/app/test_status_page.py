@@ -136,7 +136,7 @@ class StatusPageTests(PageMixin):
         self.assertEqual(text.count('<div class="alarm stall">'), 1)
         self.assertIn("stalled since 00:00:00 UTC (3 min)", text)
         self.assertIn("<strong>Why:</strong> redis: refused", text)
-        self.assertIn("<strong>Do:</strong> Look whether Redis", text)
+        self.assertIn("<strong>Do:</strong> Check that Redis", text)
         self.assertIn("<code>no_link</code>", text)
 
     def test_the_worst_first(self) -> None:

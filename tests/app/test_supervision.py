@@ -217,8 +217,8 @@ class SupervisedProcessTests(FilesMixin):
             self.assertEqual(level, "warn")
             self.assertEqual(
                 text,
-                "Changes of redis, synapse_replication.extension.enabled are not in "
-                "use before this process is restarted",
+                "Changes of redis, synapse_replication.extension.enabled take effect "
+                "only after a restart of this process",
             )
         self.assertEqual(self.process.sizes, [])
         changed = ("redis", "synapse_replication.extension.enabled")

@@ -12,7 +12,11 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 
-from synapse_replication.app.tracing_export import EXPORT_TIMEOUT, SpanExport, _ToOurLog
+from synapse_replication.app.tracing_export import (
+    EXPORT_TIMEOUT,
+    SpanExport,
+    _TwistedLogHandler,
+)
 from synapse_replication.config.process import ProcessConfig, load_config
 from tests.config.test_files import FilesMixin
 
@@ -126,7 +130,7 @@ class LogTests(FilesMixin):
         """
         What OpenTelemetry complains of is in our log, by its level, with its text.
         """
-        handler = _ToOurLog()
+        handler = _TwistedLogHandler()
         with capturedLogs() as logs:
             handler.emit(self.record(logging.WARNING, "slow: %s", 7))
             handler.emit(self.record(logging.ERROR, "no %s", "way"))
@@ -140,7 +144,7 @@ class LogTests(FilesMixin):
 
     def test_repeated(self) -> None:
         """What repeats itself is logged once a minute."""
-        handler = _ToOurLog()
+        handler = _TwistedLogHandler()
         with capturedLogs() as logs:
             for number in range(100):
                 handler.emit(self.record(logging.ERROR, "no way for %s", number))

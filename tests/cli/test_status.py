@@ -69,8 +69,8 @@ class RenderTests(SynchronousTestCase):
         self.clock.advance(150)
         text = self.draw()
         self.assertIn("me: 1 of 1 stream stalled", text)
-        self.assertIn("events/w1: stalled for 2 min: rows are known of", text)
-        self.assertIn("-> The sink of this process waits", text)
+        self.assertIn("events/w1: stalled for 2 min: rows were announced", text)
+        self.assertIn("-> The sink of this process is blocked", text)
         self.assertRegex(text, r"stalled +1,000 +1,000 +2 min")
 
     def test_catching_up(self) -> None:
@@ -86,7 +86,7 @@ class RenderTests(SynchronousTestCase):
             {"me": self.status.snapshot()}, {"w9": "refused"}, ("w3", "w4")
         )
         text = draw(deployment)
-        self.assertIn("two processes are called w1 (it is not known where)", text)
+        self.assertIn("two processes are called w1 (locations unknown)", text)
         self.assertIn("(down: w2)", text)
         self.assertIn("w9: does not answer: refused", text)
         self.assertIn("not in instance_map: w3, w4", text)

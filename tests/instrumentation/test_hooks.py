@@ -16,7 +16,7 @@ from synapse_replication.handlers.observer import (
 )
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
-    LOOK_EVERY,
+    CHECK_EVERY,
     MAX_MEMBERS,
     MAX_WAITING,
     CatchUpProgress,
@@ -86,7 +86,7 @@ class ReplicationHooksTests(SynchronousTestCase):
             self.hooks.subscribe(kind, self.told.append)
 
     def take(self, seconds: float = 0) -> list[HookEvent]:
-        self.reactor.pump([LOOK_EVERY] * int(seconds / LOOK_EVERY) or [0])
+        self.reactor.pump([CHECK_EVERY] * int(seconds / CHECK_EVERY) or [0])
         self.reactor.advance(0)
         taken, self.told[:] = self.told[:], []
         return taken

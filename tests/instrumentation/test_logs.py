@@ -75,19 +75,19 @@ class LoggingObserverTests(SynchronousTestCase):
                 ("critical", "Two processes are called w1 (a"),
                 (
                     "warn",
-                    "Rows of events of w1 in (1, 5] were sent and did not come; they "
-                    "are fetched",
+                    "Rows of events of w1 in (1, 5] were sent but did not arrive; "
+                    "fetching them",
                 ),
-                ("info", "w1 started again"),
+                ("info", "w1 restarted"),
                 (
                     "info",
-                    "Messages of the extension have fields that are not known here; a "
-                    "newer peer sends them, and they were skipped",
+                    "Ignored unknown fields in messages of the extension; a newer peer "
+                    "sends them",
                 ),
                 (
                     "info",
-                    "w1 did not give rows of events from its memory, so they are "
-                    "fetched as if it had none",
+                    "w1 did not return rows of events from its backlog, so they are "
+                    "fetched from the stream's source",
                 ),
             ],
         )
@@ -130,8 +130,8 @@ class LoggingObserverTests(SynchronousTestCase):
             [
                 (
                     "warn",
-                    f"1 USER_SYNC command {dropped}: too many wait for a link; look "
-                    "why there is none",
+                    f"1 USER_SYNC command {dropped}: too many were waiting for a link; "
+                    "check why no link is up",
                 ),
                 (
                     "warn",
@@ -157,7 +157,13 @@ class LoggingObserverTests(SynchronousTestCase):
             )
         self.assertEqual(
             self.lines(),
-            [("warn", r"Discarded 1 of stream made0\nup of w1: unknown_stream")],
+            [
+                (
+                    "warn",
+                    r"Discarded 1 rows or positions of stream made0\nup of w1: "
+                    "unknown_stream",
+                )
+            ],
         )
 
     def test_everyday_discards_make_no_line(self) -> None:
@@ -171,12 +177,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.observer.connection_failed("redis", "refused", 2.5)
         self.assertEqual(
             self.lines(),
-            [
-                (
-                    "warn",
-                    "Cannot connect: redis: refused; trying again in 2.5 s",
-                )
-            ],
+            [("warn", "Cannot connect: redis: refused; retrying in 2.5 s")],
         )
 
     def test_the_end_of_a_connection_has_its_level(self) -> None:
@@ -255,7 +256,7 @@ class LoggingObserverTests(SynchronousTestCase):
                 (
                     "warn",
                     "Cannot fetch rows of events of w1 in (3, 9], attempt 2: "
-                    "no answer; again in 1.5 s",
+                    "no answer; retrying in 1.5 s",
                 ),
             ],
         )
@@ -270,7 +271,7 @@ class LoggingObserverTests(SynchronousTestCase):
             self.lines(),
             [
                 ("critical", "drain failed: no"),
-                ("error", "Cannot send rows of events: no; tried again later"),
+                ("error", "Cannot send rows of events: no; retrying later"),
             ],
         )
         for event in self.events:
@@ -287,13 +288,14 @@ class LoggingObserverTests(SynchronousTestCase):
                 ("debug", "Stream typing of w1 is live on redis"),
                 (
                     "info",
-                    "Stream typing of w1 went back from 90 to 2: "
-                    "its writer started again, or may have, or was announced too far",
+                    "Stream typing of w1 moved back from 90 to 2: its writer "
+                    "restarted, may have restarted, or was announced at a "
+                    "position beyond its own",
                 ),
                 (
                     "info",
-                    "Rows of stream typing have fields that are not known here; a "
-                    "newer peer sends them, and they were skipped",
+                    "Ignored unknown fields in rows of stream typing; a newer peer "
+                    "sends them",
                 ),
             ],
         )

@@ -159,7 +159,7 @@ class AlertTests(DeploymentTestCase):
             self.assertEqual(alert["labels"]["reason"], "writer_gone")
         page = get_over_socket(self.socket_of_reader, "/status")
         self.assertIn("2 of 2 streams stalled", page)
-        self.assertIn("master sends no heartbeats any more", page)
+        self.assertIn("master no longer sends heartbeats", page)
         self.assertIn("<code>writer_gone</code>", page)
         code, text = self.status()
         self.assertEqual(code, 1, text)
@@ -181,7 +181,7 @@ class AlertTests(DeploymentTestCase):
         self.assertEqual(code, 0, text)
         self.wait_until(
             "the log says so",
-            lambda: "not stalled any more" in self.log_of("worker"),
+            lambda: "no longer stalled" in self.log_of("worker"),
         )
 
     def check_dashboard(self) -> None:

@@ -179,7 +179,7 @@ class SystemdTests(DeploymentTestCase):
         (told,) = self.manager.told("MONOTONIC_USEC")
         self.assertGreaterEqual(int(told), before)
         self.wait_until("log", lambda: "log_level is debug" in self.log_of("worker"))
-        self.assertNotIn("before this process is restarted", self.log_of("worker"))
+        self.assertNotIn("only after a restart of this process", self.log_of("worker"))
 
         self.reload(worker, log_level="loud", extension={"backlog_rows": 7})
         self.wait_until_told("STATUS", "has mistakes, see the log")

@@ -1,8 +1,8 @@
-"""What a process knows of its replication, as values.
+"""The replication status of a process, as values.
 
-Page, JSON, terminal and metrics are made of one :class:`ProcessStatus`. Ages and
-durations are in s; a lag is in ids and in s. As JSON, the fields have their names here
-and conditions and reasons their values.
+The page, the JSON, the terminal and the metrics are all derived from one
+:class:`ProcessStatus`. Ages and durations are in s; a lag is in ids and in s. The JSON
+uses the attribute names, and the values of the enums.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Condition(enum.Enum):
-    """How a writer's rows arrive."""
+    """The state of a writer's rows in this process."""
 
     LIVE = "live"
     CATCHING_UP = "catching up"
@@ -53,7 +53,7 @@ class Condition(enum.Enum):
     WRITTEN_HERE = "written here"
 
 
-#: What is to be seen first, wherever it is shown.
+#: The order in which conditions are shown everywhere.
 WORST_FIRST = (
     Condition.STALLED,
     Condition.WAITING,
@@ -68,54 +68,60 @@ class StallReason(enum.Enum):
     """Why a writer's rows do not arrive."""
 
     NO_LINK = "no_link"
-    WRITER_GONE = "writer_gone"  #: it said goodbye, or its heartbeats ceased
-    NO_POSITION = "no_position"  #: it did not announce itself on a link that is up
-    AHEAD_OF_WRITER = "ahead_of_writer"  #: its next rows would count as old
+    WRITER_GONE = "writer_gone"  #: it announced its exit, or its heartbeats stopped
+    NO_POSITION = "no_position"  #: a link is up, and the writer sent no POSITION on it
+    AHEAD_OF_WRITER = "ahead_of_writer"  #: the writer's next rows would count as old
     CATCH_UP_FAILS = "catch_up_fails"
-    NO_PROGRESS = "no_progress"  #: rows are there, and are not handled
+    NO_PROGRESS = "no_progress"  #: rows are available and are not delivered
 
 
-#: Names of one group that are shown.
+#: The most names of a group that are listed.
 _MAX_NAMES_SHOWN = 4
 
-#: Those whose writer may be further than is known.
-_NOT_HEARD = frozenset(
+#: Reasons for which the writer may be ahead of its last known position.
+_LAG_UNKNOWN = frozenset(
     {StallReason.NO_LINK, StallReason.WRITER_GONE, StallReason.NO_POSITION}
 )
 
-#: What an operator does about each.
+#: The advice to the operator for each reason.
 HINTS: Mapping[StallReason, str] = MappingProxyType(
     {
-        StallReason.NO_LINK: "Look whether Redis, or the process to connect to, runs "
-        "and can be reached from here.",
-        StallReason.WRITER_GONE: "Start the writer, or look at its log for what holds "
-        "it up. Its rows are fetched when it is back.",
-        StallReason.NO_POSITION: "Start the writer. If it runs: is it connected to the "
-        "same Redis, under the same server_name?",
+        StallReason.NO_LINK: "Check that Redis, or the process to connect to, runs and "
+        "can be reached from here.",
+        StallReason.WRITER_GONE: "Start the writer, or check its log for why it does "
+        "not respond. Its rows are fetched when it is back.",
+        StallReason.NO_POSITION: "Start the writer. If it runs, check that it is "
+        "connected to the same Redis and has the same server_name.",
         StallReason.AHEAD_OF_WRITER: "Run 'synapse-replication positions repair --seen "
         "STREAM=POSITION' with the position of this process: it moves the sequence "
-        "beyond it. Then have this process fetch what it discarded (runbook).",
+        "beyond that position. Then make this process fetch the rows that it discarded "
+        "(see the runbook).",
         StallReason.CATCH_UP_FAILS: "Repair what the failure names: the database, or "
-        "the HTTP listener of the writer in instance_map. It is tried again by itself.",
-        StallReason.NO_PROGRESS: "The sink of this process waits for something: look "
-        "at its log and at what it writes to.",
+        "the HTTP listener of the writer in instance_map. The catch-up is retried "
+        "automatically.",
+        StallReason.NO_PROGRESS: "The sink of this process is blocked: check the log "
+        "of this process and the system that the sink writes to.",
     }
 )
 
 
 @attrs.frozen
 class WriterStatus:
-    """One writer of one stream.
+    """The status of one writer of one stream.
 
-    :ivar position: how far its rows were handled here; ``None`` if not known.
-    :ivar announced: how far it is, as far as was heard.
-    :ivar lag: positions between the two.
-    :ivar lag_seconds: age of the oldest write that is not handled here, s; 0 if none.
-    :ivar started_from: where the catch-up that runs began; ``None`` if none runs.
-    :ivar reason: set if stalled, and so are the next two.
-    :ivar stalled_for: s.
-    :ivar detail: the reason, for people.
-    :ivar history: the lag of the last minutes, oldest first.
+    :ivar position: the position up to which the writer's rows were delivered here;
+        ``None`` if it is not known.
+    :ivar announced: the writer's last announced or reported position; ``None`` if
+        there is none.
+    :ivar lag: the difference of the two, in ids.
+    :ivar lag_seconds: the age in s of the oldest write that was not delivered here; 0
+        if there is none.
+    :ivar started_from: the position at which the current catch-up began; ``None`` if
+        no catch-up runs.
+    :ivar reason: why the writer is stalled; ``None`` if it is not.
+    :ivar stalled_for: how long it has been stalled, in s.
+    :ivar detail: an explanation of the reason, for people.
+    :ivar history: samples of the lag over the last minutes, oldest first.
     """
 
     stream_name: str
@@ -134,11 +140,11 @@ class WriterStatus:
 
 @attrs.frozen
 class LinkStatus:
-    """All links of one name.
+    """The status of all links with one name.
 
-    :ivar up: how many are up.
-    :ivar since: s since it came up, or went down.
-    :ivar detail: why it is down.
+    :ivar up: how many of them are up.
+    :ivar since: the time in s since the first came up, or the last went down.
+    :ivar detail: why none is up; empty if one is.
     :ivar commands_queued: commands that wait because the transport is paused.
     :ivar bytes_queued: bytes that the peer has not acknowledged.
     """
@@ -153,12 +159,12 @@ class LinkStatus:
 
 @attrs.frozen
 class PeerStatus:
-    """Another process of the deployment, known by its heartbeats.
+    """Another instance of the deployment, known by its heartbeats.
 
-    :ivar version: of its software; empty if it does not say.
-    :ivar where: for people: its machine and process.
-    :ivar last_heard: s ago.
-    :ivar is_gone: it said goodbye, or was silent for too long.
+    :ivar version: the version of its software; empty if it sends none.
+    :ivar where: its machine and process id, for people.
+    :ivar last_heard: the time in s since its last heartbeat.
+    :ivar is_gone: it announced its exit, or its heartbeats stopped.
     """
 
     instance_name: str
@@ -171,10 +177,10 @@ class PeerStatus:
 
 @attrs.frozen
 class DuplicateStatus:
-    """A name under which two processes run.
+    """An instance name that two processes use.
 
-    :ivar places: where, for people.
-    :ivar last_heard: s since the last sign of it.
+    :ivar places: the locations of the two processes, for people.
+    :ivar last_heard: the time in s since the duplicate was last detected.
     """
 
     instance_name: str
@@ -184,10 +190,11 @@ class DuplicateStatus:
 
 @attrs.frozen
 class ProcessStatus:
-    """All that is known in one process.
+    """The replication status of one process.
 
-    :ivar up_for: s since it was started.
-    :ivar not_ready: what is to be done before it is ready; empty if it is.
+    :ivar up_for: the time in s since the process started.
+    :ivar not_ready: descriptions of what the process waits for before it is ready;
+        empty if it is ready.
     """
 
     server_name: str
@@ -202,12 +209,15 @@ class ProcessStatus:
 
     @property
     def stalled(self) -> tuple[WriterStatus, ...]:
-        """The writers whose rows do not arrive."""
+        """The stalled writers."""
         return tuple(w for w in self.writers if w.condition is Condition.STALLED)
 
     @property
     def is_cut_off(self) -> bool:
-        """Return whether it has had no link for a while, whomever it follows."""
+        """Whether the process has had no link for :data:`CUT_OFF_AFTER` s.
+
+        False for a process that makes no links.
+        """
         return bool(self.links) and all(
             not link.up and link.since >= CUT_OFF_AFTER for link in self.links
         )
@@ -215,12 +225,15 @@ class ProcessStatus:
 
 @attrs.frozen
 class StallGroup:
-    """Writers that are stalled for one reason.
+    """Writers that are stalled for the same reason.
 
     :ivar writers: all of them.
-    :ivar names: of the first of them, for people.
-    :ivar stalled_for: s, of the longest.
-    :ivar reason: under which the runbook has it.
+    :ivar names: the names of the first few, for people.
+    :ivar reason: the value of the :class:`StallReason`, by which the runbook is
+        ordered.
+    :ivar stalled_for: the longest time in s that one of them has been stalled.
+    :ivar detail: an explanation of the reason, for people.
+    :ivar remedy: the advice to the operator.
     """
 
     writers: tuple[WriterStatus, ...]
@@ -231,7 +244,7 @@ class StallGroup:
     remedy: str
 
 
-#: s without any link, after which a process is cut off: a short blip is none.
+#: The time in s without any link after which a process counts as cut off.
 CUT_OFF_AFTER = 10.0
 
 
@@ -240,7 +253,7 @@ def _name(writer: WriterStatus) -> str:
 
 
 def describe_progress(writer: WriterStatus) -> str:
-    """Say how much of a catch-up is done, in ids."""
+    """Return how much of a catch-up is done, in ids, as text."""
     start = writer.started_from or 0
     done = max((writer.position or 0) - start, 0)
     total = max((writer.announced or 0) - start, done)
@@ -248,17 +261,18 @@ def describe_progress(writer: WriterStatus) -> str:
 
 
 def describe_lag(writer: WriterStatus) -> str:
-    """Return how many ids a writer is ahead, as text.
+    """Return a writer's lag in ids, as text.
 
-    ``?`` if it is not heard, ``+`` behind it if there may be more.
+    If the writer may be ahead of its last known position, a ``+`` is appended, or the
+    text is ``?`` if nothing is known.
     """
-    if writer.condition is Condition.WAITING or writer.reason in _NOT_HEARD:
+    if writer.condition is Condition.WAITING or writer.reason in _LAG_UNKNOWN:
         return f"{writer.lag:,}+" if writer.lag else "?"
     return f"{writer.lag:,}"
 
 
 def describe_writer(writer: WriterStatus) -> str:
-    """Say in one line what a writer's rows do."""
+    """Return the state of a writer's rows in one line."""
     name = _name(writer)
     if writer.condition is Condition.STALLED:
         return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
@@ -272,7 +286,7 @@ def describe_writer(writer: WriterStatus) -> str:
 
 
 class Standing(enum.Enum):
-    """How a process's replication stands, the worst first."""
+    """The overall state of a process's replication, the worst first."""
 
     DUPLICATE_NAME = enum.auto()
     STALLED = enum.auto()
@@ -286,9 +300,10 @@ class Standing(enum.Enum):
 
 @attrs.frozen
 class Assessment:
-    """The worst that there is to report of a process.
+    """The worst state of a process's replication.
 
-    :ivar concerned: the writers of which that is so.
+    :ivar standing: that state.
+    :ivar concerned: the writers that are in it.
     :ivar followed: all writers whose rows the process receives.
     """
 
@@ -298,7 +313,7 @@ class Assessment:
 
 
 def assess(status: ProcessStatus) -> Assessment:
-    """Return the worst that there is to report; page and log lines put it in words."""
+    """Return the worst state of a process; page and log lines derive text from it."""
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
     of_condition = {
         Standing.STALLED: status.stalled,
@@ -323,9 +338,9 @@ def assess(status: ProcessStatus) -> Assessment:
 
 
 def describe_process(status: ProcessStatus) -> str:
-    """Return in one line how a process's replication stands, the worst first.
+    """Return the worst state of a process's replication in one line.
 
-    It has no times, so that it changes only if something does.
+    The line contains no times, so that it changes only if the state does.
     """
     found = assess(status)
     standing, concerned = found.standing, found.concerned
@@ -373,7 +388,7 @@ def _count(things: Sized, word: str) -> str:
 
 
 def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
-    """Put together what has one reason: one Redis that is down is one trouble."""
+    """Group stalled writers by reason, so that one cause is reported once."""
     groups: dict[tuple[StallReason, str], list[WriterStatus]] = {}
     for writer in writers:
         if writer.reason is not None:
@@ -392,21 +407,21 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
 
 
 def name_writers(group: Sequence[WriterStatus]) -> str:
-    """Name the first of some writers, and count the others."""
+    """Return the names of the first few writers, and the number of the others."""
     text = ", ".join(_name(writer) for writer in group[:_MAX_NAMES_SHOWN])
     more = len(group) - _MAX_NAMES_SHOWN
     return f"{text} and {more} more" if more > 0 else text
 
 
 def encode_status(status: ProcessStatus) -> bytes:
-    """Write a status as JSON."""
+    """Return a status as JSON."""
     return msgspec.json.encode(status)
 
 
 def decode_status(text: bytes) -> ProcessStatus:
-    """Read a status.
+    """Return the status that a JSON text describes.
 
-    :raises StatusError: if it is none.
+    :raises StatusError: if the text is not a valid status.
     """
     try:
         return msgspec.json.decode(text, type=ProcessStatus)

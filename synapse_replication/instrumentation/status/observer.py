@@ -1,18 +1,19 @@
-"""The one place that remembers how each writer's rows arrive.
+"""An observer that tracks the state of every writer, link and peer.
 
-Theory of operation: :class:`StatusObserver` hears what all observers hear, and keeps
-for each (stream, writer) how far it is, how far we are, and what stands between. What
-is shown is computed when it is asked for, since most of it is the passing of time.
+Theory of operation: :class:`StatusObserver` receives all observer events and records,
+for each (stream, writer), the writer's announced position, the position that was
+delivered here, and what delays the rows between them. The status is computed on
+request, because most of it depends on the current time.
 
-The lag in s is the age of the oldest write that is not handled here. A heartbeat tells
-how long before it a position was reached; that difference is the same on every
-machine's clock, so only the way of the message is added. Writers without heartbeats
-are taken to have written when it was first heard of.
+The lag in s is the age of the oldest write that was not delivered here. A heartbeat
+states how long before it a position was reached; that duration does not depend on the
+clocks of the two machines, so only the message's transit time is added. A writer
+without heartbeats is assumed to have written at the time of the first announcement.
 
-Something wrong is called *stalled* once it has lasted
-:attr:`StatusLimits.stalled_after`: a short blip is none. Bounded: beyond
-:data:`MAX_NAMES`, what was heard longest ago makes room; what the configuration does
-not name is forgotten after a while without news.
+A problem is called *stalled* once it has lasted :attr:`StatusLimits.stalled_after`, so
+that short interruptions are not reported. Memory is bounded: beyond :data:`MAX_NAMES`
+entries of a kind, the one without events for the longest time is evicted; an entry that
+the configuration does not name expires after a period without events.
 
 docs/operators-guide.rst.
 """
@@ -51,14 +52,15 @@ from synapse_replication.instrumentation.status.model import (
 
 __all__ = ["StatusLimits", "StatusObserver"]
 
-#: How many writers, links and members are kept, of each.
+#: The most writers that are tracked; likewise links, and peers.
 MAX_NAMES = 1000
-#: Unhandled announcements that are kept of a writer; beyond, each second one.
+#: The most undelivered announcements of a writer that are stored; beyond this number,
+#: every second one is removed.
 MAX_TOLD = 256
-#: s between two that are kept.
+#: The least time in s between two stored announcements of a writer.
 _TOLD_EVERY = 0.5
 
-#: Writers that are not there hold nobody up: nothing can come of them.
+#: An absent writer does not delay readiness: no rows are to be expected from it.
 _NOT_THERE = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
 
 _Key = tuple[str, str]
@@ -68,15 +70,16 @@ _Value = TypeVar("_Value")
 
 @attrs.frozen
 class StatusLimits:
-    """When something is called wrong, in s.
+    """The durations after which a state is reported, in s, and limits.
 
-    :ivar late_after: rows on their way for less are no lag worth a word.
-    :ivar stalled_after: how long it must last.
-    :ivar silent_after: without a heartbeat, a process is gone.
-    :ivar duplicate_for: after its last sign, a duplicate name is forgotten.
-    :ivar history: samples of the lag that are kept.
-    :ivar forget_after: what the configuration does not name is forgotten after so long
-        without news: a peer that is gone, a writer that nobody waits for.
+    :ivar late_after: the age of undelivered rows from which a live writer is shown as
+        catching up.
+    :ivar stalled_after: how long a problem must last before the writer is stalled.
+    :ivar silent_after: how long after its last heartbeat a peer is considered gone.
+    :ivar duplicate_for: how long after its last detection a duplicate is reported.
+    :ivar history: the number of samples of the lag that are stored.
+    :ivar forget_after: how long after its last event an entry that the configuration
+        does not name is removed, for instance a peer that has left.
     """
 
     late_after: float = 2.0
@@ -99,14 +102,15 @@ class _Writer:
     is_removed: bool = False
     failing_since: float | None = None
     failure: str = ""
-    #: ``(token, when it was written)``, of what is not handled; times monotonic.
+    #: The undelivered announcements: ``(token, monotonic time of the write)``.
     told: deque[tuple[int, float]] = attrs.Factory(deque)
     history: deque[int] = attrs.Factory(deque)
-    #: What was known of it at a sample, and since which one.
+    #: Position, announced position and connection at the last sample that differed
+    #: from the one before, and the time of that sample.
     sampled: tuple[int | None, int | None, str | None] | None = None
     sampled_at: float = 0.0
 
-    #: What the writer said, and since when that is below what we have.
+    #: The writer's reported position if it is below ours, and since when it is.
     behind_us: int | None = None
     behind_us_since: float = 0.0
 
@@ -124,7 +128,7 @@ class _Writer:
         if self.position is not None and token <= self.position:
             return
         if self.told and self.told[-1][1] > written:
-            # Known better now: what is below was written no later.
+            # Lower tokens were written no later than this one: correct their times.
             self.told = deque(
                 (upto, min(told, written) if upto <= token else told)
                 for upto, told in self.told
@@ -139,7 +143,7 @@ class _Writer:
                 self.told = deque([first, *rest[1::2]])
 
     def move(self, position: int, now: float) -> None:
-        """Record that the rows up to ``position`` were handled."""
+        """Record that the rows up to ``position`` were delivered."""
         if position != self.position:
             self.progress_at = now
             self.failing_since = None
@@ -152,7 +156,7 @@ class _Writer:
             self.progress_at = now
 
     def oldest(self) -> float | None:
-        """Return when the oldest write was made that is not handled."""
+        """Return the time of the oldest undelivered write, if there is one."""
         return self.told[0][1] if self.told and self.lag() else None
 
 
@@ -167,20 +171,24 @@ class _Link:
 class _Member:
     news: PeerHeartbeat
     heard: float
-    #: Since when a heartbeat could have arrived and none did.
+    #: Since when a heartbeat could have arrived and none has.
     silent_since: float = attrs.field(
         default=attrs.Factory(lambda self: self.heard, takes_self=True)
     )
 
 
 class StatusObserver(ReplicationObserver):
-    """Knows how replication stands.
+    """Tracks the replication status of this process.
 
-    :param server_name: for those who look.
-    :param instance_name: this process.
-    :param expected: the (stream, writer) pairs that are to be heard.
-    :param needs_link: this process makes links: without one it is not ready.
-    :param monotonic: gives a time in s that never goes back.
+    Call its methods in the reactor's thread.
+
+    :param server_name: the server name that the status shows.
+    :param instance_name: the name of this process.
+    :param expected: the (stream, writer) pairs from which rows are expected.
+    :param needs_link: whether this process makes links; if so, it is not ready without
+        one.
+    :param monotonic: returns a monotonic time in s.
+    :param limits: the durations after which a state is reported.
     """
 
     def __init__(
@@ -204,9 +212,9 @@ class StatusObserver(ReplicationObserver):
         }
         self._expected = frozenset(self._writers)
         self._expected_names = frozenset(name for _, name in self._expected)
-        #: Of the links that this process makes itself.
+        #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, "redis", "redis_out"})
-        #: Writers that may be live all the same.
+        #: Writers that were removed without events and may still be live.
         self._forgotten: dict[_Key, None] = {}
         self._links: dict[str, _Link] = {}
         self._members: dict[str, _Member] = {}
@@ -215,18 +223,18 @@ class StatusObserver(ReplicationObserver):
         self._own: Callable[[], Mapping[str, int]] = dict
 
     def watch_buffers(self, source: Callable[[], Iterable[ConnectionBuffers]]) -> None:
-        """Have the buffers of some connections read when the status is asked for."""
+        """Read the buffers of some connections for each snapshot."""
         self._buffer_sources.append(source)
 
     def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """Have the positions of the streams that this process writes read.
+        """Read the positions of the streams that this process writes for each snapshot.
 
-        :param source: gives how far they were told to others, by stream.
+        :param source: returns the last announced position of each stream, by its name.
         """
         self._own = source
 
     def sample(self) -> None:
-        """Keep the lag of now in the history. Called every few seconds."""
+        """Append the current lag to the history. To be called every few seconds."""
         for writer in self._writers.values():
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
@@ -234,7 +242,7 @@ class StatusObserver(ReplicationObserver):
         self._forget_strangers()
 
     def _forget_strangers(self) -> None:
-        """Forget what the configuration does not name and has had no news for long."""
+        """Remove expired entries that the configuration does not name."""
         now = self._monotonic()
         before = now - self._limits.forget_after
         for key, writer in list(self._writers.items()):
@@ -256,7 +264,7 @@ class StatusObserver(ReplicationObserver):
             if heard <= before:
                 del self._duplicates[name]
 
-    # -- what is heard ----------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------
 
     def _writer(self, stream_name: str, instance_name: str) -> _Writer | None:
         key = stream_name, instance_name
@@ -266,7 +274,7 @@ class StatusObserver(ReplicationObserver):
             writer = _keep(self._writers, key, _Writer(now, now))
             if writer is not None and key in self._forgotten:
                 del self._forgotten[key]
-                # It was announced before it was forgotten, and need not be again.
+                # Its POSITION came before it was removed; there may be no further one.
                 up = (name for name, link in self._links.items() if link.up)
                 writer.connection = next(up, None)
         return writer
@@ -276,7 +284,7 @@ class StatusObserver(ReplicationObserver):
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
-        # One that is not known yet is told of when it is connected.
+        # A writer that is not known yet is added when it is connected.
         if writer is not None and (
             token != writer.announced or writer.behind_us is not None
         ):
@@ -367,7 +375,7 @@ class StatusObserver(ReplicationObserver):
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        # There is nothing to wait for any more.
+        # No further rows can come from it.
         self._writers.pop((stream_name, instance_name), None)
 
     @override
@@ -398,8 +406,7 @@ class StatusObserver(ReplicationObserver):
             link.why = ""
 
     def _restart_grace_period(self) -> None:
-        # No heartbeat could arrive while the link was down: silence means something
-        # only from now on.
+        # No heartbeat could arrive while the link was down: count the silence from now.
         for member in self._members.values():
             member.silent_since = self._monotonic()
 
@@ -428,7 +435,7 @@ class StatusObserver(ReplicationObserver):
     def _link(self, name: str) -> _Link | None:
         link = self._links.get(name)
         if link is None and len(self._links) >= MAX_NAMES:
-            # Names that peers made up must not hide the links that are there.
+            # Names that peers invent must not displace the links that are up.
             downs = [
                 (known.since, other)
                 for other, known in self._links.items()
@@ -439,9 +446,9 @@ class StatusObserver(ReplicationObserver):
         return link or _keep(self._links, name, _Link(self._monotonic()))
 
     @override
-    def peer_heard(self, news: PeerHeartbeat) -> None:
+    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
         now = self._monotonic()
-        name = news.instance_name
+        name = heartbeat.instance_name
         if name not in self._members and len(self._members) >= MAX_NAMES:
             strangers = [
                 (member.heard, other)
@@ -450,13 +457,14 @@ class StatusObserver(ReplicationObserver):
             ]
             if strangers:
                 del self._members[min(strangers)[1]]
-        _keep(self._members, name, _Member(news, now))
-        for stream_name, (token, age) in news.positions.items():
+        _keep(self._members, name, _Member(heartbeat, now))
+        for stream_name, (token, age) in heartbeat.positions.items():
             writer = self._writers.get((stream_name, name))
             if writer is not None:
                 writer.announce(token, now - max(age, 0.0))
-        if news.is_leaving and not any(writer == name for _, writer in self._expected):
-            # Nobody waits for it to come back.
+        is_expected = any(writer == name for _, writer in self._expected)
+        if heartbeat.is_leaving and not is_expected:
+            # It need not come back.
             self._members.pop(name, None)
             for key in [key for key in self._writers if key[1] == name]:
                 del self._writers[key]
@@ -465,10 +473,10 @@ class StatusObserver(ReplicationObserver):
     def duplicate_instance(self, instance_name: str, places: str) -> None:
         _keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
 
-    # -- what is shown -----------------------------------------------------------------
+    # -- the status --------------------------------------------------------------------
 
     def snapshot(self) -> ProcessStatus:
-        """Say how replication stands now."""
+        """Return the current replication status."""
         now = self._monotonic()
         writers = [self._look(key, now) for key in self._writers]
         writers += [
@@ -541,38 +549,41 @@ class StatusObserver(ReplicationObserver):
     def _problems(
         self, name: str, writer: _Writer, now: float
     ) -> Iterator[tuple[StallReason, float, str]]:
-        """Say what keeps a writer's rows from us, since when, the root of it first."""
+        """Yield why a writer's rows do not arrive: reason, start, detail.
+
+        A problem comes before those that it causes.
+        """
         if writer.connection is None and not any(
             link.up for link in self._links.values()
         ):
             downs = [
                 f"{link_name}: {link.why}" for link_name, link in self._links.items()
             ]
-            detail = "; ".join(downs) or "nobody is connected"
+            detail = "; ".join(downs) or "no peer is connected"
             yield StallReason.NO_LINK, writer.waiting_since, detail
         member = None if writer.is_removed else self._members.get(name)
         if member is not None and self._is_gone(member, now):
             detail = (
-                f"{name} said goodbye"
+                f"{name} announced its exit"
                 if member.news.is_leaving
-                else f"{name} sends no heartbeats any more"
+                else f"{name} no longer sends heartbeats"
             )
             yield StallReason.WRITER_GONE, member.heard, detail
         if writer.behind_us is not None:
             detail = (
-                f"ahead of its writer: this process is at {writer.position}, and "
-                f"{name} says to be at {writer.behind_us}"
+                f"ahead of its writer: this process is at {writer.position}, but "
+                f"{name} reports to be at {writer.behind_us}"
             )
             yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
         if writer.failing_since is not None:
             yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
         if writer.lag():
             since = max(writer.progress_at, writer.told[0][1] if writer.told else 0.0)
-            detail = "rows are known of and none was handled"
+            detail = "rows were announced and none was delivered"
             if writer.connection is not None or writer.catch_up is not None:
                 yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and not (writer.catch_up or writer.is_removed):
-            detail = f"{name} has not told where it stands; does it run?"
+            detail = f"{name} has not announced its position; is it running?"
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 
     def _is_gone(self, member: _Member, now: float) -> bool:
@@ -580,7 +591,10 @@ class StatusObserver(ReplicationObserver):
         return member.news.is_leaving or silent_for > self._limits.silent_after
 
     def _not_ready(self, writers: Iterable[WriterStatus]) -> Iterator[str]:
-        """Say what was never level, as far as that can come by waiting."""
+        """Yield what delays readiness: no link, and writers that were never level.
+
+        Absent writers are left out.
+        """
         has_links = self._needs_link or bool(self._links)
         if has_links and not any(link.up for link in self._links.values()):
             yield "no link is up"
@@ -605,7 +619,7 @@ class StatusObserver(ReplicationObserver):
 
 
 def _keep(table: dict[_Name, _Value], key: _Name, value: _Value) -> _Value | None:
-    """Put something in a table, if that has room for it."""
+    """Store a value, unless the table is full; return it, or ``None`` if it is."""
     if key not in table and len(table) >= MAX_NAMES:
         return None
     table[key] = value

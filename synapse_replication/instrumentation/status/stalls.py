@@ -1,7 +1,8 @@
-"""Log lines about what is stalled: why, since when, what to do, and that it is over.
+"""Log lines about stalled writers: the reason, the duration, the remedy, and the end.
 
-Nothing that happens tells that rows do not come, so it is found by looking at the
-status now and then. What has one reason is one line: Redis being down is not nineteen.
+No event announces that rows stopped arriving, so the status is checked periodically.
+Writers that are stalled for the same reason share one line: if Redis is down, one line
+says so for all of them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["StallLog"]
 
 
 class StallLog:
-    """Logs what is stalled, and once a minute while it lasts.
+    """Logs writers that stall, and repeats the line once a minute while they do.
 
-    :param logger: where to.
-    :param monotonic: gives a time in s that never goes back.
+    :param logger: the logger to write to.
+    :param monotonic: returns a monotonic time in s.
     """
 
     def __init__(
@@ -33,13 +34,13 @@ class StallLog:
     ) -> None:
         self._logger = logger
         self._monotonic = monotonic
-        #: The reason of each (stream, writer) that is stalled.
+        #: The reason of each stalled (stream, writer).
         self._reasons: dict[tuple[str, str], str] = {}
-        #: When each group was logged last, by its reason and names.
+        #: The time at which each group was last logged, by its reason and names.
         self._logged: dict[tuple[str, str], float] = {}
 
-    def look(self, status: ProcessStatus) -> None:
-        """Log what is new. Called every few seconds."""
+    def update(self, status: ProcessStatus) -> None:
+        """Log the changes since the last call. To be called every few seconds."""
         now = self._monotonic()
         reasons: dict[tuple[str, str], str] = {}
         logged: dict[tuple[str, str], float] = {}
@@ -52,8 +53,8 @@ class StallLog:
             if is_new or now - last >= REPEAT_AFTER:
                 last = now
                 self._logger.warn(
-                    "{streams} stalled for {seconds:.0f} s: {detail}. {remedy} (In the "
-                    "runbook: ReplicationStalled, {reason})",
+                    "{streams} stalled for {seconds:.0f} s: {detail}. {remedy} (See "
+                    "the runbook: ReplicationStalled, {reason})",
                     streams=group.names,
                     seconds=group.stalled_for,
                     detail=group.detail.rstrip("."),
@@ -61,14 +62,14 @@ class StallLog:
                     reason=reason,
                 )
             logged[reason, group.names] = last
-        over = [
+        resumed = [
             writer
             for writer in status.writers
             if (key := (writer.stream_name, writer.instance_name)) in self._reasons
             and key not in reasons
         ]
-        if over:
+        if resumed:
             self._logger.info(
-                "{streams} not stalled any more", streams=name_writers(over)
+                "{streams} no longer stalled", streams=name_writers(resumed)
             )
         self._reasons, self._logged = reasons, logged

@@ -143,7 +143,7 @@ class StatusPageTests(TestCase):
             self.keep(browser, f"{name}-catching-up")
             self.tell(self.stop_writer)
             self.see(browser, "1 of 2 streams stalled")
-            self.see(browser, "stream_writer1 said goodbye")
+            self.see(browser, "stream_writer1 announced its exit")
             self.keep(browser, f"{name}-stalled")
             self.assertTrue(browser.execute_script("return window.notLoadedAgain"))
             self.check_width(browser)
@@ -205,7 +205,7 @@ class StatusPageTests(TestCase):
                     "uploadThroughput": -1,
                 },
             )
-            self.see(browser, "what is shown is old")
+            self.see(browser, "the status below is out of date")
             self.see_title(browser, "\u2716 No answer: generic_worker1")
             browser.get_log("browser")
 
@@ -220,7 +220,7 @@ class StatusPageTests(TestCase):
             is_enough = Event()
             reactor.callFromThread(is_enough.wait, 2 * PATIENCE)
             try:
-                self.see(browser, "what is shown is old")
+                self.see(browser, "the status below is out of date")
                 self.assertFalse(is_enough.is_set())
             finally:
                 is_enough.set()

@@ -279,7 +279,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.clock.advance(10)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.NO_POSITION, 10))
-        self.assertIn("does it run?", detail)
+        self.assertIn("is it running?", detail)
 
     def test_one_of_two_connections(self) -> None:
         """A second connection of the same name keeps its writers connected."""
@@ -298,7 +298,7 @@ class StatusObserverTests(SynchronousTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
         self.assertEqual(
-            self.stalled(), (StallReason.WRITER_GONE, 10, "w1 said goodbye")
+            self.stalled(), (StallReason.WRITER_GONE, 10, "w1 announced its exit")
         )
         self.observer.peer_heard(news())
         self.assertEqual(self.writer().condition, Condition.LIVE)
@@ -356,7 +356,7 @@ class StatusObserverTests(SynchronousTestCase):
             self.clock.advance(5)
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.AHEAD_OF_WRITER, 15))
-        self.assertIn("this process is at 150, and w1 says to be at 120", detail)
+        self.assertIn("this process is at 150, but w1 reports to be at 120", detail)
         self.observer.position_announced("events", "w1", 149)
         self.assertEqual(self.writer().condition, Condition.STALLED)
         self.observer.position_announced("events", "w1", 151)

@@ -36,7 +36,7 @@ class StallLogTests(SynchronousTestCase):
         """Look each 5 s for some time; give what was logged."""
         for _ in range(0, seconds, 5):
             self.clock.advance(5)
-            self.log.look(self.observer.snapshot())
+            self.log.update(self.observer.snapshot())
         lines = [f"{e['log_level'].name} {formatEvent(e)}" for e in self.events]
         self.events.clear()
         return lines
@@ -54,13 +54,13 @@ class StallLogTests(SynchronousTestCase):
         self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
         (line,) = self.lines(60)
         self.assertIn("warn caches/w1, events/w1, typing/w2 stalled for 10 s", line)
-        self.assertIn("redis: it was cut. Look whether Redis", line)
+        self.assertIn("redis: it was cut. Check that Redis", line)
         self.assertIn("ReplicationStalled, no_link)", line)
         self.assertEqual(len(self.lines(60)), 1)
         self.connect()
         self.assertEqual(
             self.lines(60),
-            ["info caches/w1, events/w1, typing/w2 not stalled any more"],
+            ["info caches/w1, events/w1, typing/w2 no longer stalled"],
         )
 
     def test_one_more(self) -> None:
@@ -71,7 +71,7 @@ class StallLogTests(SynchronousTestCase):
         self.leave("w2")
         (line,) = self.lines(10)
         self.assertIn("typing/w2 stalled", line)
-        self.assertIn("w2 said goodbye", line)
+        self.assertIn("w2 announced its exit", line)
         self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
         (line,) = self.lines(10)
         self.assertIn("no_link", line)
@@ -87,7 +87,7 @@ class StallLogTests(SynchronousTestCase):
         """The line has its facts as fields, for programs."""
         self.leave("w2")
         self.clock.advance(10)
-        self.log.look(self.observer.snapshot())
+        self.log.update(self.observer.snapshot())
         (event,) = self.events
         self.assertEqual(
             (event["reason"], event["streams"]), ("writer_gone", "typing/w2")
