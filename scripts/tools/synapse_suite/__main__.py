@@ -94,7 +94,9 @@ def suite(
         it = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
         chosen = names or (SHORT if short else FULL)
-        modules = [name for each in chosen for name in find_modules(unpacked, each)]
+        modules = dict.fromkeys(
+            name for each in chosen for name in find_modules(unpacked, each)
+        )
         with contextlib.ExitStack() as stack:
             stack.callback(server.stop)
             pool = stack.enter_context(ThreadPoolExecutor(jobs))
@@ -113,7 +115,9 @@ def _server() -> PrivatePostgres:
     parent = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:
         parent = _MEMORY
-    return PrivatePostgres(parent=parent)
+    # Connections that tests leave open would hold up the end of each for half a minute:
+    # its database cannot be removed while they are there.
+    return PrivatePostgres(settings={"idle_session_timeout": "7s"}, parent=parent)
 
 
 if __name__ == "__main__":

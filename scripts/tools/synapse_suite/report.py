@@ -27,7 +27,7 @@ def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> N
         _add(table, it.name, [it])
     _add(table, "all", comparisons)
     # Not cut where it is read from a log.
-    Console(width=max(console.width, 100), file=console.file).print(table)
+    Console(width=max(console.width, 120), file=console.file).print(table)
     for it in comparisons:
         if not it.stock.successes:
             console.print(f"{it.name}: no test succeeds on stock; see {it.stock.log}")
