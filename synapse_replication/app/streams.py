@@ -45,11 +45,12 @@ from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import (
     IdStream,
+    limit_positions,
     read_sequence,
     read_stored_positions,
 )
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.positions import FIRST_POSITION, PLAUSIBLE_DISTANCE
+from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -330,30 +331,37 @@ class StreamSetup:
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]
     ) -> dict[str, int]:
-        """Return positions, with those far beyond the sequence set back to it.
+        """Return positions, with those beyond every issued id set back.
 
-        No id that far was ever issued: such a position is false, and all rows below it
-        would be discarded. A false position near the sequence is detected later, when
-        its writer announces a lower one.
+        No row can be there. Such a position is false, and all rows below it would be
+        discarded.
         """
-        if max(tokens.values(), default=0) <= PLAUSIBLE_DISTANCE:
+        if max(tokens.values(), default=FIRST_POSITION) <= FIRST_POSITION:
             return tokens
-        last = await self._get_database().transact(
-            "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
-        )
-        far = {w for w, token in tokens.items() if token > last + PLAUSIBLE_DISTANCE}
+        try:
+            limited = await self._get_database().transact(
+                "limit_positions",
+                lambda txn: limit_positions(txn, stream, tokens),
+                autocommit=True,
+            )
+        except psycopg2.errors.InsufficientPrivilege:
+            raise
+        except psycopg2.Error as error:
+            name = stream.stream_name
+            self._host.observer.failure(f"checking saved positions of {name}", error)
+            return tokens
         for writer, token in tokens.items():
-            if writer in far:
+            if limited[writer] < token:
                 _log.warn(
-                    "The position {token} of {writer} in {stream} is far beyond the "
-                    "sequence, which stands at {last}; using {last} instead. Rows may "
+                    "The position {token} of {writer} in {stream} is beyond every id "
+                    "that was issued; using {limit} instead. Rows may "
                     "be missing: see ReplicationAheadOfWriter in the runbook",
                     token=token,
                     writer=writer,
                     stream=stream.stream_name,
-                    last=last,
+                    limit=limited[writer],
                 )
-        return {w: last if w in far else token for w, token in tokens.items()}
+        return limited
 
     async def _generator(self, stream: IdStream) -> WriterIds:
         return await load_id_generator(

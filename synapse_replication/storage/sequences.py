@@ -6,7 +6,8 @@ distances from zero, whatever the stream's sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
 from typing import Any
 
 from twisted.logger import Logger
@@ -33,6 +34,7 @@ __all__ = [
     "best_lookup",
     "farthest_id",
     "fetch_ids",
+    "limit_positions",
     "load_positions",
     "read_sequence",
     "read_stored_positions",
@@ -129,6 +131,40 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
     return {
         instance_name: max(stream.sign * stream_id, FIRST_POSITION)
         for instance_name, stream_id in txn.fetchall()
+    }
+
+
+def limit_positions(
+    txn: Any,
+    stream: IdStream,
+    positions: Mapping[str, int],
+    plausible_distance: int = PLAUSIBLE_DISTANCE,
+) -> dict[str, int]:
+    """Return a reader's positions, each at or below the greatest id there can be.
+
+    That is the sequence's value, or the greatest row of any writer: after a switch to
+    a standby the sequence may be a little behind the rows. So no row that is there is
+    above a position that was set back, and none is delivered again. Where no index
+    leads to the greatest row, only what is further than ``plausible_distance`` beyond
+    the sequence is set back.
+    """
+    last = read_sequence(txn, stream.sequence)
+    if max(positions.values(), default=0) <= last:
+        return dict(positions)
+    rows = [farthest_id(txn, stream, column) for column in stream.tables]
+    # The sequence last: it is ahead of every row that was read before.
+    last = read_sequence(txn, stream.sequence)
+    limit = last + plausible_distance
+    if rows and None not in rows:
+        # One that is further away is no row of this stream.
+        limit = max(
+            [last, FIRST_POSITION, *(id_ for id_ in rows if id_ and id_ <= limit)]
+        )
+    return {
+        writer: position
+        if position <= limit
+        else (last if position > last + plausible_distance else limit)
+        for writer, position in positions.items()
     }
 
 
@@ -258,10 +294,13 @@ def _read_checked_sequence(
     repair: bool,
 ) -> int:
     last = read_sequence(txn, stream.sequence)
-    for column, id_ in farthest.items():
-        if id_ > last:
-            raise _sequence_behind_table(stream, column, last, id_)
     greatest = max(stored.values(), default=0)
+    if farthest and max(farthest.values()) > last:
+        column, id_ = max(farthest.items(), key=itemgetter(1))
+        if id_ < greatest <= last + PLAUSIBLE_DISTANCE:
+            # Else an id would be given out that counts as finished.
+            raise _sequence_behind_positions(stream, last, greatest)
+        raise _sequence_behind_table(stream, column, last, id_)
     behind = greatest - last
     # A stream nobody wrote is stored as 1, its sequence may stand at 0.
     if behind > 0 and greatest > FIRST_POSITION and repair:

@@ -90,6 +90,9 @@ class StreamSetupTests(TestCase):
 
     def store(self, **positions: int) -> None:
         self.execute(_POSITIONS)
+        self.execute(
+            f"SELECT setval('notes_seq', {max(positions.values(), default=1)})"
+        )
         for writer, token in positions.items():
             self.execute(
                 f"INSERT INTO stream_positions VALUES ('notes', '{writer}', {token})"
@@ -181,6 +184,19 @@ class StreamSetupTests(TestCase):
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(SavingSink({("notes", "a"): 2**62, ("notes", "b"): 4}))
         self.assertEqual(self.positions(host, "a", "b"), [9, 4])
+
+    async def test_saved_position_that_nobody_reached(self) -> None:
+        """A position near beyond the sequence and all rows is set back, too."""
+        self.store(a=7, b=9)
+        host = await self.set_up(SavingSink({("notes", "a"): 30, ("notes", "b"): 4}))
+        self.assertEqual(self.positions(host, "a", "b"), [9, 4])
+
+    async def test_saved_position_beyond_a_sequence_that_is_behind(self) -> None:
+        """After a switch to a standby, rows above the sequence were delivered."""
+        self.store(a=7, b=9)
+        self.execute("INSERT INTO notes VALUES (12, 'b', 'above')")
+        host = await self.set_up(SavingSink({("notes", "a"): 12, ("notes", "b"): 13}))
+        self.assertEqual(self.positions(host, "a", "b"), [12, 12])
 
     async def test_writer_that_is_new(self) -> None:
         """A writer nobody heard of is where the slowest is, not at 0."""
@@ -334,7 +350,10 @@ class StreamSetupTests(TestCase):
         await self.set_up(SavingSink({("notes", "a"): 3}))
         self.assertEqual(
             [what for what, _ in self.observer.failures],
-            ["looking for removed writers of notes"],
+            [
+                "checking saved positions of notes",
+                "looking for removed writers of notes",
+            ],
         )
 
     def told_of_removed(self, sink: SavingSink) -> list[tuple[str, str, int]]:

@@ -133,6 +133,17 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(second=4)
         self.assertEqual(self.load("first").announced, 5)
 
+    def test_sequence_behind_both(self) -> None:
+        """The hint covers stored positions, too: they count as finished."""
+        self.write_rows("first", 6)
+        self.store(first=6, second=8)
+        self.set_sequence(5)
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.load()
+        self.assertEqual(
+            (caught.exception.value, caught.exception.sequence_value), (8, 5)
+        )
+
     def test_sequence_behind_its_table(self) -> None:
         """An error that names the sequence, the table, both values and the hint."""
         self.write_rows("first", 9)

@@ -46,6 +46,7 @@ from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     IdStream,
+    limit_positions,
     load_positions,
     read_sequence,
     read_stored_positions,
@@ -340,6 +341,10 @@ class Process:
             if of == name
         }
         handled = saved or stored
+        if saved:
+            handled = await self.database.transact(
+                "limit_positions", lambda txn: limit_positions(txn, ids, saved)
+            )
         unknown = min(handled.values(), default=1)
         if not handled and not ids.writers:
             unknown = await self.database.transact(

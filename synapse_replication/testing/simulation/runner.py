@@ -35,6 +35,8 @@ END = 17.0
 _LAST_MOVE = 3.0
 #: Within how many s after the last fault all positions are equal.
 LIVENESS_SECONDS = 60.0
+#: After how many s without agreement all processes announce themselves, once.
+ANNOUNCE_SECONDS = 20.0
 #: Within how many s half-open connections are noticed and replaced: a ping each 5 s,
 #: 5 s for its answer; another one is noticed after that has been said and answered.
 NOTICE_SECONDS = 24.0
@@ -189,6 +191,7 @@ class Run:
 
     def _wait_for_agreement(self) -> None:
         cluster = self.cluster
+        is_announced = False
         while found := cluster.differences():
             self.agreed_after = cluster.clock.rightNow - END
             if self.agreed_after > LIVENESS_SECONDS:
@@ -197,6 +200,9 @@ class Run:
                 )
             if self.agreed_after > 5.0:
                 self._nudge()
+            if self.agreed_after > ANNOUNCE_SECONDS and not is_announced:
+                is_announced = True
+                self._announce()
             self._go_until(cluster.clock.rightNow + 0.5)
         self.agreed_after = cluster.clock.rightNow - END
 
@@ -221,6 +227,16 @@ class Run:
         for stream, writer in sorted(lied_about):
             cluster.write(writer, stream, 1)
         lied_about.clear()
+
+    def _announce(self) -> None:
+        """Have every process say where it is, as when another one connects.
+
+        Stock peers say so at no other time. A reader that took a row which was made
+        up stands beyond its writer, whose rows look old; it hears of that only now.
+        """
+        for name, process in self.cluster.processes.items():
+            self.cluster.counts.announcements[name] += 1
+            process.handler.announce_positions()
 
     def _check_idle(self) -> None:
         cluster = self.cluster
