@@ -1,6 +1,7 @@
-"""What the commands have in common: options, configuration, and the reactor.
+"""Options, configuration loading and the reactor, shared by all commands.
 
-This is the one place that takes the process's reactor; everything else is given it.
+This is the only module that imports the process's reactor; all other code receives it
+as an argument.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ config_option = click.option(
     multiple=True,
     required=True,
     metavar="FILE",
-    help="A YAML file, or a folder of them. May be given again: later files win "
-    "per top-level key.",
+    help="A YAML file, or a folder of YAML files. May be repeated; for each top-level "
+    "key, the last file that has it wins.",
 )
 
 
 class ModuleReady(Exception):  # noqa: N818 -- it is none
-    """A module is to be run as ``__main__`` once the command line has returned.
+    """Requests that a module be run as ``__main__`` after the command line returns.
 
-    Each frame of the command line below a host's would make the tracebacks that it
-    logs longer and ``inspect.stack()`` slower.
+    Frames of the command line below those of the module would lengthen the tracebacks
+    that it logs, and slow ``inspect.stack()``.
 
-    :ivar module: its name. ``sys.argv`` is what it expects.
+    :ivar module: the module's name; ``sys.argv`` is set for it.
     """
 
     def __init__(self, module: str) -> None:
@@ -55,7 +56,7 @@ class ModuleReady(Exception):  # noqa: N818 -- it is none
 
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:
-    """Read the configuration, or say all that is wrong with it and exit."""
+    """Return the configuration, or print all problems in it and exit."""
     try:
         return load_config(paths, purpose)
     except ConfigError as error:
@@ -63,7 +64,7 @@ def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig
 
 
 def exit_with_mistakes(error: ConfigError) -> NoReturn:
-    """Print what is wrong with the configuration, and exit."""
+    """Print the problems in the configuration, and exit."""
     what = counted(len(error.problems), "mistake")
     lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
     for problem in error.problems:
@@ -81,13 +82,13 @@ def exit_with_mistakes(error: ConfigError) -> NoReturn:
 
 
 log_option = click.option(
-    "--log-json", is_flag=True, help="Log lines are JSON objects, for programs."
+    "--log-json", is_flag=True, help="Write log lines as JSON objects."
 )
 
 
 def get_reactor() -> Any:
     """Return the process's reactor."""
-    # The wiring: everything else is given the reactor.
+    # Imported here only: all other code receives the reactor as an argument.
     from twisted.internet import reactor  # noqa: TID251
 
     return reactor

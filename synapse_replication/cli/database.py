@@ -1,4 +1,4 @@
-"""The database of a configuration, for commands that need no reactor."""
+"""Access to the configured database, for commands that need no reactor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synapse_replication.storage.database import connect
 
 __all__ = ["open_database"]
 
-#: How long a connection may take, in s, if the configuration does not say.
+#: The connection timeout in s, unless one is configured.
 _CONNECT_TIMEOUT = 10
 
 
@@ -27,12 +27,12 @@ def open_database(
 ) -> Iterator[tuple[Any, ProcessConfig]]:
     """Read the configuration and connect to its database.
 
-    A failure, also of what is done with the connection, ends the process with status
-    2 and a message. The caller commits.
+    Any failure, including one of the caller's queries, ends the process with status 2
+    and a message. The caller commits.
     """
     config = load_or_exit(config_paths, None)
     if config.database is None:
-        _fail("the configuration has no database; write one with name: psycopg2")
+        _fail("the configuration has no database; add one with name: psycopg2")
     conninfo = {"connect_timeout": _CONNECT_TIMEOUT, **config.database.conninfo}
     try:
         connection = connect(conninfo)

@@ -1,4 +1,4 @@
-"""``synapse-replication demo``: the main job, shown on one machine."""
+"""``synapse-replication demo``: a replicating deployment on one machine."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
     type=click.IntRange(min=1),
     default=8000,
     show_default=True,
-    help="How many rows to write; the recording is repeated if need be.",
+    help="How many rows to write; the recording is repeated if it is shorter.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=1),
     default=400.0,
     show_default=True,
-    help="Rows a second, of all writers together.",
+    help="Rows per second, of all writers together.",
 )
 @click.option(
     "--transport",
     type=click.Choice(["redis", "tcp"]),
     default="redis",
     show_default=True,
-    help="How rows get to the readers.",
+    help="How rows reach the readers.",
 )
 @click.option("--faults/--no-faults", default=True, help="Kill and restart midway.")
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Another recording than the one that ships with the package.",
+    help="A recording to use instead of the one that ships with the package.",
 )
 def demo_command(
     rows: int, rate: float, transport: str, faults: bool, recording: Path | None
@@ -57,8 +57,8 @@ def demo_command(
         import psycopg2  # noqa: F401 -- the processes of the demonstration need it
     except ModuleNotFoundError:
         click.echo(
-            "synapse-replication demo: PostgreSQL's driver is missing; install it, and "
-            f"servers to run, with: {_INSTALL}",
+            "synapse-replication demo: the PostgreSQL driver is missing; install it, "
+            f"and the servers, with: {_INSTALL}",
             err=True,
         )
         sys.exit(1)
@@ -78,7 +78,7 @@ def demo_command(
     recording = recording or shipped_recording()
     plan = Plan(recording, rows, rate, transport == "redis")
     total = sum(len(write.rows) for write in read_script(recording, rows))
-    # Whoever ends us lets us clean up.
+    # Clean up on signals that would otherwise end the process at once.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     deployment = Deployment(plan)
@@ -100,7 +100,7 @@ def demo_command(
     if good:
         click.echo("Nothing missing, duplicated or out of order; all positions agree.")
     else:
-        click.echo("Rows were lost, doubled or disordered, or positions differ.")
+        click.echo("Rows were lost, duplicated or out of order, or positions differ.")
     sys.exit(0 if good else 1)
 
 

@@ -1,7 +1,7 @@
-"""``synapse-replication exec``: run a module of Synapse on our replication.
+"""``synapse-replication exec``: runs a module of Synapse with this replication.
 
-Exit status 2 means that nothing was started; any other is that of the module. It is
-run by the caller, to whom ``ModuleReady`` says so.
+Exit status 2 means that nothing was started; any other is that of the module. The
+caller of the command line runs the module when it catches ``ModuleReady``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     default="",
     callback=_split,
     metavar="PARTS",
-    help=f"Replace these parts only ({','.join(PARTS)}).",
+    help=f"Replace only these parts ({','.join(PARTS)}).",
 )
 @click.option(
     "--except",
@@ -57,8 +57,8 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=ENVIRONMENT,
     default=True,
     show_default=True,
-    help="Tell one another epochs and heartbeats, on a channel that stock processes "
-    "never see.",
+    help="Exchange epochs and heartbeats with peers, on a channel that stock processes "
+    "do not use.",
 )
 @click.option(
     "--backlog-rows",
@@ -66,7 +66,7 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=ROWS,
     default=BacklogOptions().max_rows,
     show_default=True,
-    help="Keep so many rows of each stream for readers that miss them.",
+    help="The most rows in the backlog of each stream, for readers that missed them.",
 )
 @click.option(
     "--backlog-bytes",
@@ -74,25 +74,24 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     envvar=BYTES,
     default=BacklogOptions().max_bytes,
     show_default=True,
-    help="Use so much memory for that, for each stream.",
+    help="The most bytes in the backlog of each stream.",
 )
 @click.option(
     "--hooks",
     envvar=HOOKS,
     default="",
     metavar="NAMES",
-    help="Call these functions (host, config), given by their dotted names, to "
-    "subscribe to hooks.",
+    help="Dotted names of functions (host, config) to call, which subscribe to hooks.",
 )
 @click.option(
     "--tracing-endpoint",
     envvar=TRACING,
     default="",
     metavar="URL",
-    help="Send spans to this collector, by OTLP over HTTP.",
+    help="Send spans to this collector with OTLP over HTTP.",
 )
-@click.option("--list", "as_list", is_flag=True, help="Print what is replaced.")
-@click.option("--strict", is_flag=True, help="Refuse versions that were not proven.")
+@click.option("--list", "as_list", is_flag=True, help="Print the replaced parts.")
+@click.option("--strict", is_flag=True, help="Reject versions that were not tested.")
 @click.option("-m", "module", metavar="MODULE", help="The module to run.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def exec_command(
@@ -108,7 +107,7 @@ def exec_command(
     module: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a module of Synapse on our replication.
+    """Run a module of Synapse with this replication.
 
     For instance: synapse-replication exec -m synapse.app.homeserver -c FILE
     """
@@ -118,9 +117,9 @@ def exec_command(
             click.echo(describe_substitutions(substitutions))
             return
         if module is None:
-            raise click.UsageError("name a module with -m MODULE, or ask for --list")
+            raise click.UsageError("name a module with -m MODULE, or use --list")
         if (warning := check_version(strict=strict)) is not None:
-            _say(f"{warning}; going on without --strict")
+            _print_error(f"{warning}; continuing, because --strict is not set")
         prepare(
             substitutions,
             module,
@@ -133,11 +132,11 @@ def exec_command(
         )
     except (SubstitutionError, HooksNotFoundError) as error:
         for line in str(error).splitlines():
-            _say(line)
-        _say("nothing was started")
+            _print_error(line)
+        _print_error("nothing was started")
         sys.exit(EXIT_USAGE)
     raise ModuleReady(module)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     click.echo(f"synapse-replication exec: {text}", err=True)

@@ -1,8 +1,8 @@
-"""What ``synapse-replication follow`` prints of the lines that it sees.
+"""Filters and prints lines for ``synapse-replication follow``.
 
-No I/O but writing to a stream: where lines come from is
-:mod:`synapse_replication.app.passive`. Access tokens of USER_IP are masked before
-anything else is done with a line.
+Lines are received by :mod:`synapse_replication.app.passive`; this module does no I/O
+except writing to a stream. Access tokens in USER_IP lines are masked before any other
+processing.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _MASK = "***"
 
 @attrs.frozen
 class Filters:
-    """Which commands are printed; an empty set lets everything pass.
+    """Selects the commands to print; an empty set selects all.
 
-    :ivar streams: names of streams. A command without a stream does not pass.
-    :ivar writers: names of instances. A command without one does not pass.
+    :ivar streams: names of streams; excludes commands without a stream.
+    :ivar writers: names of instances; excludes commands without an instance.
     :ivar commands: names of commands.
     """
 
@@ -63,7 +63,7 @@ class Filters:
         return not self.commands or name in self.commands
 
     def admit_origin(self, command: Command | None) -> bool:
-        """Return whether a command of this stream and writer is looked at.
+        """Return whether commands of this stream and writer are selected.
 
         :param command: ``None`` if the line could not be parsed.
         """
@@ -76,14 +76,14 @@ class Filters:
 
 @attrs.frozen
 class SeenLine:
-    """A line, and what it says.
+    """A received line with its parsed command.
 
-    :ivar time: monotonic s of its arrival.
-    :ivar channel: the Redis channel; the server's name for direct TCP.
-    :ivar line: its text, without secrets.
-    :ivar name: its first word.
-    :ivar command: ``None`` if it could not be read.
-    :ivar error: why not, else empty.
+    :ivar time: the monotonic time of its arrival, in s.
+    :ivar channel: the Redis channel; for direct TCP, the server's name.
+    :ivar line: the text of the line, with secrets masked.
+    :ivar name: the first word of the line.
+    :ivar command: the parsed command; ``None`` if the line could not be parsed.
+    :ivar error: why it could not be parsed; otherwise empty.
     """
 
     time: float
@@ -95,7 +95,7 @@ class SeenLine:
 
 
 def read_seen_line(time: float, channel: str, line: bytes) -> SeenLine:
-    """Read a line and mask what is secret in it."""
+    """Parse a line, and mask secrets in it."""
     text = line.decode("utf-8", "replace")
     name = text.split(" ", 1)[0]
     command: Command | None = None
@@ -121,10 +121,10 @@ class LinePrinter(Protocol):
 
 
 class JsonPrinter:
-    """Prints one JSON object a line.
+    """Prints one JSON object per line.
 
-    It is a recording (``t``, ``channel``, ``line``) to which ``command`` and its
-    fields, or ``error``, are added.
+    The object has the keys of a recording (``t``, ``channel``, ``line``), and also
+    ``command`` with the command's fields, or ``error``.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -146,7 +146,7 @@ class JsonPrinter:
 
 
 class TextPrinter:
-    """A line for people, in colour if the stream is a terminal."""
+    """Prints lines as text, in colour if the stream is a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._console = Console(file=out, highlight=False, soft_wrap=True)
@@ -156,18 +156,18 @@ class TextPrinter:
         """Print a line as text."""
         if self._started is None:
             self._started = seen.time
-        # A style of the whole text would dim what is appended too.
+        # A style on the Text itself would also apply to everything appended.
         text = Text().append(f"{seen.time - self._started:10.3f} ", style="dim")
         text.append(f"{printable(seen.name):<12} ", style="bold cyan")
         command = seen.command
         if isinstance(command, RdataCommand):
             token = "batch" if command.token is None else str(command.token)
             row = seen.line.split(" ", 4)[4]
-            _append_place(text, command.stream_name, command.instance_name)
+            _append_origin(text, command.stream_name, command.instance_name)
             text.append(f" {token} ", style="yellow")
             text.append(printable(row), style="default")
         elif isinstance(command, PositionCommand):
-            _append_place(text, command.stream_name, command.instance_name)
+            _append_origin(text, command.stream_name, command.instance_name)
             text.append(f" {command.prev_token} -> {command.new_token}", style="yellow")
         elif command is not None:
             text.append(printable(seen.line.partition(" ")[2]), style="default")
@@ -176,21 +176,23 @@ class TextPrinter:
         self._console.print(text)
 
 
-def _append_place(text: Text, stream: str, writer: str) -> None:
+def _append_origin(text: Text, stream: str, writer: str) -> None:
     text.append(printable(stream), style="green")
     text.append(" of ", style="dim")
     text.append(printable(writer), style="magenta")
 
 
 def make_printer(out: TextIO, as_json: bool) -> LinePrinter:
-    """Make the printer that was asked for."""
+    """Return a printer for JSON or text."""
     return JsonPrinter(out) if as_json else TextPrinter(out)
 
 
 class Follow:
-    """Reads, filters, counts and prints the lines that are seen.
+    """Parses, filters and prints lines, and tracks the writers' positions.
 
-    :param now: monotonic s.
+    :param printer: prints the selected lines.
+    :param filters: selects the lines to print.
+    :param now: returns a monotonic time in s.
     """
 
     def __init__(
@@ -202,26 +204,26 @@ class Follow:
         self._positions: dict[tuple[str, str], int] = {}
 
     def see(self, channel: str, line: bytes) -> None:
-        """Take one line."""
+        """Process one line."""
         seen = read_seen_line(self._now(), channel, line)
         command = seen.command
         if not self._filters.admit_origin(command):
             return
         if isinstance(command, PositionCommand):
-            place = (command.stream_name, command.instance_name)
-            self._positions[place] = command.new_token
+            origin = (command.stream_name, command.instance_name)
+            self._positions[origin] = command.new_token
         elif isinstance(command, RdataCommand) and command.token is not None:
-            place = (command.stream_name, command.instance_name)
-            # A late row of caches is no step back.
-            self._positions[place] = max(
-                command.token, self._positions.get(place, command.token)
+            origin = (command.stream_name, command.instance_name)
+            # A late row of caches does not move the position back.
+            self._positions[origin] = max(
+                command.token, self._positions.get(origin, command.token)
             )
         if self._filters.admit_name(seen.name):
             self._printer(seen)
 
     def positions(self) -> list[tuple[str, str, int]]:
-        """Return the last ``(stream, writer, token)`` of what the filters select."""
-        return [(*place, token) for place, token in sorted(self._positions.items())]
+        """Return the last position of each selected writer: (stream, writer, token)."""
+        return [(*origin, token) for origin, token in sorted(self._positions.items())]
 
 
 def make_follower(
@@ -233,10 +235,10 @@ def make_follower(
     with_positions: bool,
     out: TextIO | None = None,
 ) -> Follower:
-    """Wire what follows a deployment.
+    """Return a service that prints what a deployment replicates.
 
-    :param with_positions: print where each writer was seen last, at the end.
-    :raises ConfigError: if the way to the deployment cannot be used.
+    :param with_positions: whether to print each writer's last position at the end.
+    :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
     """
     out = out or sys.stdout
     gone = False
@@ -244,7 +246,7 @@ def make_follower(
     def end(error: OSError | None) -> None:
         nonlocal gone
         gone = True
-        # Python flushes standard output at exit, and would complain.
+        # Python flushes standard output at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         if error is None:
             reactor.stop()

@@ -1,4 +1,4 @@
-"""``synapse-replication init-db``: create the tables that replication itself needs."""
+"""``synapse-replication init-db``: creates the tables that replication needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["init_db_command"]
 @click.command("init-db")
 @config_option
 def init_db_command(config_paths: tuple[str, ...]) -> None:
-    """Create the tables that replication itself needs, once per database.
+    """Create the tables that replication needs, once per database.
 
-    A main process does the same when it starts. Tables that exist, a homeserver's own
-    ones included, are left as they are. Run again, the command changes nothing.
+    A main process does the same when it starts. Existing tables, including those of a
+    homeserver, are not changed. Running the command again changes nothing.
 
     Example: synapse-replication init-db -c homeserver.yaml
     """

@@ -1,10 +1,10 @@
 """The command line: ``synapse-replication``.
 
-Exit status: 0 when all went well, 1 when something failed while running, 2 when
-the command or the configuration is wrong (nothing was started then).
+Exit status: 0 for success, 1 if something failed while running, 2 if the command or
+the configuration is invalid (nothing was started then).
 
-What a command alone needs is imported when it runs, so that help is quick and
-works without the extras.
+Modules that only one command needs are imported when it runs, so that ``--help`` is
+fast and works without the extras.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["cli", "main"]
 
 
 class _LazyGroup(click.Group):
-    """A group some of whose commands are imported when they are asked for."""
+    """A group that imports some of its commands on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_LAZY})
@@ -96,7 +96,7 @@ def _pipeline() -> click.Command:
     return pipeline_group
 
 
-#: The commands that are imported when they are asked for.
+#: The commands that are imported on first use.
 _LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "demo": _demo,
@@ -114,14 +114,14 @@ _LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="synapse-replication")
 def cli() -> None:
-    """Replicate streams of rows between the processes of a homeserver."""
+    """Replicate streams of rows between the instances of a homeserver."""
 
 
 @cli.command("main")
 @config_option
 @log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
-    """Run a main process, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    """Run a main process until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
     _run(config_paths, Purpose.MAIN, log_json)
 
 
@@ -129,7 +129,7 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
 @config_option
 @log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
-    """Run a worker, until SIGTERM or SIGINT. SIGHUP: read the files again."""
+    """Run a worker until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
     _run(config_paths, Purpose.WORKER, log_json)
 
 
@@ -148,8 +148,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         if error.name != "psycopg2":
             raise
         click.echo(
-            "synapse-replication: PostgreSQL's driver is missing; install "
-            "synapse_replication[postgres-binary], or psycopg2 of your system",
+            "synapse-replication: the PostgreSQL driver is missing; install "
+            "synapse_replication[postgres-binary], or your system's psycopg2",
             err=True,
         )
         sys.exit(1)
@@ -175,43 +175,43 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 @cli.command("check-config")
 @config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
-    """Read the configuration, report every mistake, start nothing."""
+    """Check the configuration and report all problems, without starting anything."""
     config = load_or_exit(config_paths, None)
-    if problems := _what_prevents_the_start(config):
+    if problems := _find_startup_problems(config):
         exit_with_mistakes(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
-    click.echo(f"{config.server_name}, {role}: the configuration is good.")
+    click.echo(f"{config.server_name}, {role}: the configuration is valid.")
     for name, value in describe(config):
         click.echo(f"  {name + ':':<9} {value}")
     for warning in config.warnings:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _what_prevents_the_start(config: ProcessConfig) -> list[ConfigProblem]:
-    """Look at what the configuration only names: code, and endpoints."""
+def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
+    """Return problems with code and endpoints that the configuration names."""
     from synapse_replication.app.modules import load_factories
     from synapse_replication.config.endpoints import client_endpoint, server_endpoint
 
     reactor, files = get_reactor(), config.files
-    looks: list[Callable[[], object]] = [lambda: load_factories(config)]
+    checks: list[Callable[[], object]] = [lambda: load_factories(config)]
     for make, descriptions in (
         (functools.partial(client_endpoint, tls=config.tls), config.tcp_connect),
         (server_endpoint, config.tcp_listen),
     ):
-        looks += [
+        checks += [
             functools.partial(make, reactor, each, files) for each in descriptions
         ]
     problems: list[ConfigProblem] = []
-    for look in looks:
+    for check in checks:
         try:
-            look()
+            check()
         except ConfigError as error:
             problems += error.problems
     return problems
 
 
 def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
-    """Check that streams of these names can exist in a deployment.
+    """Check that all names are those of streams of a deployment.
 
     :raises click.BadParameter: if one is neither a standard nor a declared stream.
     """
@@ -226,7 +226,7 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
-    """Say what a process with this configuration would do."""
+    """Return what a process with this configuration would do, as facts."""
     facts = []
     if config.redis is not None:
         redis = config.redis
@@ -252,7 +252,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
 
 @cli.command("follow")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
 @click.option("--stream", "streams", multiple=True, help="Only this stream.")
 @click.option("--writer", "writers", multiple=True, help="Only this instance.")
 @click.option(
@@ -262,7 +262,9 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     type=click.Choice(tuple(COMMANDS), case_sensitive=False),
     help="Only this command.",
 )
-@click.option("--positions", is_flag=True, help="At the end, say where each writer is.")
+@click.option(
+    "--positions", is_flag=True, help="At the end, print each writer's position."
+)
 def follow_command(
     config_paths: tuple[str, ...],
     as_json: bool,
@@ -271,7 +273,7 @@ def follow_command(
     commands: tuple[str, ...],
     positions: bool,
 ) -> None:
-    """Print what a running deployment replicates; send it nothing."""
+    """Print what a running deployment replicates, without sending anything to it."""
     from synapse_replication.app.run import run_service, start_logging
     from synapse_replication.cli.follow import Filters, make_follower
 
@@ -305,14 +307,14 @@ def main() -> NoReturn:
     except ModuleReady as ready:
         module = ready.module
     except (ReplicationError, OSError) as error:
-        # A file cannot be read, or what is printed cannot be written.
+        # For instance, a file cannot be read, or the output cannot be written.
         click.echo(f"synapse-replication: {error}", err=True)
         sys.exit(1)
     else:
         sys.exit(0)
-    # inspect.stack() looks at all modules for the file of a frame that none has.
+    # Otherwise inspect.stack() would search all modules for this frame's file.
     sys.modules.setdefault("synapse_replication.__main__", sys.modules["__main__"])
-    # Not in the handler: it would be the context of each exception of the module.
+    # Outside the handler, so that ModuleReady is not the context of its exceptions.
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)
 

@@ -1,7 +1,7 @@
 """``synapse-replication positions show|check|repair``.
 
-Blocks, needs no reactor, and can be run beside a deployment; ``repair`` of a
-sequence wants all writers stopped.
+The commands block, need no reactor, and can be run beside a deployment; ``repair`` of a
+sequence requires that all writers are stopped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from synapse_replication.text import counted
 
 __all__ = ["id_streams", "positions"]
 
-#: Exit status when something disagrees.
+#: Exit status if positions, tables and sequences disagree.
 EXIT_DISAGREES = 1
 
 
 def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
-    """Return the streams of a deployment that are kept in the database."""
+    """Return the streams of a deployment that are stored in the database, by name."""
     streams = []
     for declared in config.streams:
         stream: StandardStream | TableStream = (
@@ -68,7 +68,7 @@ def positions() -> None:
 @positions.command("show")
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
-    """Print where each stream and each writer stands."""
+    """Print the position of each stream and each writer."""
     with open_database(config_paths) as (connection, config):
         report = examine(connection.cursor(), id_streams(config))
     _print_table(report)
@@ -107,7 +107,7 @@ def _move_beyond(
     *,
     dry_run: bool,
 ) -> None:
-    """Take ids of sequences until the next is beyond what readers have seen."""
+    """Advance sequences beyond the positions that readers have reached."""
     for name, position in seen.items():
         if name not in streams:
             raise StorageError(f"there is no stream {name} with a sequence")
@@ -116,9 +116,9 @@ def _move_beyond(
         distance = position - last
         if distance > PLAUSIBLE_DISTANCE:
             raise StorageError(
-                f"{position} of {name} is {distance} beyond sequence {sequence}: that "
-                "would use its ids up. Have the reader go back instead: see "
-                "ahead_of_writer in the runbook"
+                f"{position} of {name} is {distance} beyond sequence {sequence}: "
+                "advancing the sequence that far would use up its ids. Move the "
+                "reader back instead: see ahead_of_writer in the runbook"
             )
         if distance > 0 and not dry_run:
             last = skip_ids(cursor, sequence, distance)
@@ -134,12 +134,12 @@ def _move_beyond(
     multiple=True,
     callback=_read_seen,
     metavar="STREAM=POSITION",
-    help="Move the sequence of a stream beyond where a reader is; writers may run.",
+    help="Move a stream's sequence beyond a reader's position; writers may run.",
 )
 def repair_command(
     config_paths: tuple[str, ...], dry_run: bool, seen: Mapping[str, int]
 ) -> None:
-    """Repair what disagrees, in one transaction. Stop all writers first."""
+    """Repair disagreements in one transaction. Stop all writers first."""
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
         if seen:

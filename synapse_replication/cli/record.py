@@ -1,8 +1,8 @@
-"""``synapse-replication record``: record what goes over the wire, send nothing.
+"""``synapse-replication record``: records traffic without sending anything.
 
-What never reaches a table (typing, presence, POSITION) is kept for the pipeline this
-way. A file holds what came over one connection: when that is lost, it is closed, and
-the next begins where the next connection does.
+Recordings preserve data that is never stored in a table (typing, presence, POSITION)
+for the pipeline. A file contains the traffic of one connection: when the connection is
+lost, the file is closed, and the next connection begins a new one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["make_recorder", "record_command"]
 _MIB = 1024 * 1024
 
 
-class _AtLoss(ReplicationObserver):
-    """Does something when a connection is lost."""
+class _LossObserver(ReplicationObserver):
+    """Calls a function when a connection is lost."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -49,11 +49,11 @@ class _AtLoss(ReplicationObserver):
 def make_recorder(
     config: ProcessConfig, reactor: Any, files: RecordingFiles
 ) -> Follower:
-    """Wire what records a deployment.
+    """Return a service that records the traffic of a deployment.
 
-    It ends with an error when the disk takes no more.
+    It fails when a recording cannot be written, for instance because the disk is full.
 
-    :raises ConfigError: if the way to the deployment cannot be used.
+    :raises ConfigError: if the configured Redis or TCP endpoint cannot be used.
     """
     failed = False
 
@@ -71,7 +71,7 @@ def make_recorder(
         return do
 
     observer = CompositeObserver(
-        [LoggingObserver(Logger()), _AtLoss(guarded(files.roll))]
+        [LoggingObserver(Logger()), _LossObserver(guarded(files.roll))]
     )
     start_links, stop_links = make_links(
         config, reactor, "record", guarded(files.see), observer
@@ -101,7 +101,7 @@ def make_recorder(
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for the recordings; made if it is missing.",
+    help="The folder for the recordings; created if it is missing.",
 )
 @click.option("--gzip", "compressed", is_flag=True, help="Compress them.")
 @click.option(
@@ -109,14 +109,14 @@ def make_recorder(
     type=click.FloatRange(min=0, min_open=True),
     default=64.0,
     show_default=True,
-    help="Begin a new file after as many MiB, before compression.",
+    help="Begin a new file after this many MiB, before compression.",
 )
 @click.option(
     "--roll-seconds",
     type=click.FloatRange(min=1),
     default=3600.0,
     show_default=True,
-    help="Begin a new file after as many seconds.",
+    help="Begin a new file after this many seconds.",
 )
 @log_option
 def record_command(
@@ -127,7 +127,7 @@ def record_command(
     roll_seconds: float,
     log_json: bool,
 ) -> None:
-    """Record what a running deployment replicates; send it nothing."""
+    """Record what a running deployment replicates, without sending anything to it."""
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     start_logging(sys.stderr, as_json=log_json)
     reactor = get_reactor()

@@ -1,4 +1,4 @@
-"""``synapse-replication replay``: what a recording of traffic adds up to."""
+"""``synapse-replication replay``: summarizes a recording of traffic."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["replay_command"]
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def replay_command(recording: Path, as_json: bool) -> None:
-    """Feed a recording of traffic through the parser and the handler.
+    """Replay recorded traffic through the parser and the handler; print a summary.
 
-    FILE has a JSON object a line, {"t": ..., "channel": ..., "line": ...}, and may be
-    compressed with gzip. Prints what the recording adds up to.
+    FILE has one JSON object per line, {"t": ..., "channel": ..., "line": ...}, and may
+    be compressed with gzip.
 
-    Exit status: 0 if every line was understood and each discard is explained, else 1.
+    Exit status: 0 if every line was parsed and each discard is explained, else 1.
     """
     report = replay_records(read_recording(recording))
     if as_json:

@@ -1,9 +1,9 @@
-"""``synapse-replication status``: how a whole deployment stands, in a terminal.
+"""``synapse-replication status``: prints the status of a whole deployment.
 
-Each process of ``instance_map`` is asked over HTTP, where it also gives rows, with the
-``worker_replication_secret``. Exit status: 0 if all is well, 1 if anything is stalled,
-a name is used twice, or a process has no link or does not answer; 2 if the
-configuration is wrong.
+The command requests the status of each process in ``instance_map`` over HTTP, from its
+replication listener, with the ``worker_replication_secret``. Exit status: 0 if there is
+no problem; 1 if a writer is stalled, a name is used twice, or a process has no link or
+does not answer; 2 if the configuration is invalid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from synapse_replication.text import printable
 
 __all__ = ["DeploymentStatus", "StatusService", "render", "status_command"]
 
-#: How often ``--watch`` looks, in s.
+#: The interval of requests with ``--watch``, in s.
 WATCH_EVERY = 2.0
 
 #: The tones of a verdict, worst first.
@@ -53,11 +53,11 @@ _STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
 
 @attrs.frozen
 class DeploymentStatus:
-    """How all processes stand that could be asked.
+    """The status of all processes of a deployment.
 
-    :ivar processes: by instance name.
+    :ivar processes: the statuses that were received, by instance name.
     :ivar unreachable: why a process did not answer, by instance name.
-    :ivar not_asked: processes that others hear, and that are not in ``instance_map``.
+    :ivar not_asked: instances that send heartbeats and are not in ``instance_map``.
     """
 
     processes: Mapping[str, ProcessStatus]
@@ -66,7 +66,7 @@ class DeploymentStatus:
 
     @property
     def is_well(self) -> bool:
-        """Return whether nobody needs to look."""
+        """Whether no process has a problem that needs an operator."""
         return not self.unreachable and not any(
             status.stalled or status.duplicates or status.is_cut_off
             for status in self.processes.values()
@@ -74,15 +74,17 @@ class DeploymentStatus:
 
 
 class StatusService(Service):
-    """Asks all processes, once or again and again, until it is stopped.
+    """Requests the status of all processes, once or periodically until it is stopped.
 
-    :param ask: gives the status of one process as JSON.
-    :param names: the processes to ask.
-    :param show: is given each answer of all.
-    :param at_end: called when there is no more to do.
-    :param close: closes the connections, when it is stopped.
-    :ivar started: fires at once.
-    :ivar is_well: what the last answer said.
+    :param clock: schedules the requests.
+    :param ask: returns an awaitable of one process's status as JSON, by its name.
+    :param names: the names of the processes.
+    :param show: called with each status of the deployment.
+    :param at_end: called when the service has finished.
+    :param close: closes the connections when the service is stopped.
+    :param watch: whether to request the status periodically.
+    :ivar started: fires immediately.
+    :ivar is_well: whether the last status of the deployment shows no problem.
     """
 
     log = Logger()
@@ -104,7 +106,7 @@ class StatusService(Service):
         self._show = show
         self._at_end = at_end
         self._watch = watch
-        self._call = LoopingCall(self._look)
+        self._call = LoopingCall(self._update)
         self._call.clock = clock
         self.started: Deferred[None] = Deferred()
         self.is_well = False
@@ -113,11 +115,11 @@ class StatusService(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self.started.callback(None)
-        looking = self._call.start(WATCH_EVERY)
+        ended = self._call.start(WATCH_EVERY)
         if not self._watch and self._call.running:
             self._call.stop()
-        looking.addErrback(self._failed)
-        looking.addCallback(self._end)
+        ended.addErrback(self._failed)
+        ended.addCallback(self._end)
 
     @override
     def stopService(self) -> Any:
@@ -128,13 +130,13 @@ class StatusService(Service):
 
     def _failed(self, failure: Failure) -> None:
         self.is_well = False
-        self.log.failure("Cannot show how the deployment stands", failure)
+        self.log.failure("Cannot show the status of the deployment", failure)
 
     def _end(self, result: object) -> None:
         if self.running:
             self._at_end()
 
-    def _look(self) -> Deferred[None]:
+    def _update(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self._ask_all())
 
     async def _ask_all(self) -> None:
@@ -173,7 +175,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def render(deployment: DeploymentStatus) -> RenderableType:
-    """Draw a deployment for a terminal: the verdicts, worst first; then all writers."""
+    """Return the status for a terminal: the verdicts, worst first; then all writers."""
     parts: list[RenderableType] = []
     for name, why in sorted(deployment.unreachable.items()):
         parts.append(_text(f"{name}: does not answer: {why}", "bold red"))
@@ -183,7 +185,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
         parts += _render_process(name, deployment.processes[name], verdicts[name])
     if deployment.not_asked:
         names = ", ".join(deployment.not_asked)
-        parts.append(_text(f"Heard, and not asked, since not in instance_map: {names}"))
+        parts.append(_text(f"Not shown, because not in instance_map: {names}"))
     parts.append(_writers(deployment))
     return Group(*parts)
 
@@ -253,20 +255,20 @@ def _make_client(
 
 @click.command("status")
 @config_option
-@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
+@click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update.")
 def status_command(
     config_paths: tuple[str, ...], watch: bool, as_json: bool
 ) -> NoReturn:
-    """Say how the processes of a deployment stand; 1 if anything is stalled."""
+    """Print the status of a deployment. Exit status 1 if there is a problem."""
     from synapse_replication.app.run import run_service, start_logging
 
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     names = tuple(sorted(config.instance_map))
     if not names:
         click.echo(
-            "synapse-replication: there is nobody to ask; name the processes, and "
-            "where their replication listeners are, in instance_map",
+            "synapse-replication: instance_map is empty; list the processes with the "
+            "addresses of their replication listeners in it",
             err=True,
         )
         sys.exit(2)

@@ -57,4 +57,4 @@ class InitDbTests(FilesMixin):
         """A configuration without PostgreSQL is told what to add."""
         status, output = self.run_on({"name": "sqlite3"})
         self.assertEqual(status, 2)
-        self.assertIn("write one with name: psycopg2", output)
+        self.assertIn("add one with name: psycopg2", output)

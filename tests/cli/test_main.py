@@ -68,7 +68,7 @@ class CheckConfigTests(FilesMixin):
         result = self.check(HOMESERVER, WORKER)
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn(
-            "x.test, worker writer1: the configuration is good.", result.output
+            "x.test, worker writer1: the configuration is valid.", result.output
         )
         self.assertIn("link:     Redis at redis.test:6379", result.output)
         self.assertIn("writes:   typing\n", result.output)
