@@ -30,12 +30,13 @@ from synapse_replication.handlers.interfaces import (
     ReplicationHost,
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.receiving.context import (
+    ReceiverOptions,
+    StreamContext,
+)
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import Pacer
-from synapse_replication.handlers.receiving.receiver import (
-    ReceiverOptions,
-    StreamReceiver,
-)
+from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.relay import CopyFilter
@@ -130,14 +131,16 @@ class ReplicationCommandHandler(CommandSender):
         )
         self._receivers = {
             name: options.receiver_type(
-                stream,
-                host.rows,
-                host.clock,
-                host.run_as_background_process,
-                observer,
-                options.receiver,
-                pacer,
-                options.partial,
+                StreamContext(
+                    stream=stream,
+                    sink=host.rows,
+                    clock=host.clock,
+                    run_as_background_process=host.run_as_background_process,
+                    observer=observer,
+                    options=options.receiver,
+                    pacer=pacer,
+                    partial=options.partial,
+                )
             )
             for name, stream in host.streams.get_streams().items()
         }
@@ -265,7 +268,7 @@ class ReplicationCommandHandler(CommandSender):
         elif not self._admits(run.stream_name, run.instance_name):
             reason = DiscardReason.UNDECLARED_WRITER
         else:
-            receiver.put_rows(link, run)
+            receiver.enqueue_rows(link, run)
             return
         self._observer.discarded(
             run.stream_name, run.instance_name, reason, len(run.rows)
@@ -288,7 +291,7 @@ class ReplicationCommandHandler(CommandSender):
                 len(run.rows) - len(others.rows),
             )
             run = others
-        receiver.put_interleaved(link, run)
+        receiver.enqueue_interleaved(link, run)
 
     def _admits(self, stream_name: str, instance_name: str) -> bool:
         """Return whether an instance may write a stream; forget one that is silent."""
@@ -308,7 +311,7 @@ class ReplicationCommandHandler(CommandSender):
                 and refused.instance_name != self._instance_name
                 and self._admits(refused.stream_name, refused.instance_name)
             ):
-                receiver.put_lost_row(link, refused.instance_name)
+                receiver.enqueue_lost_row(link, refused.instance_name)
         # A newer peer's command is no reason to part.
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
@@ -367,7 +370,7 @@ class ReplicationCommandHandler(CommandSender):
             if receiver is None or not self._admits(stream_name, instance_name):
                 continue
             if epoch is not None:
-                receiver.put_epoch(link, instance_name, token, epoch)
+                receiver.enqueue_epoch(link, instance_name, token, epoch)
             receiver.enqueue_reported_position(
                 link, instance_name, token, is_first=is_new_epoch
             )
@@ -395,7 +398,7 @@ class ReplicationCommandHandler(CommandSender):
             reason = DiscardReason.UNDECLARED_WRITER
         else:
             if link is not None:
-                receiver.put_position(link, command)
+                receiver.enqueue_position(link, command)
             return None
         self._observer.discarded(command.stream_name, command.instance_name, reason, 1)
         return None

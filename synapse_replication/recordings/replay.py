@@ -35,7 +35,7 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser,
 )
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.reader import Record, RecordingError
 from synapse_replication.recordings.report import Gap, Report
 from synapse_replication.streams.rows import decode_json

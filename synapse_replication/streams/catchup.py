@@ -1,10 +1,14 @@
-"""What a POSITION means for a reader: a decision, without its effects.
+"""What a writer's claims mean for a reader: decisions, without their effects.
 
 Theory of operation: a writer that announces ``POSITION stream writer prev new``
 promises that it wrote nothing in ``(prev, new]``. A reader that stands anywhere
 from ``prev`` to ``new`` has missed nothing. One that stands below ``prev`` may
 have. One that stands *above* ``new`` has either asked somebody who knows more
 (its database), or reads a stream that began again from an earlier token.
+
+A position that is reported beside the rows, and a range of rows that was dropped,
+are compared with the reader's position in the same way. Each ``plan_*`` function
+returns one of the plans below, and a caller carries it out.
 """
 
 from __future__ import annotations
@@ -23,15 +27,22 @@ from synapse_replication.streams.stream import (
 )
 
 __all__ = [
+    "AheadOfWriter",
+    "Check",
+    "Extend",
     "Gap",
     "InSync",
     "Page",
-    "PositionPlan",
+    "Plan",
+    "ReaderPosition",
     "Redundant",
     "Reset",
     "check_page",
     "gather_batches",
     "plan_catch_up",
+    "plan_dropped_range",
+    "plan_position",
+    "plan_reported_position",
 ]
 
 T = TypeVar("T")
@@ -40,6 +51,17 @@ T = TypeVar("T")
 @attrs.frozen
 class InSync:
     """Nothing was missed: take the new position, ask nobody."""
+
+    upto_token: int
+
+
+@attrs.frozen
+class Check:
+    """The position is confirmed by a writer that may not have been heard before.
+
+    If the reader moved there without a row, ask whether there are any: a false position
+    that came true would hide them.
+    """
 
     upto_token: int
 
@@ -65,11 +87,45 @@ class Reset:
 
 
 @attrs.frozen
+class Extend:
+    """A catch-up is running already: it continues up to ``upto_token`` at least.
+
+    :ivar from_token: where it goes back to if its cursor is beyond; ``None`` if the
+        cursor stays.
+    """
+
+    upto_token: int
+    from_token: int | None = None
+
+
+@attrs.frozen
 class Redundant:
     """We know of more than was announced: nothing to do."""
 
 
-PositionPlan: TypeAlias = InSync | Gap | Reset | Redundant
+@attrs.frozen
+class AheadOfWriter:
+    """Rows beyond the writer's own position were delivered: report the conflict."""
+
+
+Plan: TypeAlias = InSync | Check | Gap | Reset | Extend | Redundant | AheadOfWriter
+
+
+@attrs.frozen
+class ReaderPosition:
+    """Where a reader stands with a writer of a stream.
+
+    :ivar current: the reader's position.
+    :ivar undelivered_from: no row above this token was delivered. Less than ``current``
+        if the reader moved there without a row.
+    :ivar cursor: how far a running catch-up has come; ``None`` if none is running.
+    :ivar target: how far it is to go.
+    """
+
+    current: int
+    undelivered_from: int
+    cursor: int | None = None
+    target: int = 0
 
 
 def plan_catch_up(
@@ -80,7 +136,7 @@ def plan_catch_up(
     resettable: bool = False,
     held_in_memory: bool = False,
     is_range_believed: bool = True,
-) -> PositionPlan:
+) -> InSync | Gap | Reset | Redundant:
     """Compare a reader's position with what a writer announced.
 
     :param current: where the reader stands with this writer.
@@ -100,6 +156,108 @@ def plan_catch_up(
     if not resettable:
         return Redundant()
     return Reset(min(0, new_token) if held_in_memory else new_token, new_token)
+
+
+def plan_position(
+    reader: ReaderPosition,
+    prev_token: int,
+    new_token: int,
+    *,
+    resettable: bool = False,
+    held_in_memory: bool = False,
+    is_range_believed: bool = True,
+) -> Plan:
+    """Decide what a POSITION asks for, whether or not a catch-up is running.
+
+    The options are those of :func:`plan_catch_up`.
+    """
+    if reader.cursor is not None:
+        if held_in_memory and new_token < reader.target:
+            # What was to be fetched is gone with the process that wrote it.
+            return Reset(0, new_token)
+        return Extend(new_token)
+    plan = plan_catch_up(
+        reader.current,
+        prev_token,
+        new_token,
+        resettable=resettable,
+        held_in_memory=held_in_memory,
+        is_range_believed=is_range_believed,
+    )
+    if isinstance(plan, Gap):
+        # What was passed just now without rows may have been hidden by a false
+        # position: to fetch it again doubles nothing.
+        return Gap(reader.undelivered_from, plan.upto_token)
+    if isinstance(plan, InSync) and prev_token >= new_token:
+        return Check(new_token)
+    return plan
+
+
+def plan_reported_position(
+    reader: ReaderPosition,
+    token: int,
+    *,
+    was_below: bool,
+    idempotent: bool = False,
+    held_in_memory: bool = False,
+) -> Plan:
+    """Decide what it means that a connected writer says that it sent all to ``token``.
+
+    :param was_below: ``token`` was below the reader's position when it arrived. Only
+        then do the two contradict each other.
+    :param idempotent: rows may be committed below a position; those contradict nothing.
+    """
+    if reader.cursor is not None:
+        return Extend(token)
+    if token > reader.current:
+        return Gap(reader.undelivered_from, token)
+    if token == reader.current or not was_below or idempotent:
+        return Redundant()
+    start = reader.undelivered_from
+    if held_in_memory:
+        # What its writer has is little, and no harm if it is delivered again.
+        return Reset(min(0, token), token) if start < reader.current else Redundant()
+    if start == reader.current:
+        # To go back would deliver rows twice.
+        return AheadOfWriter()
+    return Reset(start, max(start, token))
+
+
+def plan_dropped_range(
+    reader: ReaderPosition,
+    lowest: int | None,
+    upto_token: int,
+    lowest_position: int | None,
+    *,
+    was_reset: bool,
+    resettable: bool = False,
+    held_in_memory: bool = False,
+    idempotent: bool = False,
+) -> Gap | Reset | Extend:
+    """Decide what is fetched in place of rows and positions that were dropped.
+
+    :param lowest: the least token of the rows; ``None`` if there were none.
+    :param upto_token: the greatest token of all.
+    :param lowest_position: the least position; ``None`` if there was none.
+    :param was_reset: the stream began again among them.
+    """
+    start = reader.current if reader.cursor is None else reader.cursor
+    goes_back = (
+        resettable
+        and lowest_position is not None
+        and (was_reset or lowest_position < start)
+    )
+    # What is stored is still there: going on is as good as going back.
+    if goes_back and (held_in_memory or upto_token < start):
+        assert lowest_position is not None
+        restart = min(0, lowest_position) if held_in_memory else lowest_position
+        return Reset(restart, upto_token)
+    if idempotent and lowest is not None:
+        # Late rows count, too.
+        start = min(start, lowest - 1)
+    if reader.cursor is not None:
+        return Extend(upto_token, start)
+    return Gap(min(start, upto_token), upto_token)
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     MemoryHost,

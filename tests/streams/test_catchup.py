@@ -8,13 +8,21 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.catchup import (
+    AheadOfWriter,
+    Check,
+    Extend,
     Gap,
     InSync,
     Page,
+    Plan,
+    ReaderPosition,
     Redundant,
     Reset,
     check_page,
     plan_catch_up,
+    plan_dropped_range,
+    plan_position,
+    plan_reported_position,
 )
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
@@ -75,6 +83,216 @@ class PlanCatchUpTests(SynchronousTestCase):
         else:
             self.assertGreater(current, new)
             self.assertEqual(isinstance(plan, Reset), resettable)
+
+
+#: At 10, where a row led; at 10, without a row since 7; catching up from 10 to 20.
+_AT_A_ROW = ReaderPosition(10, 10)
+_MOVED = ReaderPosition(10, 7)
+_CATCHING_UP = ReaderPosition(8, 8, 10, 20)
+
+
+class PlanPositionTests(SynchronousTestCase):
+    """What a POSITION asks for, beside a catch-up that runs, too."""
+
+    def check(
+        self, *cases: tuple[ReaderPosition, int, int, Plan], **options: bool
+    ) -> None:
+        """Check (reader, prev_token, new_token, plan) of each."""
+        for reader, prev, new, plan in cases:
+            self.assertEqual(
+                plan_position(reader, prev, new, **options), plan, (reader, prev, new)
+            )
+
+    def test_live(self) -> None:
+        """Without a catch-up it is compared with the position; a gap begins where
+        the last row was."""
+        self.check(
+            (_AT_A_ROW, 10, 12, InSync(12)),
+            (_AT_A_ROW, 11, 12, Gap(10, 12)),
+            (_AT_A_ROW, 8, 9, Redundant()),
+            (_MOVED, 10, 12, InSync(12)),
+            (_MOVED, 11, 12, Gap(7, 12)),
+            (_MOVED, 8, 9, Redundant()),
+            (_MOVED, 9, 10, InSync(10)),
+        )
+
+    def test_confirmed(self) -> None:
+        """A writer that says only where it is may not have been heard before."""
+        self.check(
+            (_MOVED, 10, 10, Check(10)),
+            (_MOVED, 12, 10, Check(10)),
+            (_AT_A_ROW, 10, 10, Check(10)),
+        )
+
+    def test_an_unbelievable_range(self) -> None:
+        """A range that is not believed is fetched, if the writer's token is news."""
+        self.check(
+            (_AT_A_ROW, 10, 12, Gap(10, 12)),
+            (_AT_A_ROW, 9, 10, InSync(10)),
+            is_range_believed=False,
+        )
+
+    def test_began_again(self) -> None:
+        """What a stream goes back to depends on where its rows are."""
+        self.check((_MOVED, 2, 3, Reset(3, 3)), resettable=True)
+        self.check(
+            (_MOVED, 2, 3, Reset(0, 3)),
+            (_MOVED, -2, -1, Reset(-1, -1)),
+            resettable=True,
+            held_in_memory=True,
+        )
+
+    def test_catching_up(self) -> None:
+        """A catch-up that runs is extended, whatever the tokens are."""
+        cases: list[tuple[ReaderPosition, int, int, Plan]] = [
+            (_CATCHING_UP, prev, new, Extend(new))
+            for prev in (3, 8, 10, 30)
+            for new in (5, 8, 10, 20, 30)
+        ]
+        self.check(*cases)
+        self.check(*cases, resettable=True)
+
+    def test_began_again_while_catching_up(self) -> None:
+        """What was to be fetched of a writer's memory went with its process."""
+        self.check(
+            (_CATCHING_UP, 19, 19, Reset(0, 19)),
+            (_CATCHING_UP, 20, 20, Extend(20)),
+            held_in_memory=True,
+        )
+
+
+class PlanReportedPositionTests(SynchronousTestCase):
+    """What it means that a writer reports how far it sent."""
+
+    def check(self, *cases: tuple[ReaderPosition, int, Plan], **options: bool) -> None:
+        """Check (reader, token, plan) of each; all were below when they arrived."""
+        for reader, token, plan in cases:
+            self.assertEqual(
+                plan_reported_position(reader, token, was_below=True, **options),
+                plan,
+                (reader, token),
+            )
+
+    def test_not_all_came(self) -> None:
+        """What lies between is fetched, from the last row that was delivered."""
+        self.check(
+            (_AT_A_ROW, 11, Gap(10, 11)),
+            (_MOVED, 11, Gap(7, 11)),
+            (_AT_A_ROW, 10, Redundant()),
+            (_MOVED, 10, Redundant()),
+        )
+
+    def test_catching_up(self) -> None:
+        """A catch-up that runs is extended."""
+        self.check(*((_CATCHING_UP, token, Extend(token)) for token in (5, 20, 30)))
+
+    def test_ahead_of_the_writer(self) -> None:
+        """It goes back to the last row, or reports that this is beyond the writer."""
+        self.check(
+            (_AT_A_ROW, 9, AheadOfWriter()),
+            (_MOVED, 9, Reset(7, 9)),
+            (_MOVED, 7, Reset(7, 7)),
+            (_MOVED, 5, Reset(7, 7)),
+        )
+
+    def test_ahead_of_a_writer_in_memory(self) -> None:
+        """All of it is fetched, if the reader got beyond without a row."""
+        self.check(
+            (_AT_A_ROW, 9, Redundant()),
+            (_MOVED, 9, Reset(0, 9)),
+            (_MOVED, 5, Reset(0, 5)),
+            (_MOVED, -1, Reset(-1, -1)),
+            held_in_memory=True,
+        )
+
+    def test_no_contradiction(self) -> None:
+        """A lower token that was not lower on arrival says nothing, nor does one of
+        an idempotent stream."""
+        self.check(
+            (_MOVED, 9, Redundant()), (_AT_A_ROW, 9, Redundant()), idempotent=True
+        )
+        for reader in (_MOVED, _AT_A_ROW):
+            self.assertEqual(
+                plan_reported_position(reader, 9, was_below=False), Redundant()
+            )
+
+
+class PlanDroppedRangeTests(SynchronousTestCase):
+    """What is fetched in place of what a full queue dropped."""
+
+    def check(
+        self,
+        *cases: tuple[ReaderPosition, int | None, int, int | None, Plan],
+        was_reset: bool = False,
+        **options: bool,
+    ) -> None:
+        """Check (reader, lowest, upto, lowest_position, plan) of each."""
+        for reader, lowest, upto, position, plan in cases:
+            self.assertEqual(
+                plan_dropped_range(
+                    reader, lowest, upto, position, was_reset=was_reset, **options
+                ),
+                plan,
+                (reader, lowest, upto, position),
+            )
+
+    def test_rows(self) -> None:
+        """They are fetched from where the reader is, or the catch-up has come."""
+        self.check(
+            (_AT_A_ROW, 11, 15, None, Gap(10, 15)),
+            (_AT_A_ROW, 3, 15, 12, Gap(10, 15)),
+            (_AT_A_ROW, 3, 9, None, Gap(9, 9)),
+            (_CATCHING_UP, 11, 15, None, Extend(15, 10)),
+            (_CATCHING_UP, 3, 30, 12, Extend(30, 10)),
+        )
+
+    def test_late_rows_of_an_idempotent_stream(self) -> None:
+        """Those are fetched, too."""
+        self.check(
+            (_AT_A_ROW, 5, 15, None, Gap(4, 15)),
+            (_AT_A_ROW, None, 15, 15, Gap(10, 15)),
+            (_AT_A_ROW, 12, 15, 15, Gap(10, 15)),
+            (_CATCHING_UP, 5, 15, None, Extend(15, 4)),
+            (_CATCHING_UP, 12, 15, None, Extend(15, 10)),
+            idempotent=True,
+        )
+
+    def test_stored_stream_that_began_again(self) -> None:
+        """It goes back only if all that was dropped is behind the reader."""
+        for was_reset in (False, True):
+            self.check(
+                (_AT_A_ROW, None, 5, 3, Reset(3, 5)),
+                (_AT_A_ROW, None, 10, 3, Gap(10, 10)),
+                (_AT_A_ROW, 4, 5, None, Gap(5, 5)),
+                (_CATCHING_UP, None, 9, 9, Reset(9, 9)),
+                (_CATCHING_UP, None, 10, 9, Extend(10, 10)),
+                resettable=True,
+                was_reset=was_reset,
+            )
+
+    def test_stream_in_memory_that_began_again(self) -> None:
+        """All that its writer has is fetched."""
+        self.check(
+            (_AT_A_ROW, None, 15, 9, Reset(0, 15)),
+            (_AT_A_ROW, None, 15, -2, Reset(-2, 15)),
+            (_AT_A_ROW, None, 15, 10, Gap(10, 15)),
+            (_AT_A_ROW, 2, 15, None, Gap(10, 15)),
+            (_CATCHING_UP, None, 15, 9, Reset(0, 15)),
+            (_CATCHING_UP, None, 15, 10, Extend(15, 10)),
+            resettable=True,
+            held_in_memory=True,
+        )
+        self.check(
+            (_AT_A_ROW, None, 15, 12, Reset(0, 15)),
+            resettable=True,
+            held_in_memory=True,
+            was_reset=True,
+        )
+
+    def test_cannot_begin_again(self) -> None:
+        """A lower position of any other stream says nothing."""
+        for was_reset in (False, True):
+            self.check((_AT_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
 
 
 class CheckPageTests(SynchronousTestCase):

@@ -23,7 +23,7 @@ from scripts.tools.bench.traffic import (
     row_of,
 )
 from synapse_replication.handlers.handler import HandlerOptions
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory

@@ -10,90 +10,131 @@ last of them are of a batch that may go on. Nothing else is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.queue import Queued
-from synapse_replication.handlers.receiving.writer_state import (
+from synapse_replication.handlers.receiving.items import (
     CatchUpStep,
     DroppedRange,
     FoundRemoved,
-    Link,
+    Item,
     LostRow,
     NewEpoch,
     ReportedPosition,
 )
+from synapse_replication.handlers.receiving.queue import Queued
+from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
-__all__ = ["ROW_OVERHEAD", "Item", "coalesce"]
-
-Item: TypeAlias = (
-    RdataRun
-    | InterleavedRun
-    | PositionCommand
-    | LostRow
-    | DroppedRange
-    | CatchUpStep
-    | ReportedPosition
-    | NewEpoch
-    | FoundRemoved
-)
-"""What waits in a stream's queue, with the link that it came by."""
+__all__ = ["ROW_OVERHEAD", "coalesce"]
 
 #: What a row costs in memory besides its text, bytes, about.
 ROW_OVERHEAD = 80
 
+_Queued: TypeAlias = Queued[tuple[Link, Item]]
+_Key: TypeAlias = tuple[Link, str]
+
 
 def coalesce(
-    waiting: Iterable[Queued[tuple[Link, Item]]],
+    waiting: Iterable[_Queued],
     resettable: bool,
     discarded: Callable[[str, DiscardReason, int], object],
-) -> list[Queued[tuple[Link, Item]]]:
+) -> list[_Queued]:
     """Make few small items of all that wait.
 
     :param resettable: the stream may begin again at an earlier token.
     :param discarded: told of ``(instance_name, reason, rows)``.
     """
-    kept: list[Queued[tuple[Link, Item]]] = []
-    collapsed: dict[tuple[Link, str], DroppedRange] = {}
-    told: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
-    epochs: dict[tuple[Link, str], Queued[tuple[Link, Item]]] = {}
-
-    def of_writer(link: Link, instance_name: str) -> DroppedRange:
-        key = link, instance_name
-        if key not in collapsed:
-            collapsed[key] = DroppedRange(instance_name, resettable)
-        return collapsed[key]
-
+    remains = _Remains(resettable, discarded)
     for queued in waiting:
+        remains.add(queued)
+    return remains.items()
+
+
+class _Remains:
+    """What is kept of the items, by link and writer."""
+
+    def __init__(
+        self, resettable: bool, discarded: Callable[[str, DiscardReason, int], object]
+    ) -> None:
+        self._resettable = resettable
+        self._discarded = discarded
+        self._kept: list[_Queued] = []
+        self._ranges: dict[_Key, DroppedRange] = {}
+        self._reported: dict[_Key, _Queued] = {}
+        self._epochs: dict[_Key, _Queued] = {}
+        self._adders: dict[type[Item], Callable[[_Queued, Link, Any], None]] = {
+            RdataRun: self._add_rows,
+            InterleavedRun: self._add_interleaved,
+            PositionCommand: self._add_position,
+            LostRow: self._add_lost_row,
+            DroppedRange: self._add_range,
+            CatchUpStep: self._keep,
+            FoundRemoved: self._keep,
+            ReportedPosition: self._add_reported,
+            NewEpoch: self._add_epoch,
+        }
+
+    def add(self, queued: _Queued) -> None:
+        """Take in the next item."""
         link, item = queued.item
-        if isinstance(item, CatchUpStep | FoundRemoved):
-            kept.append(queued)
-        elif isinstance(item, ReportedPosition):
-            told[link, item.instance_name] = queued
-        elif isinstance(item, NewEpoch):
-            key = link, item.instance_name
-            told.pop(key, None)
-            earlier = collapsed.pop(key, None)
-            if earlier is not None:
-                discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
-                if earlier.ends_in_batch:
-                    collapsed[key] = DroppedRange(
-                        item.instance_name,
-                        resettable,
-                        lowest_position=earlier.lowest_position,
-                        ends_in_batch=True,
-                    )
-            epochs[key] = queued
-        elif isinstance(item, InterleavedRun):
-            for run in item.runs():
-                of_writer(link, run.instance_name).add(run)
-        else:
-            of_writer(link, item.instance_name).add(item)
-    kept += epochs.values()
-    for (link, instance_name), left in collapsed.items():
-        discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
-        left.rows = 0
-        kept.append(Queued((link, left), 1, ROW_OVERHEAD))
-    return [*kept, *told.values()]
+        self._adders[type(item)](queued, link, item)
+
+    def items(self) -> list[_Queued]:
+        """Return what is kept; what is not is reported as discarded."""
+        kept = [*self._kept, *self._epochs.values()]
+        for (link, instance_name), left in self._ranges.items():
+            self._discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)
+            left.rows = 0
+            kept.append(Queued((link, left), 1, ROW_OVERHEAD))
+        return [*kept, *self._reported.values()]
+
+    def _range_of(self, link: Link, instance_name: str) -> DroppedRange:
+        key = link, instance_name
+        if key not in self._ranges:
+            self._ranges[key] = DroppedRange(instance_name, self._resettable)
+        return self._ranges[key]
+
+    def _keep(self, queued: _Queued, link: Link, item: Item) -> None:
+        self._kept.append(queued)
+
+    def _add_rows(self, queued: _Queued, link: Link, run: RdataRun) -> None:
+        self._range_of(link, run.instance_name).add_rows(run)
+
+    def _add_interleaved(
+        self, queued: _Queued, link: Link, item: InterleavedRun
+    ) -> None:
+        for run in item.runs():
+            self._add_rows(queued, link, run)
+
+    def _add_position(
+        self, queued: _Queued, link: Link, position: PositionCommand
+    ) -> None:
+        self._range_of(link, position.instance_name).add_position(position)
+
+    def _add_lost_row(self, queued: _Queued, link: Link, item: LostRow) -> None:
+        self._range_of(link, item.instance_name).add_lost_row()
+
+    def _add_range(self, queued: _Queued, link: Link, item: DroppedRange) -> None:
+        self._range_of(link, item.instance_name).add_range(item)
+
+    def _add_reported(
+        self, queued: _Queued, link: Link, item: ReportedPosition
+    ) -> None:
+        self._reported[link, item.instance_name] = queued
+
+    def _add_epoch(self, queued: _Queued, link: Link, item: NewEpoch) -> None:
+        key = link, item.instance_name
+        self._reported.pop(key, None)
+        earlier = self._ranges.pop(key, None)
+        if earlier is not None:
+            self._discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
+            if earlier.ends_in_batch:
+                self._ranges[key] = DroppedRange(
+                    item.instance_name,
+                    self._resettable,
+                    lowest_position=earlier.lowest_position,
+                    ends_in_batch=True,
+                )
+        self._epochs[key] = queued

@@ -6,34 +6,21 @@ the writer without a break lives on it, by (stream, writer), and dies with it:
 unfinished batches, whether a POSITION was handled, a running catch-up. So neither
 a second writer, nor a second connection, nor a reconnection can mix them up.
 
-A writer of which no POSITION was handled on the link has no state there. One that
-has a state is either *live*, its rows are taken as they come, or it catches up.
+A writer of which no POSITION was handled on the link is not among its writers. One
+that is there is either *live*, its rows are delivered as they come, or it catches up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 
 import attrs
 
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
-from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
-from synapse_replication.wire.commands.standard import PositionCommand
-from synapse_replication.wire.rdata import RdataRun
+from synapse_replication.streams.stream import StreamUpdateResult
 
-__all__ = [
-    "CatchUpState",
-    "CatchUpStep",
-    "DroppedRange",
-    "FoundRemoved",
-    "Link",
-    "LostRow",
-    "NewEpoch",
-    "ReadAhead",
-    "ReportedPosition",
-    "WriterState",
-]
+__all__ = ["CatchUpState", "Link", "LinkedWriter", "ReadAhead"]
 
 
 #: Claims that are remembered of one catch-up.
@@ -133,7 +120,7 @@ class CatchUpState:
 
 
 @attrs.define(eq=False)
-class WriterState:
+class LinkedWriter:
     """One writer of one stream on one link.
 
     :ivar pending: the rows of a batch that is not finished, as JSON text.
@@ -143,6 +130,9 @@ class WriterState:
     :ivar is_connected: a POSITION was handled to its end.
     """
 
+    link: Link
+    stream_name: str
+    instance_name: str
     pending: list[bytes] = attrs.Factory(list)
     has_lost_rows: bool = False
     catch_up: CatchUpState | None = None
@@ -167,6 +157,28 @@ class WriterState:
         self.pending = pending
         return whole
 
+    def drop_pending(self) -> int:
+        """Drop an unfinished batch, so that it is fetched; return its rows."""
+        count = len(self.pending)
+        if count:
+            self.pending = []
+            self.has_lost_rows = True
+        return count
+
+    def lose_rows(self, ends_in_batch: bool | None) -> None:
+        """Record that rows were dropped, behind those of an unfinished batch.
+
+        :param ends_in_batch: the last of them are of a batch that is not finished
+            either; ``None`` if there were no rows.
+        """
+        self.drop_pending()
+        if ends_in_batch is not None:
+            self.has_lost_rows = ends_in_batch
+
+    def forget(self) -> None:
+        """Forget the writer: what still waits of its rows must not pass a gap."""
+        self.link.writers.pop((self.stream_name, self.instance_name), None)
+
 
 @attrs.define(eq=False)
 class Link:
@@ -177,136 +189,27 @@ class Link:
     """
 
     connection: ReplicationConnection
-    writers: dict[tuple[str, str], WriterState] = attrs.Factory(dict)
+    writers: dict[tuple[str, str], LinkedWriter] = attrs.Factory(dict)
     is_lost: bool = False
+
+    def writer(self, stream_name: str, instance_name: str) -> LinkedWriter:
+        """Return a writer; it is added if it is not there."""
+        key = stream_name, instance_name
+        writer = self.writers.get(key)
+        if writer is None:
+            writer = self.writers[key] = LinkedWriter(self, stream_name, instance_name)
+        return writer
 
     def forget_writer(self, stream_name: str, instance_name: str) -> None:
         """Forget a writer, unless a catch-up of it runs."""
-        state = self.writers.get((stream_name, instance_name))
-        if state is not None and state.catch_up is None:
-            del self.writers[stream_name, instance_name]
+        writer = self.writers.get((stream_name, instance_name))
+        if writer is not None and writer.catch_up is None:
+            writer.forget()
 
     def lose(self) -> None:
         """Forget what cannot go on without the connection."""
         self.is_lost = True
-        for key, state in list(self.writers.items()):
-            if state.catch_up is not None:
-                state.catch_up.cancel_retry()
-                del self.writers[key]
-
-
-# What waits in a stream's queue, besides rows and PositionCommand.
-
-
-@attrs.frozen
-class LostRow:
-    """A row of this writer arrived and could not be read."""
-
-    instance_name: str
-
-
-@attrs.frozen
-class ReportedPosition:
-    """The writer told on the extension that it had sent all up to ``token``.
-
-    :ivar is_first: it has just started, and only says where it begins: what lies
-        before is no gap, but to be fetched if it was not seen.
-    :ivar is_below: it is below where this process stood when it arrived. Only then is
-        it a contradiction: in a queue that was full, what came later may be first.
-    """
-
-    instance_name: str
-    token: int
-    is_first: bool = False
-    is_below: bool = False
-
-
-@attrs.frozen
-class NewEpoch:
-    """The writer is of another start than what was handled of it, or may be.
-
-    It had got to ``token`` when it said so.
-    """
-
-    instance_name: str
-    token: int
-    epoch: str
-
-
-@attrs.frozen(eq=False)
-class FoundRemoved:
-    """Removed writers whose rows are to be fetched."""
-
-    writers: Mapping[str, RemovedWriter]
-
-
-@attrs.frozen(eq=False)
-class CatchUpStep:
-    """Go on with a catch-up."""
-
-    instance_name: str
-    state: WriterState
-    catch_up: CatchUpState
-
-
-@attrs.define
-class DroppedRange:
-    """What is left of the waiting items of a writer after the queue was full.
-
-    :ivar lowest: the smallest token of the rows that were dropped.
-    :ivar upto: rows up to here are wanted; ``None`` if no token was seen.
-    :ivar lowest_position: the smallest that was announced among the items; ``None``
-        if there was no POSITION.
-    :ivar was_reset: the stream began again among the items.
-    :ivar ends_in_batch: the last rows that were dropped are of a batch that is
-        not finished; ``None`` if there were no rows.
-    :ivar rows: how many rows were dropped.
-    """
-
-    instance_name: str
-    resettable: bool
-    lowest: int | None = None
-    upto: int | None = None
-    lowest_position: int | None = None
-    was_reset: bool = False
-    ends_in_batch: bool | None = None
-    rows: int = 0
-
-    def add(self, item: RdataRun | PositionCommand | LostRow | DroppedRange) -> None:
-        """Take in the next item of the writer."""
-        if isinstance(item, RdataRun):
-            tokens = [token for token in item.tokens if token is not None]
-            if tokens:
-                self._reach(min(tokens), max(tokens))
-            self.rows += len(item.rows)
-            self.ends_in_batch = item.tokens[-1] is None
-        elif isinstance(item, PositionCommand):
-            if self.resettable and self.upto is not None and item.new_token < self.upto:
-                self._reset()
-            self._reach(None, item.new_token)
-            self._announce(item.new_token)
-        elif isinstance(item, DroppedRange):
-            if item.was_reset:
-                self._reset()
-            self._reach(item.lowest, item.upto)
-            self.rows += item.rows
-            if item.lowest_position is not None:
-                self._announce(item.lowest_position)
-            if item.ends_in_batch is not None:
-                self.ends_in_batch = item.ends_in_batch
-        else:
-            self.ends_in_batch = True
-
-    def _announce(self, token: int) -> None:
-        if self.lowest_position is None or token < self.lowest_position:
-            self.lowest_position = token
-
-    def _reset(self) -> None:
-        self.was_reset = True
-        self.lowest = self.upto = None
-
-    def _reach(self, lowest: int | None, upto: int | None) -> None:
-        if lowest is not None and (self.lowest is None or lowest < self.lowest):
-            self.lowest = lowest
-        if upto is not None and (self.upto is None or upto > self.upto):
-            self.upto = upto
+        for writer in list(self.writers.values()):
+            if writer.catch_up is not None:
+                writer.catch_up.cancel_retry()
+                writer.forget()

@@ -27,10 +27,8 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.receiving.receiver import (
-    ReceiverOptions,
-)
 from synapse_replication.handlers.sending.streamer import (
     StreamerOptions,
 )

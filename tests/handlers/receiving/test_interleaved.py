@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from tests.handlers.fixtures import Receiving, receiving
 
 WRITERS = [f"w{n}" for n in range(10)]

@@ -7,14 +7,15 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.overflow import Item, coalesce
-from synapse_replication.handlers.receiving.queue import Queued
-from synapse_replication.handlers.receiving.writer_state import (
+from synapse_replication.handlers.receiving.items import (
     DroppedRange,
-    Link,
+    Item,
     NewEpoch,
     ReportedPosition,
 )
+from synapse_replication.handlers.receiving.overflow import coalesce
+from synapse_replication.handlers.receiving.queue import Queued
+from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands.standard import PositionCommand
 from synapse_replication.wire.rdata import InterleavedRun, RdataRun

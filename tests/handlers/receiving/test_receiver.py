@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.observer import DiscardReason
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Receiving, Row, receiving
 

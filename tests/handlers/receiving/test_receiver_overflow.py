@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row, receiving
 

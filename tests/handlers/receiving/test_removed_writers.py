@@ -13,7 +13,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.receiving.receiver import ReceiverOptions
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.testing.doubles import (
     MemoryConnection,

@@ -8,24 +8,17 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.receiving.writer_state import (
     MAX_CLAIMS,
     CatchUpState,
-    DroppedRange,
     Link,
-    LostRow,
-    WriterState,
+    LinkedWriter,
 )
 from synapse_replication.testing.doubles import MemoryConnection
-from synapse_replication.wire.commands.standard import PositionCommand
-from synapse_replication.wire.rdata import RdataRun
 
 
-def run(*tokens: int | None) -> RdataRun:
-    """Make a run of rows."""
-    return RdataRun("events", "w", list(tokens), [b"[]"] * len(tokens))
-
-
-def position(token: int) -> PositionCommand:
-    """Make a first announcement."""
-    return PositionCommand("events", "w", token, token)
+def writer(name: str = "w", catch_up: CatchUpState | None = None) -> LinkedWriter:
+    """Make a writer on a link of its own."""
+    made = Link(MemoryConnection()).writer("events", name)
+    made.catch_up = catch_up
+    return made
 
 
 class LinkTests(SynchronousTestCase):
@@ -36,11 +29,9 @@ class LinkTests(SynchronousTestCase):
         clock = Clock()
         link = Link(MemoryConnection())
         retry = clock.callLater(1, self.fail)
-        link.writers["events", "a"] = WriterState()
-        link.writers["events", "b"] = WriterState(
-            catch_up=CatchUpState(0, 1, retry=retry)
-        )
-        link.writers["events", "c"] = WriterState(catch_up=CatchUpState(0, 1))
+        link.writer("events", "a")
+        link.writer("events", "b").catch_up = CatchUpState(0, 1, retry=retry)
+        link.writer("events", "c").catch_up = CatchUpState(0, 1)
         link.lose()
         self.assertTrue(link.is_lost)
         self.assertEqual(list(link.writers), [("events", "a")])
@@ -55,15 +46,61 @@ class LinkTests(SynchronousTestCase):
         self.assertIsNone(catch_up.retry)
 
 
-class WriterStateTests(SynchronousTestCase):
+class LinkedWriterTests(SynchronousTestCase):
     """Whether rows are delivered as they come."""
 
     def test_is_live(self) -> None:
         """A writer is live when it neither catches up nor is amid a batch."""
-        self.assertTrue(WriterState().is_live)
-        self.assertFalse(WriterState(pending=[b"[]"]).is_live)
-        self.assertFalse(WriterState(has_lost_rows=True).is_live)
-        self.assertFalse(WriterState(catch_up=CatchUpState(0, 1)).is_live)
+        self.assertTrue(writer().is_live)
+        amid_a_batch = writer()
+        amid_a_batch.gather([None], [b"[]"])
+        self.assertFalse(amid_a_batch.is_live)
+        self.assertEqual(amid_a_batch.drop_pending(), 1)
+        self.assertEqual(amid_a_batch.pending, [])
+        self.assertFalse(amid_a_batch.is_live)
+        self.assertFalse(writer(catch_up=CatchUpState(0, 1)).is_live)
+
+    def test_nothing_to_drop(self) -> None:
+        """Without an unfinished batch there is nothing to drop, and none is missing."""
+        live = writer()
+        self.assertEqual(live.drop_pending(), 0)
+        self.assertTrue(live.is_live)
+
+    def test_rows_that_were_dropped(self) -> None:
+        """Whether a batch goes on is what the last of the dropped rows say."""
+        for is_pending, ends_in_batch, has_lost_rows in (
+            (False, None, False),
+            (True, None, True),
+            (False, False, False),
+            (True, False, False),
+            (False, True, True),
+            (True, True, True),
+        ):
+            dropped = writer()
+            dropped.pending = [b"[]"] * is_pending
+            dropped.lose_rows(ends_in_batch)
+            case = is_pending, ends_in_batch
+            self.assertEqual(dropped.has_lost_rows, has_lost_rows, case)
+            self.assertEqual(dropped.pending, [], case)
+
+    def test_one_of_each_name(self) -> None:
+        """A link has one writer of each name and stream, until it is forgotten."""
+        link = Link(MemoryConnection())
+        first = link.writer("events", "w")
+        self.assertIs(link.writer("events", "w"), first)
+        self.assertIsNot(link.writer("receipts", "w"), first)
+        first.forget()
+        first.forget()
+        self.assertEqual(list(link.writers), [("receipts", "w")])
+
+    def test_forgetting_a_silent_writer(self) -> None:
+        """A link does not forget a writer while it catches up."""
+        link = Link(MemoryConnection())
+        link.writer("events", "a").catch_up = CatchUpState(0, 1)
+        link.writer("events", "b")
+        for name in ("a", "b", "c"):
+            link.forget_writer("events", name)
+        self.assertEqual(list(link.writers), [("events", "a")])
 
 
 class CatchUpRunTests(SynchronousTestCase):
@@ -88,92 +125,3 @@ class CatchUpRunTests(SynchronousTestCase):
         self.assertEqual(len(run.claims), MAX_CLAIMS)
         run.refute(500)
         self.assertEqual((run.target, run.is_refuted), (500, False))
-
-
-class CollapsedTests(SynchronousTestCase):
-    """What is left of items that found no room."""
-
-    def coalesce(
-        self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
-    ) -> DroppedRange:
-        collapsed = DroppedRange("w", resettable=True)
-        for item in items:
-            collapsed.add(item)
-        return collapsed
-
-    def test_rows(self) -> None:
-        """The lowest and highest token of rows are kept, and their number."""
-        self.assertEqual(
-            self.coalesce(run(5, 3), run(None, 9)),
-            DroppedRange("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
-        )
-
-    def test_an_unfinished_batch(self) -> None:
-        """Rows of a batch that is not finished are remembered as such."""
-        self.assertEqual(
-            self.coalesce(run(5, None)),
-            DroppedRange("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
-        )
-        self.assertFalse(self.coalesce(run(5, None), run(6)).ends_in_batch)
-
-    def test_only_the_beginning_of_a_batch(self) -> None:
-        """Rows without a token reach nothing."""
-        self.assertEqual(
-            self.coalesce(run(None)),
-            DroppedRange("w", True, rows=1, ends_in_batch=True),
-        )
-
-    def test_a_lost_row(self) -> None:
-        """A row that could not be read makes the next token be fetched."""
-        self.assertTrue(self.coalesce(run(5), LostRow("w")).ends_in_batch)
-
-    def test_positions(self) -> None:
-        """A position is reached like a token; the lowest is kept."""
-        self.assertEqual(
-            self.coalesce(position(4), position(7)),
-            DroppedRange("w", True, upto=7, lowest_position=4),
-        )
-
-    def test_a_reset(self) -> None:
-        """After a stream began again only what follows counts."""
-        self.assertEqual(
-            self.coalesce(run(90), position(2), run(3)),
-            DroppedRange(
-                "w",
-                True,
-                lowest=3,
-                upto=3,
-                lowest_position=2,
-                was_reset=True,
-                ends_in_batch=False,
-                rows=2,
-            ),
-        )
-
-    def test_a_stream_that_cannot_be_reset(self) -> None:
-        """A lower position of any other stream changes nothing."""
-        collapsed = DroppedRange("w", resettable=False)
-        collapsed.add(run(90))
-        collapsed.add(position(2))
-        self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
-
-    def test_collapsing_again(self) -> None:
-        """What was collapsed before is taken in, in its place."""
-        before = self.coalesce(run(90), position(2), run(3))
-        self.assertEqual(
-            self.coalesce(run(80), before, run(4)),
-            DroppedRange(
-                "w",
-                True,
-                lowest=3,
-                upto=4,
-                lowest_position=2,
-                was_reset=True,
-                ends_in_batch=False,
-                rows=4,
-            ),
-        )
-        self.assertEqual(
-            self.coalesce(self.coalesce(run(5)), run(6)),
-            DroppedRange("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
-        )

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from synapse_replication.dropin.streams import HostStream
+from synapse_replication.handlers.receiving.announcements import AnnouncementHandler
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.receiving.writer_state import Link, WriterState
+from synapse_replication.handlers.receiving.rows import RowHandler
+from synapse_replication.handlers.receiving.writer_state import Link, LinkedWriter
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.positions import WriterPositions
@@ -34,73 +36,79 @@ class _AsksBeforeItHears(RedisSubscriber):
         """It was reported already."""
 
 
+class _RowsDuringCatchUp(RowHandler):
+    def handle_slice(
+        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
+    ) -> Awaitable[None] | None:
+        catch_up, writer.catch_up = writer.catch_up, None
+        try:
+            return super().handle_slice(writer, tokens, rows)
+        finally:
+            writer.catch_up = writer.catch_up or catch_up
+
+
 class _DoesNotWaitForCatchUp(StreamReceiver):
     """Rows that arrive during a catch-up are delivered at once."""
 
+    row_handler_type = _RowsDuringCatchUp
+
+
+class _BatchesByStream(RowHandler):
     def handle_slice(
-        self,
-        link: Link,
-        instance_name: str,
-        state: WriterState,
-        tokens: list[Any],
-        rows: list[bytes],
+        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
     ) -> Awaitable[None] | None:
-        catch_up, state.catch_up = state.catch_up, None
-        try:
-            return super().handle_slice(link, instance_name, state, tokens, rows)
-        finally:
-            state.catch_up = state.catch_up or catch_up
+        others = [
+            other
+            for (name, _), other in writer.link.writers.items()
+            if name == self.stream_name and other is not writer
+        ]
+        for other in others:
+            writer.pending = other.pending + writer.pending
+            other.pending = []
+        return super().handle_slice(writer, tokens, rows)
 
 
 class _OneBatchPerStream(StreamReceiver):
     """The rows of a batch are gathered by stream, not by writer."""
 
-    def handle_slice(
-        self,
-        link: Link,
-        instance_name: str,
-        state: WriterState,
-        tokens: list[Any],
-        rows: list[bytes],
-    ) -> Awaitable[None] | None:
-        others = [
-            other
-            for (name, _), other in link.writers.items()
-            if name == self.stream_name and other is not state
-        ]
-        for other in others:
-            state.pending = other.pending + state.pending
-            other.pending = []
-        return super().handle_slice(link, instance_name, state, tokens, rows)
+    row_handler_type = _BatchesByStream
+
+
+class _DropsAllBatches(AnnouncementHandler):
+    async def handle_position(self, link: Link, position: PositionCommand) -> None:
+        for (name, _), writer in link.writers.items():
+            if name == position.stream_name:
+                writer.pending = []
+        await super().handle_position(link, position)
 
 
 class _PositionDropsAllBatches(StreamReceiver):
     """The POSITION of one writer drops the unfinished batches of all."""
 
-    async def handle_position(self, link: Link, position: PositionCommand) -> None:
-        for (name, _), state in link.writers.items():
-            if name == self.stream_name:
-                state.pending = []
-        await super().handle_position(link, position)
+    announcement_handler_type = _DropsAllBatches
+
+
+class _ConnectsAllWriters(RowHandler):
+    def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        key = self.stream_name, run.instance_name
+        if key not in link.writers and any(
+            name == self.stream_name and writer.is_connected
+            for (name, _), writer in link.writers.items()
+        ):
+            link.writer(*key).is_connected = True
+        return super().handle(link, run)
 
 
 class _ConnectsStreams(StreamReceiver):
     """A POSITION of one writer makes the rows of all writers welcome."""
 
-    def handle_rows(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        key = self.stream_name, run.instance_name
-        if key not in link.writers and any(
-            name == self.stream_name and state.is_connected
-            for (name, _), state in link.writers.items()
-        ):
-            link.writers[key] = WriterState(is_connected=True)
-        return super().handle_rows(link, run)
+    row_handler_type = _ConnectsAllWriters
 
 
 class _ForgetsUnreadableRows(StreamReceiver):
     """A row that cannot be read is skipped, the others are kept."""
 
-    def put_lost_row(self, link: Link, instance_name: str) -> None:
+    def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Say nothing."""
 
 
@@ -140,7 +148,9 @@ class _IgnoresFetches(WriterPositions):
 class _ComparesNoEpochs(StreamReceiver):
     """Only a lower POSITION says that a writer in memory began again."""
 
-    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+    def enqueue_epoch(
+        self, link: Link, instance_name: str, token: int, epoch: str
+    ) -> None:
         pass
 
 
@@ -149,10 +159,12 @@ class _SavesNoEpochs(StreamReceiver):
 
     _first: dict[str, str] | None = None
 
-    def put_epoch(self, link: Link, instance_name: str, token: int, epoch: str) -> None:
+    def enqueue_epoch(
+        self, link: Link, instance_name: str, token: int, epoch: str
+    ) -> None:
         self._first = self._first or {}
         if self._first.setdefault(instance_name, epoch) != epoch:
-            super().put_epoch(link, instance_name, token, epoch)
+            super().enqueue_epoch(link, instance_name, token, epoch)
 
 
 class _TrustsPersistedUpto(HostStream):
@@ -194,15 +206,17 @@ class _DrainsNobody(PostgresStream):
         return {}
 
 
-class _LooksOnlyAtTheStart(StreamReceiver):
+class _LooksOnlyAtTheStart(PostgresStream):
     """A reader that runs does not hear of a writer's removal."""
 
     _has_looked = False
 
-    def look_for_removed_writers(self, link: Link) -> None:
-        if not self._has_looked:
-            self._has_looked = True
-            super().look_for_removed_writers(link)
+    async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
+        if self._has_looked:
+            return {}
+        found = await super().find_removed_writers()
+        self._has_looked = True
+        return found
 
 
 BUGS: Mapping[str, Parts] = {
@@ -220,7 +234,7 @@ BUGS: Mapping[str, Parts] = {
     "late baseline": Parts(host_stream=_LateBaseline),
     "revealed rows": Parts(host_stream=_RevealsRows),
     "removed": Parts(stream=_DrainsNobody),
-    "removed, running": Parts(receiver=_LooksOnlyAtTheStart),
+    "removed, running": Parts(stream=_LooksOnlyAtTheStart),
 }
 
 #: The first seed that found each when this was written: where to begin to look.

@@ -1,0 +1,225 @@
+"""Positions and epochs that writers announce, and what was dropped of a full queue.
+
+Theory of operation: what each means is decided by a ``plan_*`` function of
+:mod:`synapse_replication.streams.catchup`; an :class:`AnnouncementHandler` carries the
+plan out.
+"""
+
+from __future__ import annotations
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.receiving.items import (
+    DroppedRange,
+    LostRow,
+    NewEpoch,
+    ReportedPosition,
+)
+from synapse_replication.handlers.receiving.writer_state import (
+    CatchUpState,
+    Link,
+    LinkedWriter,
+)
+from synapse_replication.streams.catchup import (
+    AheadOfWriter,
+    Check,
+    Extend,
+    Gap,
+    InSync,
+    Redundant,
+    Reset,
+    plan_dropped_range,
+    plan_position,
+    plan_reported_position,
+)
+from synapse_replication.wire.commands.standard import PositionCommand
+
+__all__ = ["AnnouncementHandler"]
+
+
+class AnnouncementHandler:
+    """Handles what the writers of one stream announce, in its turn.
+
+    Used in the reactor's thread only.
+    """
+
+    def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
+        self._context = context
+        self._name = context.name
+        self._description = context.description
+        self._catch_ups = catch_ups
+
+    async def handle_position(self, link: Link, position: PositionCommand) -> None:
+        """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
+        name, instance_name = self._name, position.instance_name
+        if link.is_lost:
+            # What waits behind it must not pass the gap of which it may tell.
+            link.writers.pop((name, instance_name), None)
+            return
+        writer = link.writer(name, instance_name)
+        self._drop_pending(writer)
+        run, new_token = writer.catch_up, position.new_token
+        plan = plan_position(
+            self._catch_ups.reader_position(instance_name, run),
+            position.prev_token,
+            new_token,
+            resettable=self._description.resettable,
+            held_in_memory=self._description.held_in_memory,
+            is_range_believed=(
+                run is not None or self._context.is_plausible(instance_name, new_token)
+            ),
+        )
+        if isinstance(plan, Redundant):
+            self._context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+            self._context.report_position(instance_name)
+            self._catch_ups.connected(writer)
+        elif isinstance(plan, Extend) and run is not None:
+            run.want(plan.upto_token)
+            # It is there again.
+            run.is_drain = False
+            await self._catch_ups.run(writer, run)
+        elif isinstance(plan, Check):
+            start = self._catch_ups.start_to_check(instance_name)
+            await self._begin(writer, Gap(start, new_token))
+        elif isinstance(plan, InSync | Gap | Reset):
+            await self._begin(writer, plan)
+
+    async def handle_reported_position(
+        self, link: Link, item: ReportedPosition
+    ) -> None:
+        """Catch up if what the writer reported did not all come.
+
+        A stream goes back by this only where no row was delivered.
+        """
+        if link.is_lost:
+            return
+        name, instance_name, token = self._name, item.instance_name, item.token
+        writer = link.writers.get((name, instance_name))
+        if writer is None:
+            # Its POSITION did not come; this says as much.
+            if token >= self._context.stream.current_token(instance_name):
+                await self.handle_position(
+                    link, PositionCommand(name, instance_name, token, token)
+                )
+            return
+        run = writer.catch_up
+        reader = self._catch_ups.reader_position(instance_name, run)
+        plan = plan_reported_position(
+            reader,
+            token,
+            was_below=item.is_below,
+            idempotent=self._description.idempotent,
+            held_in_memory=self._description.held_in_memory,
+        )
+        observer = self._context.observer
+        if isinstance(plan, Extend) and run is not None:
+            run.want(plan.upto_token)
+        elif isinstance(plan, AheadOfWriter):
+            observer.ahead_of_writer(name, instance_name, reader.current, token)
+        elif isinstance(plan, Gap):
+            if not item.is_first:
+                observer.gap_found(name, instance_name, reader.current, token)
+            await self._begin(writer, plan)
+        elif isinstance(plan, Reset):
+            await self._begin(writer, plan)
+
+    async def handle_dropped_range(self, link: Link, item: DroppedRange) -> None:
+        """Catch up with what was dropped when the queue was full."""
+        instance_name = item.instance_name
+        key = self._name, instance_name
+        if link.is_lost:
+            link.writers.pop(key, None)
+        if key not in link.writers and (link.is_lost or item.lowest_position is None):
+            return
+        writer = link.writer(self._name, instance_name)
+        writer.lose_rows(item.ends_in_batch)
+        if item.upto is None:
+            return
+        run = writer.catch_up
+        plan = plan_dropped_range(
+            self._catch_ups.reader_position(instance_name, run),
+            item.lowest,
+            item.upto,
+            item.lowest_position,
+            was_reset=item.was_reset,
+            resettable=self._description.resettable,
+            held_in_memory=self._description.held_in_memory,
+            idempotent=self._description.idempotent,
+        )
+        if not isinstance(plan, Extend) or run is None:
+            await self._begin(writer, plan, is_incomplete=True)
+            return
+        if plan.from_token is not None:
+            run.cursor = min(run.cursor, plan.from_token)
+        run.is_drain = run.is_drain and item.lowest_position is None
+        run.want(plan.upto_token)
+        run.is_incomplete = True
+        await self._catch_ups.run(writer, run)
+
+    async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
+        """Fetch all that a writer has in memory, unless it is of the same epoch still.
+
+        If it is not known of which epoch that is which was handled, it may have begun
+        again since. A batch that is not finished may go on, or not: it is fetched.
+        """
+        instance_name, epoch = item.instance_name, item.epoch
+        if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
+            # It is told again on the next connection.
+            return
+        known = link.writers.get((self._name, instance_name))
+        run = None if known is None else known.catch_up
+        if run is not None and run.epoch == epoch:
+            # Told again, and still to be gone back.
+            return
+        is_new = self._context.stream.current_token(instance_name) == 0
+        if is_new and run is None and not (known and known.pending):
+            # Nothing of an earlier epoch was seen.
+            await self._begin_epoch(instance_name, epoch)
+            return
+        writer = link.writer(self._name, instance_name)
+        self._drop_pending(writer)
+        await self._begin(writer, Reset(min(0, item.token), item.token), epoch=epoch)
+
+    async def _begin_epoch(self, instance_name: str, epoch: str) -> None:
+        try:
+            await self._catch_ups.epochs.begin(instance_name, epoch)
+        except Exception as error:  # noqa: BLE001 -- the observer is told
+            # The next heartbeat tells it again.
+            self._context.observer.failure(
+                f"saving the epoch of {instance_name}", error
+            )
+
+    def handle_lost_row(self, link: Link, item: LostRow) -> None:
+        """Have the batch fetched of which a row could not be read."""
+        writer = link.writers.get((self._name, item.instance_name))
+        if writer is not None:
+            writer.lose_rows(ends_in_batch=True)
+
+    def _drop_pending(self, writer: LinkedWriter) -> None:
+        self._context.discard(
+            writer.instance_name,
+            DiscardReason.SUPERSEDED_BY_POSITION,
+            writer.drop_pending(),
+        )
+
+    async def _begin(
+        self,
+        writer: LinkedWriter,
+        plan: InSync | Gap | Reset | Extend,
+        *,
+        epoch: str | None = None,
+        is_incomplete: bool = False,
+    ) -> None:
+        """Begin a catch-up, in place of one that runs."""
+        if writer.catch_up is not None:
+            writer.catch_up.cancel_retry()
+        upto_token = plan.upto_token
+        if isinstance(plan, Reset):
+            restart = plan.restart_token
+            run = CatchUpState(restart, upto_token, restart, epoch)
+        else:
+            start = plan.from_token if isinstance(plan, Gap) else upto_token
+            run = CatchUpState(start, upto_token)
+        run.is_incomplete = is_incomplete
+        await self._catch_ups.run(writer, run)

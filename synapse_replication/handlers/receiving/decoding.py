@@ -1,0 +1,86 @@
+"""Typed rows of a stream, made of what arrived or was fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from synapse_replication.errors import RowDecodeError
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.streams.catchup import Page, gather_batches
+from synapse_replication.streams.stream import JsonValue
+
+__all__ = ["RowDecoder"]
+
+
+class RowDecoder:
+    """Decodes the rows of one stream, and reports those that are not as they should."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._name = context.name
+        self._codec = context.description.codec
+        self._observer = context.observer
+
+    def decode(self, texts: Sequence[bytes]) -> list[Any] | None:
+        """Make typed rows of texts; ``None`` if one of them is no row."""
+        try:
+            decoded = self._codec.decode(texts)
+        except RowDecodeError as error:
+            self._observer.failure(f"decoding rows of {self._name}", error)
+            return None
+        if decoded.with_extra_fields:
+            self._observer.extra_fields(self._name, decoded.with_extra_fields)
+        return decoded.rows
+
+    def decode_quietly(self, texts: Sequence[bytes]) -> list[Any] | None:
+        """Make typed rows of texts; ``None`` if there is anything to report."""
+        try:
+            decoded = self._codec.decode(texts)
+        except RowDecodeError:
+            return None
+        return None if decoded.with_extra_fields else decoded.rows
+
+    def decode_page(
+        self, instance_name: str, page: Page
+    ) -> Iterable[tuple[int, list[Any]]]:
+        """Make typed rows of fetched ones, all at once if they came as text.
+
+        :return: each token with its rows.
+        """
+        if page.is_encoded:
+            try:
+                decoded = self._codec.decode(page.values)
+            except RowDecodeError:
+                # Which of them it is shows one by one.
+                pass
+            else:
+                if decoded.with_extra_fields:
+                    self._observer.extra_fields(self._name, decoded.with_extra_fields)
+                return gather_batches(page.tokens, decoded.rows)
+        return (
+            (token, self._decode_each(instance_name, values, page.is_encoded))
+            for token, values in page.batches()
+        )
+
+    def _decode_each(
+        self, instance_name: str, values: Iterable[JsonValue], are_encoded: bool
+    ) -> list[Any]:
+        """Make typed rows of fetched values.
+
+        One that is no row even here, of a peer of another version, is skipped and
+        reported: waiting for it would stop the stream for good.
+        """
+        rows: list[Any] = []
+        for value in values:
+            try:
+                if are_encoded:
+                    rows += self._codec.decode([value]).rows
+                else:
+                    rows.append(self._codec.from_json(value))
+            except RowDecodeError as error:
+                self._observer.discarded(
+                    self._name, instance_name, DiscardReason.UNDECODABLE, 1
+                )
+                self._observer.failure(f"decoding a row of {self._name}", error)
+        return rows

@@ -1,0 +1,117 @@
+"""Received rows of several writers that came together, in their order of arrival.
+
+Theory of operation: single rows of live writers are decoded together and delivered as
+they come. Where anything is out of the ordinary, the rows are handled writer by writer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.receiving.decoding import RowDecoder
+from synapse_replication.handlers.receiving.delivery import Delivery
+from synapse_replication.handlers.receiving.rows import SLICE, RowHandler
+from synapse_replication.handlers.receiving.writer_state import Link
+from synapse_replication.wire.rdata import InterleavedRun, RdataRun
+
+__all__ = ["InterleavedRowHandler"]
+
+
+class InterleavedRowHandler:
+    """Handles the interleaved rows of one stream.
+
+    Used in the reactor's thread only.
+
+    :param rows: handles those of one writer.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        decoder: RowDecoder,
+        delivery: Delivery,
+        rows: RowHandler,
+    ) -> None:
+        self._context = context
+        self._name = context.name
+        self._stream = context.stream
+        self._pacer = context.pacer
+        self._on_rdata = context.sink.on_rdata
+        self._decoder = decoder
+        self._delivery = delivery
+        self._rows = rows
+
+    async def handle(self, link: Link, run: InterleavedRun) -> None:
+        """Handle rows of several writers, a slice at a time, decoded together."""
+        # The positions that are still to be reported: once, not with each row.
+        moved: dict[str, int] = {}
+        for start in range(0, len(run.rows), SLICE):
+            if start and self._pacer.is_due():
+                self._report_positions(moved)
+                await self._pacer.take_break()
+            part = run.part(start, start + SLICE)
+            typed = None
+            if None not in part.tokens and self._are_plausible(part):
+                typed = self._decoder.decode_quietly(part.rows)
+            if typed is None:
+                self._report_positions(moved)
+                for of_writer in part.runs():
+                    if (waiting := self._rows.handle(link, of_writer)) is not None:
+                        await waiting
+            else:
+                await self._handle_typed(link, part, typed, moved)
+            self._pacer.count(len(part.rows))
+        self._report_positions(moved)
+
+    def _report_positions(self, moved: dict[str, int]) -> None:
+        for instance_name in moved:
+            self._context.report_position(instance_name)
+        moved.clear()
+
+    def _are_plausible(self, part: InterleavedRun) -> bool:
+        tokens = cast(list[int], part.tokens)
+        greatest = max(tokens)
+        return self._context.is_plausible(
+            part.instance_names[tokens.index(greatest)], greatest
+        )
+
+    async def _handle_typed(
+        self,
+        link: Link,
+        part: InterleavedRun,
+        typed: list[Any],
+        moved: dict[str, int],
+    ) -> None:
+        """Deliver single rows of live writers, each as it comes; others as ever.
+
+        :param moved: live writers, and their positions, which are to be reported later.
+        """
+        name = self._name
+        on_rdata = self._on_rdata
+        for index, (instance_name, token, row) in enumerate(
+            # None is not among them.
+            zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
+        ):
+            position = moved.get(instance_name)
+            is_live = position is not None
+            if position is None:
+                position = self._stream.current_token(instance_name)
+                writer = link.writers.get((name, instance_name))
+                is_live = writer is not None and writer.is_live
+            if not is_live or token <= position:
+                moved.pop(instance_name, None)
+                single = RdataRun(name, instance_name, [token], [part.rows[index]])
+                if (waiting := self._rows.handle(link, single)) is not None:
+                    await waiting
+                continue
+            try:
+                waiting = on_rdata(name, instance_name, token, [row])
+                if waiting is not None:
+                    await waiting
+                moved[instance_name] = token
+            except Exception as error:  # noqa: BLE001 -- the observer is told
+                if moved.pop(instance_name, None) is not None:
+                    self._context.report_position(instance_name)
+                failed = link.writers[name, instance_name]
+                self._delivery.failed(failed, [(token, [row])], error)

@@ -1,0 +1,82 @@
+"""The pages of a catch-up: whom they are asked of, and one page ahead.
+
+Theory of operation: while a page is delivered, the next is on its way, one at most: the
+source and this process work at the same time. It is used if the cursor is where it
+begins, and else forgotten.
+"""
+
+from __future__ import annotations
+
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.receiving.writer_state import CatchUpState, ReadAhead
+from synapse_replication.streams.stream import StreamUpdateResult
+
+__all__ = ["PageSource"]
+
+
+class PageSource:
+    """Fetches the pages of one stream's catch-ups."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._name = context.name
+        # The stream's own source is the writer's memory already.
+        held_in_memory = context.description.held_in_memory
+        self._partial = None if held_in_memory else context.partial
+
+    async def next_page(
+        self, instance_name: str, run: CatchUpState
+    ) -> tuple[StreamUpdateResult, int, bool]:
+        """Fetch the rows behind the cursor of a catch-up.
+
+        :return: the answer, up to where it was asked for, and whether it is of what
+            the writer sent last.
+        """
+        ahead, run.ahead = run.ahead, None
+        if ahead is not None and ahead.from_token == run.cursor:
+            result, is_partial = await self._answer(ahead)
+            return result, ahead.upto_token, is_partial
+        upto_token = run.target
+        result, is_partial = await self._ask(instance_name, run, run.cursor, upto_token)
+        return result, upto_token, is_partial
+
+    def read_ahead(
+        self, instance_name: str, run: CatchUpState, from_token: int
+    ) -> None:
+        """Begin to fetch the page of a catch-up that begins behind ``from_token``."""
+        ahead = run.ahead = ReadAhead(from_token, run.target)
+
+        async def ask() -> None:
+            try:
+                ahead.answer = await self._ask(
+                    instance_name, run, from_token, ahead.upto_token
+                )
+            except Exception as error:  # noqa: BLE001 -- raised where it is wanted
+                ahead.error = error
+
+        ahead.process = self._context.run_as_background_process(
+            f"replication_read_ahead_{self._name}", ask
+        )
+
+    async def _ask(
+        self, instance_name: str, run: CatchUpState, from_token: int, upto_token: int
+    ) -> tuple[StreamUpdateResult, bool]:
+        """Ask for a page; tell whether it is of what the writer sent last."""
+        if self._partial is not None and not run.is_drain:
+            result = await self._partial.get_updates_since(
+                self._name, instance_name, from_token, upto_token
+            )
+            if result is not None:
+                return result, True
+        result = await self._context.stream.get_updates_since(
+            instance_name, from_token, upto_token
+        )
+        return result, False
+
+    async def _answer(self, ahead: ReadAhead) -> tuple[StreamUpdateResult, bool]:
+        assert ahead.process is not None
+        await ahead.process
+        if ahead.error is not None:
+            raise ahead.error
+        assert ahead.answer is not None
+        return ahead.answer

@@ -1,0 +1,179 @@
+"""Received rows of a stream, on their way to the host or to a catch-up.
+
+Theory of operation: rows of a live writer, ascending, take the fast path: they are
+decoded together and delivered at once, and nothing is made that could be waited for.
+All others, parts of batches, late or unreadable ones, and those of a writer that
+catches up, are sorted batch by batch
+(:mod:`~synapse_replication.handlers.receiving.batches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from operator import lt
+from typing import Any
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.batches import BatchSorter
+from synapse_replication.handlers.receiving.catch_up import CatchUpRunner
+from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.receiving.decoding import RowDecoder
+from synapse_replication.handlers.receiving.delivery import Delivery
+from synapse_replication.handlers.receiving.writer_state import Link, LinkedWriter
+from synapse_replication.wire.rdata import RdataRun
+
+__all__ = ["SLICE", "RowHandler"]
+
+#: Rows that are decoded and delivered without a look at the clock.
+SLICE = 100
+
+
+class RowHandler:
+    """Handles the rows of one stream, of all its writers.
+
+    Used in the reactor's thread only.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        decoder: RowDecoder,
+        catch_ups: CatchUpRunner,
+        delivery: Delivery,
+    ) -> None:
+        self._context = context
+        self._name = context.name
+        self._stream = context.stream
+        self._pacer = context.pacer
+        self._is_plausible = context.is_plausible
+        self._decoder = decoder
+        self._catch_ups = catch_ups
+        self._delivery = delivery
+
+    @property
+    def stream_name(self) -> str:
+        """The name of the stream."""
+        return self._name
+
+    def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
+        """Handle rows of one writer; return what to wait for, if there is anything.
+
+        Mostly there is not, so nothing is made that could be waited for.
+        """
+        writer = link.writers.get((self._name, run.instance_name))
+        if writer is None:
+            reason = DiscardReason.NOT_CONNECTED
+            self._context.discard(run.instance_name, reason, len(run.rows))
+            return None
+        if len(run.rows) > SLICE:
+            return self._handle_slices(writer, run)
+        waiting = self.handle_slice(writer, run.tokens, run.rows)
+        self._pacer.count(len(run.rows))
+        return waiting
+
+    async def _handle_slices(self, writer: LinkedWriter, run: RdataRun) -> None:
+        for start in range(0, len(run.rows), SLICE):
+            if start and self._pacer.is_due():
+                await self._pacer.take_break()
+            tokens = run.tokens[start : start + SLICE]
+            rows = run.rows[start : start + SLICE]
+            waiting = self.handle_slice(writer, tokens, rows)
+            if waiting is not None:
+                await waiting
+            self._pacer.count(len(rows))
+
+    def handle_slice(
+        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
+    ) -> Awaitable[None] | None:
+        """Handle a slice of rows of one writer; return what to wait for, if anything.
+
+        :param tokens: as many as rows; ``None`` where more rows of a token follow.
+        """
+        position = self._stream.current_token(writer.instance_name)
+        if (
+            not self._is_fast_path(writer, tokens, position)
+            or not self._is_plausible(writer.instance_name, tokens[-1])
+            or (typed := self._decoder.decode(rows)) is None
+        ):
+            return self._handle_slow_path(writer, tokens, rows)
+        batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal
+        return self._delivery.deliver(writer, batches)
+
+    @staticmethod
+    def _is_fast_path(
+        writer: LinkedWriter, tokens: Sequence[Any], position: int
+    ) -> bool:
+        """Return whether these are single rows of a live writer, ascending."""
+        return (
+            writer.is_live
+            and None not in tokens
+            and tokens[0] > position
+            and (len(tokens) == 1 or all(map(lt, tokens, tokens[1:])))
+        )
+
+    async def _handle_slow_path(
+        self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
+    ) -> None:
+        """Handle rows that need a closer look.
+
+        Among them are parts of batches, late or unreadable rows, or rows of a
+        writer that catches up.
+        """
+        whole = writer.gather(tokens, rows)
+        if whole:
+            await self._handle_batches(writer, whole)
+        if self._is_too_much(writer.pending):
+            # Only now: the batches before it are whole.
+            self._context.discard(
+                writer.instance_name, DiscardReason.CATCHING_UP, writer.drop_pending()
+            )
+
+    def _is_too_much(self, pending: list[bytes]) -> bool:
+        options = self._context.options
+        return (
+            len(pending) > options.max_batch_rows
+            or sum(map(len, pending)) > options.max_queue_size
+        )
+
+    async def _handle_batches(
+        self, writer: LinkedWriter, whole: list[tuple[int, list[bytes]]]
+    ) -> None:
+        """Deliver what may be delivered; have the rest fetched."""
+        instance_name, run = writer.instance_name, writer.catch_up
+        reader = self._catch_ups.reader_position(instance_name)
+        sorter = BatchSorter(
+            self._context.description,
+            partial(self._is_plausible, instance_name),
+            self._decoder.decode,
+            reader.current,
+            reader.undelivered_from,
+            has_lost_rows=writer.has_lost_rows,
+        )
+        if run is not None:
+            sorter.fetch_from = sorter.position = max(reader.current, run.cursor)
+        for token, texts in whole:
+            reason = sorter.add(token, texts)
+            if reason is not None:
+                self._context.discard(instance_name, reason, len(texts))
+        writer.has_lost_rows = sorter.has_lost_rows
+        waiting = self._delivery.deliver(writer, sorter.deliverable)
+        if waiting is not None:
+            await waiting
+        if sorter.missed:
+            self._fetch_again(writer, reader.undelivered_from, sorter.missed)
+        if sorter.fetch_from is not None:
+            tokens = [token for token, _ in whole]
+            self._catch_ups.schedule(writer, sorter.fetch_from, tokens)
+
+    def _fetch_again(
+        self, writer: LinkedWriter, undelivered_from: int, missed: list[int]
+    ) -> None:
+        """Have rows fetched that the position passed, from where it did so."""
+        current = self._stream.current_token(writer.instance_name)
+        self._catch_ups.schedule(
+            writer,
+            undelivered_from,
+            missed,
+            restart_token=undelivered_from if undelivered_from < current else None,
+        )

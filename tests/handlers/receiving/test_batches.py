@@ -1,0 +1,177 @@
+"""Tests of which batches are delivered and which are fetched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.batches import BatchSorter
+from synapse_replication.testing.doubles import SourceStream
+from tests.handlers.fixtures import Row
+
+_DELIVERED = None
+_AGAIN = DiscardReason.CATCHING_UP
+_OLD = DiscardReason.OLD_TOKEN
+_UNDECODABLE = DiscardReason.UNDECODABLE
+
+
+def sorter(
+    position: int = 10,
+    missed_above: int = 10,
+    fetch_from: int | None = None,
+    *,
+    idempotent: bool = False,
+    resettable: bool = False,
+) -> BatchSorter:
+    """Make a sorter to which tokens up to 99 are plausible, and b"?" is no row."""
+    stream = SourceStream("events", Row, idempotent=idempotent, resettable=resettable)
+    return BatchSorter(
+        stream.description,
+        lambda token: token < 100,
+        lambda texts: None if b"?" in texts else [text.decode() for text in texts],
+        position,
+        missed_above,
+        fetch_from,
+    )
+
+
+class BatchSorterTests(SynchronousTestCase):
+    """Each case: the sorter, batches with what becomes of them, and what it says."""
+
+    def check(
+        self,
+        batches: BatchSorter,
+        *cases: tuple[int, bytes, DiscardReason | None],
+        deliverable: list[int],
+        fetch_from: int | None = None,
+        missed: tuple[int, ...] = (),
+    ) -> None:
+        """Sort batches of one row; b"!" is one of which another row was lost."""
+        for token, text, reason in cases:
+            batches.has_lost_rows = text == b"!"
+            self.assertEqual(batches.add(token, [text]), reason, token)
+            self.assertFalse(batches.has_lost_rows)
+        delivered: list[tuple[int, list[Any]]] = [
+            (token, ["r"]) for token in deliverable
+        ]
+        self.assertEqual(batches.deliverable, delivered)
+        self.assertEqual(batches.fetch_from, fetch_from)
+        self.assertEqual(batches.missed, list(missed))
+
+    def test_ascending(self) -> None:
+        """Whole batches above the position are delivered."""
+        cases = ((11, b"r", _DELIVERED), (13, b"r", _DELIVERED))
+        self.check(sorter(), *cases, deliverable=[11, 13])
+
+    def test_late(self) -> None:
+        """Late rows are old, those of a batch before them, too."""
+        self.check(
+            sorter(),
+            (10, b"r", _OLD),
+            (12, b"r", _DELIVERED),
+            (12, b"r", _OLD),
+            (11, b"r", _OLD),
+            deliverable=[12],
+        )
+
+    def test_late_and_idempotent(self) -> None:
+        """They are delivered, and do not move the position back."""
+        self.check(
+            sorter(idempotent=True),
+            (9, b"r", _DELIVERED),
+            (10, b"r", _DELIVERED),
+            (11, b"r", _DELIVERED),
+            deliverable=[9, 10, 11],
+        )
+
+    def test_missed(self) -> None:
+        """Late rows above the last one that was delivered were never delivered."""
+        self.check(
+            sorter(missed_above=7),
+            (7, b"r", _OLD),
+            (8, b"r", _AGAIN),
+            (11, b"r", _AGAIN),
+            deliverable=[],
+            missed=(8, 11),
+        )
+        self.check(
+            sorter(missed_above=7),
+            (11, b"r", _DELIVERED),
+            (8, b"r", _OLD),
+            deliverable=[11],
+        )
+        self.check(
+            sorter(missed_above=7, resettable=True), (8, b"r", _OLD), deliverable=[]
+        )
+        self.check(
+            sorter(missed_above=7, idempotent=True),
+            (8, b"r", _DELIVERED),
+            deliverable=[8],
+        )
+
+    def test_lost_rows(self) -> None:
+        """The batch is fetched, and nothing later is delivered before it."""
+        self.check(
+            sorter(),
+            (11, b"r", _DELIVERED),
+            (12, b"!", _AGAIN),
+            (13, b"r", _AGAIN),
+            deliverable=[11],
+            fetch_from=11,
+        )
+
+    def test_undecodable(self) -> None:
+        """So it is if a row cannot be decoded."""
+        self.check(
+            sorter(),
+            (12, b"?", _UNDECODABLE),
+            (13, b"?", _AGAIN),
+            deliverable=[],
+            fetch_from=10,
+        )
+
+    def test_implausible(self) -> None:
+        """So it is if the token is further away than tokens are."""
+        self.check(
+            sorter(),
+            (11, b"r", _DELIVERED),
+            (100, b"r", _AGAIN),
+            (12, b"r", _AGAIN),
+            deliverable=[11],
+            fetch_from=11,
+        )
+
+    def test_batch_with_a_false_end(self) -> None:
+        """Of the batch behind one that a false row may have ended, rows are missing."""
+        batches = sorter()
+        self.assertEqual(batches.add(100, [b"r", b"r"]), _AGAIN)
+        self.assertTrue(batches.has_lost_rows)
+        self.assertEqual(batches.add(11, [b"r"]), _AGAIN)
+        self.assertFalse(batches.has_lost_rows)
+        self.assertEqual(batches.fetch_from, 10)
+
+    def test_late_ones_that_must_be_fetched(self) -> None:
+        """Of an idempotent stream they are fetched from before the least of them."""
+        self.check(
+            sorter(idempotent=True),
+            (8, b"?", _UNDECODABLE),
+            (6, b"!", _AGAIN),
+            (7, b"?", _UNDECODABLE),
+            (9, b"r", _DELIVERED),
+            (11, b"r", _AGAIN),
+            deliverable=[9],
+            fetch_from=5,
+        )
+
+    def test_catching_up(self) -> None:
+        """Nothing above what a catch-up has reached is delivered."""
+        self.check(
+            sorter(fetch_from=10, idempotent=True),
+            (11, b"r", _AGAIN),
+            (10, b"r", _DELIVERED),
+            (12, b"!", _AGAIN),
+            deliverable=[10],
+            fetch_from=10,
+        )

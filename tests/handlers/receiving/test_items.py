@@ -1,0 +1,115 @@
+"""Tests of what waits in a stream's queue."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.items import DroppedRange, LostRow
+from synapse_replication.wire.commands.standard import PositionCommand
+from synapse_replication.wire.rdata import RdataRun
+
+
+def run(*tokens: int | None) -> RdataRun:
+    """Make a run of rows."""
+    return RdataRun("events", "w", list(tokens), [b"[]"] * len(tokens))
+
+
+def position(token: int) -> PositionCommand:
+    """Make a first announcement."""
+    return PositionCommand("events", "w", token, token)
+
+
+class DroppedRangeTests(SynchronousTestCase):
+    """What is left of items that found no room."""
+
+    def coalesce(
+        self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
+    ) -> DroppedRange:
+        collapsed = DroppedRange("w", resettable=True)
+        for item in items:
+            if isinstance(item, RdataRun):
+                collapsed.add_rows(item)
+            elif isinstance(item, PositionCommand):
+                collapsed.add_position(item)
+            elif isinstance(item, DroppedRange):
+                collapsed.add_range(item)
+            else:
+                collapsed.add_lost_row()
+        return collapsed
+
+    def test_rows(self) -> None:
+        """The lowest and highest token of rows are kept, and their number."""
+        self.assertEqual(
+            self.coalesce(run(5, 3), run(None, 9)),
+            DroppedRange("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
+        )
+
+    def test_an_unfinished_batch(self) -> None:
+        """Rows of a batch that is not finished are remembered as such."""
+        self.assertEqual(
+            self.coalesce(run(5, None)),
+            DroppedRange("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
+        )
+        self.assertFalse(self.coalesce(run(5, None), run(6)).ends_in_batch)
+
+    def test_only_the_beginning_of_a_batch(self) -> None:
+        """Rows without a token reach nothing."""
+        self.assertEqual(
+            self.coalesce(run(None)),
+            DroppedRange("w", True, rows=1, ends_in_batch=True),
+        )
+
+    def test_a_lost_row(self) -> None:
+        """A row that could not be read makes the next token be fetched."""
+        self.assertTrue(self.coalesce(run(5), LostRow("w")).ends_in_batch)
+
+    def test_positions(self) -> None:
+        """A position is reached like a token; the lowest is kept."""
+        self.assertEqual(
+            self.coalesce(position(4), position(7)),
+            DroppedRange("w", True, upto=7, lowest_position=4),
+        )
+
+    def test_a_reset(self) -> None:
+        """After a stream began again only what follows counts."""
+        self.assertEqual(
+            self.coalesce(run(90), position(2), run(3)),
+            DroppedRange(
+                "w",
+                True,
+                lowest=3,
+                upto=3,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=2,
+            ),
+        )
+
+    def test_a_stream_that_cannot_be_reset(self) -> None:
+        """A lower position of any other stream changes nothing."""
+        collapsed = DroppedRange("w", resettable=False)
+        collapsed.add_rows(run(90))
+        collapsed.add_position(position(2))
+        self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
+
+    def test_collapsing_again(self) -> None:
+        """What was collapsed before is taken in, in its place."""
+        before = self.coalesce(run(90), position(2), run(3))
+        self.assertEqual(
+            self.coalesce(run(80), before, run(4)),
+            DroppedRange(
+                "w",
+                True,
+                lowest=3,
+                upto=4,
+                lowest_position=2,
+                was_reset=True,
+                ends_in_batch=False,
+                rows=4,
+            ),
+        )
+        self.assertEqual(
+            self.coalesce(self.coalesce(run(5)), run(6)),
+            DroppedRange("w", True, lowest=5, upto=6, rows=2, ends_in_batch=False),
+        )
