@@ -19,7 +19,8 @@ import txredisapi
 from synapse_replication.dropin.bridges import as_connection_handler, installed
 from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.redis.sender import RedisSender, SenderFactory
+from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
 
 __all__ = [

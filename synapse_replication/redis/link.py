@@ -17,7 +17,8 @@ from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
-from synapse_replication.redis.sender import RedisSender, SenderFactory
+from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.sentinel import SentinelMaster
 from synapse_replication.redis.subscriber import (
     ConnectionHandler,

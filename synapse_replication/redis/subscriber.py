@@ -23,8 +23,9 @@ from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import CloseReason
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
+from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sender import EXTENSION, RedisSender
+from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.wire.commands.standard import Command, encode_command
 from synapse_replication.wire.extension import CHANNEL

@@ -219,7 +219,7 @@ class RoundTripTests(RealRedisTestCase):
         redis = shared_redis()
         peer = self.start_peer(by_port(redis))
         factory = peer.link._outbound
-        await self.until(lambda: factory.earlier is not None)
+        await self.until(lambda: factory.fencing.earlier is not None)
         (first,) = factory.links
         # As if this process took it for lost, and Redis did not.
         factory.stopTrying()

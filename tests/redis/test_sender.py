@@ -12,9 +12,17 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import alsoProvides, directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.observer import ConnectionBuffers
-from synapse_replication.redis import sender as sender_module
+from synapse_replication.redis import ledger
+from synapse_replication.redis.coalescing import COALESCE_WINDOW
+from synapse_replication.redis.fencing import MAX_HANG_UPS
+from synapse_replication.redis.ledger import EXTENSION
+from synapse_replication.redis.pacing import (
+    HIGH_WATERMARK,
+    SHARED_HIGH_WATERMARK,
+    SHARED_LOW_WATERMARK,
+    SHARED_WINDOW,
+)
 from synapse_replication.redis.resp import encode, encode_publishes
-from synapse_replication.redis.sender import COALESCE_WINDOW, EXTENSION
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 
 _PING = encode(b"PING")
@@ -307,7 +315,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.greet()
         self.publish_rows(1)
         self.turn()
-        for _ in range(sender_module.MAX_HANG_UPS - 1):
+        for _ in range(MAX_HANG_UPS - 1):
             self.memory.say(0, b":1\r\n")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
             self.assertEqual(self.unavailable, [])
@@ -317,7 +325,7 @@ class RedisSenderTests(SynchronousTestCase):
     def test_redis_hangs_up(self) -> None:
         """One that answered the question before is asked again, however often."""
         self.memory.establish()
-        for _ in range(2 * sender_module.MAX_HANG_UPS):
+        for _ in range(2 * MAX_HANG_UPS):
             self.assertEqual(self.publish_again(), [*_FENCING, _PING, _INFO])
         self.assertEqual(self.unavailable, [])
 
@@ -326,7 +334,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.greet()
         self.publish_rows(1)
         self.turn()
-        for _ in range(2 * sender_module.MAX_HANG_UPS):
+        for _ in range(2 * MAX_HANG_UPS):
             self.memory.protocols[0].cut("no answer in time")
             self.assertEqual(self.publish_again(), [_PING, _INFO])
 
@@ -404,7 +412,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_unanswered_is_bounded(self) -> None:
         """While nothing is acknowledged, a bounded number of commands is remembered."""
-        self.patch(sender_module, "MAX_KEPT", 3)
+        self.patch(ledger, "MAX_KEPT", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -417,7 +425,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_forgotten_and_acknowledged(self) -> None:
         """What found no room is not reported if Redis answered for it after all."""
-        self.patch(sender_module, "MAX_KEPT", 3)
+        self.patch(ledger, "MAX_KEPT", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -459,7 +467,7 @@ class RedisSenderTests(SynchronousTestCase):
                 assert producer is not None
                 producer.pauseProducing()
             else:
-                self.publish_rows(*range(sender_module.HIGH_WATERMARK))
+                self.publish_rows(*range(HIGH_WATERMARK))
                 self.turn()
             self.assertTrue(subscriber.is_behind)
             self.assertNotIn("ready_again", self.memory.events.all)
@@ -474,22 +482,22 @@ class RedisSenderTests(SynchronousTestCase):
         """
         self.memory.establish()
         reactor, heard = self.memory.reactor, self.memory.events.all
-        reactor.advance(sender_module.SHARED_WINDOW)
+        reactor.advance(SHARED_WINDOW)
         del heard[:]
-        page = range(sender_module.SHARED_HIGH_WATERMARK)
-        self.sender.publish(sender_module.EXTENSION, "hs/ext", [b"x"])
+        page = range(SHARED_HIGH_WATERMARK)
+        self.sender.publish(EXTENSION, "hs/ext", [b"x"])
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
         self.publish_rows(7)
         self.turn()
         self.assertTrue(self.sender.is_behind)
-        few = sender_module.SHARED_LOW_WATERMARK
+        few = SHARED_LOW_WATERMARK
         self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
         self.assertEqual(heard, [])
         self.memory.say(0, b":1\r\n")
         self.assertEqual(heard, ["ready_again"])
-        reactor.advance(sender_module.SHARED_WINDOW)
+        reactor.advance(SHARED_WINDOW)
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
@@ -530,7 +538,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_kept_is_bounded(self) -> None:
         """Without a connection a bounded number of commands is kept, no rows."""
-        lines = [b"REMOTE_SERVER_UP x"] * (sender_module.MAX_KEPT + 5)
+        lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_KEPT + 5)
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)
         self.assertEqual(self.sender.lost, 7)
@@ -542,7 +550,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.greet()
         self.turn()
         data = published(self.written)
-        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), sender_module.MAX_KEPT)
+        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_KEPT)
 
     def test_redis_does_not_read(self) -> None:
         """While the transport asks for a pause things wait, up to a bound."""

@@ -9,12 +9,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sender import (
+from synapse_replication.redis.pacing import (
     HIGH_WATERMARK,
     LOW_WATERMARK,
     SHARED_WINDOW,
 )
+from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.transport.buffers import USUAL_READ
 from synapse_replication.wire.commands.standard import (

@@ -1,0 +1,50 @@
+"""Tests of what is gathered into one write."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.coalescing import COALESCE_WINDOW, Coalescer
+from synapse_replication.redis.ledger import Publish
+
+_ROWS = Publish("RDATA", b"hs", [b"12", b"345"])
+
+
+class CoalescerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.flushed: list[list[Publish]] = []
+        self.waiting = Coalescer(
+            self.clock, lambda: self.flushed.append(self.waiting.take())
+        )
+
+    def test_one_flush_a_turn(self) -> None:
+        """All that comes within a turn is flushed once, at its end, in order."""
+        for _ in range(2):
+            self.waiting.add(_ROWS)
+            self.waiting.flush_later()
+        self.assertEqual((self.flushed, self.waiting.size), ([], 10))
+        self.clock.advance(0)
+        self.assertEqual((self.flushed, self.waiting.size), ([[_ROWS, _ROWS]], 0))
+        self.clock.advance(0)
+        self.assertEqual(len(self.flushed), 1)
+        self.waiting.flush_later()
+        self.clock.advance(0)
+        self.assertEqual(len(self.flushed), 2)
+
+    def test_taken_before(self) -> None:
+        """What was taken out before needs no flush."""
+        self.waiting.add(_ROWS)
+        self.waiting.flush_later()
+        self.assertEqual(self.waiting.take(), [_ROWS])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_quiet(self) -> None:
+        """It is quiet at first, and some time after a write."""
+        self.assertTrue(self.waiting.is_quiet())
+        self.waiting.record_write()
+        self.clock.advance(COALESCE_WINDOW)
+        self.assertFalse(self.waiting.is_quiet())
+        self.clock.advance(COALESCE_WINDOW / 100)
+        self.assertTrue(self.waiting.is_quiet())

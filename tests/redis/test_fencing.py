@@ -1,0 +1,113 @@
+"""Tests of what is asked of Redis about connections; see test_sender.py for when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import txredisapi
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis.fencing import (
+    MAX_HANG_UPS,
+    ConnectionFence,
+    FencingState,
+)
+from tests.redis.doubles import Events, RecordingObserver
+
+_INFO = b"id=7 addr=203.0.113.7:4711 name="
+
+
+class FencingTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.events = Events()
+        self.state = FencingState(RecordingObserver(self.events))
+        self.asked: list[tuple[tuple[str, ...], Deferred[Any]]] = []
+
+    def fence(self, *, is_possible: bool = True) -> ConnectionFence:
+        """Make the fence of a connection."""
+
+        def execute(*args: str) -> Deferred[Any]:
+            answer: Deferred[Any] = Deferred()
+            self.asked.append((args, answer))
+            return answer
+
+        return ConnectionFence(self.state, execute, is_possible=is_possible)
+
+    def test_named_and_ended(self) -> None:
+        """The next connection ends the newest one that had a name."""
+        first = self.fence()
+        first.end_earlier()
+        self.assertEqual(self.asked, [])
+        self.assertFalse(first.was_named)
+        first.ask_name()
+        self.assertTrue(first.was_named)
+        ((args, answer),) = self.asked
+        self.assertEqual(args, ("CLIENT", "INFO"))
+        answer.callback(_INFO)
+        self.fence().end_earlier()
+        self.assertEqual(
+            self.asked[1][0],
+            ("CLIENT", "KILL", "ID", "7", "ADDR", "203.0.113.7:4711"),
+        )
+
+    def test_no_name(self) -> None:
+        """By an answer without an address, such as of a Unix socket, none is ended."""
+        for info in ("id=7 addr=/run/redis.sock:0 name=", b"what?", None):
+            self.fence().ask_name()
+            self.asked.pop()[1].callback(info)
+            self.assertIsNone(self.state.earlier)
+
+    def test_nothing_to_fence(self) -> None:
+        """A connection in which nothing could be left asks nothing."""
+        self.state.earlier = "7", "203.0.113.7:4711"
+        fence = self.fence(is_possible=False)
+        fence.end_earlier()
+        fence.ask_name()
+        self.assertEqual(self.asked, [])
+
+    def test_errors(self) -> None:
+        """Those that would come again end the fencing; others are reported, or not."""
+        for error, is_unavailable, is_reported in (
+            (ConnectionLost(), False, False),
+            (txredisapi.ResponseError("NOAUTH first"), False, False),
+            (txredisapi.ResponseError("ERR busy"), False, True),
+            (txredisapi.ResponseError("NOPERM no client"), True, True),
+            (txredisapi.ResponseError("ERR Unknown command"), True, True),
+        ):
+            self.setUp()
+            fence = self.fence()
+            fence.ask_name()
+            self.asked.pop()[1].errback(error)
+            self.assertEqual(self.state.is_unavailable, is_unavailable, error)
+            reported = [event for event in self.events.all if event[0] == "unavailable"]
+            self.assertEqual(bool(reported), is_reported, error)
+
+    def test_hang_ups(self) -> None:
+        """A server that always ends the connection instead is not asked any more."""
+        for number in range(MAX_HANG_UPS):
+            self.assertFalse(self.state.is_unavailable, number)
+            fence = self.fence()
+            fence.ask_name()
+            fence.end(is_explained=False)
+        self.assertTrue(self.state.is_unavailable)
+        del self.asked[:]
+        self.fence().ask_name()
+        self.assertEqual(self.asked, [])
+
+    def test_no_hang_ups(self) -> None:
+        """An explained end, one without a question, and one of a server that answered
+        once count for nothing."""
+        for _ in range(2 * MAX_HANG_UPS):
+            self.fence().end(is_explained=False)
+            fence = self.fence()
+            fence.ask_name()
+            fence.end(is_explained=True)
+        self.fence().ask_name()
+        self.asked[-1][1].callback(_INFO)
+        for _ in range(2 * MAX_HANG_UPS):
+            fence = self.fence()
+            fence.ask_name()
+            fence.end(is_explained=False)
+        self.assertFalse(self.state.is_unavailable)

@@ -1,0 +1,109 @@
+"""Tests of what counts as lost, and of what is published again."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.redis import ledger
+from synapse_replication.redis.ledger import EXTENSION, Publish, PublishLedger
+
+_ROWS = Publish("RDATA", b"hs", [b"1", b"2"])
+_POSITION = Publish("POSITION", b"hs", [b"p"])
+_EXTENSION = Publish(EXTENSION, b"hs/x", [b"e"])
+
+
+def others(*lines: bytes) -> Publish:
+    """Make a publish of lines that nothing else brings."""
+    return Publish("USER_SYNC", b"hs", lines)
+
+
+class RetainTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.ledger = PublishLedger()
+
+    def test_what_is_retained(self) -> None:
+        """Rows and positions are lost, the extension is nothing, the rest is kept."""
+        for publish, lost in ((_ROWS, 2), (_POSITION, 3), (_EXTENSION, 3)):
+            self.assertEqual(self.ledger.retain(publish), 0)
+            self.assertEqual(self.ledger.lost, lost, publish)
+        self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
+        self.assertEqual(self.ledger.lost, 3)
+        retained = [others(b"a")._replace(lines=[b"a"])]
+        retained.append(retained[0]._replace(lines=[b"b"]))
+        self.assertEqual(list(self.ledger.take_retained()), retained)
+        self.assertEqual(list(self.ledger.take_retained()), [])
+
+    def test_bounded(self) -> None:
+        """What finds no room is lost."""
+        self.patch(ledger, "MAX_KEPT", 3)
+        self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
+        self.assertEqual(self.ledger.retain(others(b"c", b"d", b"e")), 2)
+        self.assertEqual(self.ledger.retain(others(b"f")), 1)
+        self.assertEqual(self.ledger.lost, 3)
+        kept = [publish.lines for publish in self.ledger.take_retained()]
+        self.assertEqual(kept, [[b"a"], [b"b"], [b"c"]])
+
+
+class ConnectionTests(SynchronousTestCase):
+    """What a connection leaves, by how much of it was answered."""
+
+    def end(
+        self, unacknowledged: int, *publishes: Publish, is_refused: bool = False
+    ) -> tuple[list[bytes], bool, int]:
+        """Return the lines to be published again, whether some were forgotten, and
+        how many are lost."""
+        self.ledger = PublishLedger()
+        self.ledger.write(publishes, 0)
+        again, has_forgotten = self.ledger.end_connection(
+            unacknowledged, is_refused=is_refused
+        )
+        lines = [line for publish in again for line in publish.lines]
+        return lines, has_forgotten, self.ledger.lost
+
+    def test_unanswered(self) -> None:
+        """What was not answered is lost; what nothing else brings is to go again."""
+        written = (_ROWS, others(b"a", b"b"), _POSITION, _EXTENSION, others(b"c"))
+        for unacknowledged, lines in (
+            (0, []),
+            (1, [b"c"]),
+            (3, [b"c"]),
+            (4, [b"b", b"c"]),
+            (5, [b"a", b"b", b"c"]),
+            (7, [b"a", b"b", b"c"]),
+        ):
+            self.assertEqual(
+                self.end(unacknowledged, *written),
+                (lines, False, unacknowledged),
+                unacknowledged,
+            )
+
+    def test_refused(self) -> None:
+        """The one that Redis refused is lost, and does not go again."""
+        self.assertEqual(
+            self.end(2, others(b"a", b"b"), is_refused=True), ([b"b"], False, 2)
+        )
+
+    def test_the_next_connection(self) -> None:
+        """What was written on one connection says nothing of the next one."""
+        self.end(1, others(b"a"))
+        self.ledger.write([others(b"b")], 0)
+        again, _ = self.ledger.end_connection(1)
+        self.assertEqual([publish.lines for publish in again], [(b"b",)])
+        self.assertEqual(self.ledger.lost, 2)
+
+    def test_bounded(self) -> None:
+        """Beyond a bound the oldest are forgotten, which matters if they were lost."""
+        self.patch(ledger, "MAX_KEPT", 2)
+        written = (others(b"a"), others(b"b"), others(b"c"))
+        self.assertEqual(self.end(3, *written), ([b"b", b"c"], True, 3))
+        self.assertEqual(self.end(2, *written), ([b"b", b"c"], False, 2))
+
+    def test_answered_ones_make_room(self) -> None:
+        """What was answered before something else is written is not kept any longer."""
+        self.patch(ledger, "MAX_KEPT", 2)
+        accounts = PublishLedger()
+        accounts.write([others(b"a"), others(b"b")], 0)
+        accounts.write([others(b"c")], 1)
+        again, has_forgotten = accounts.end_connection(3)
+        self.assertEqual([publish.lines for publish in again], [(b"b",), (b"c",)])
+        self.assertFalse(has_forgotten)
