@@ -101,6 +101,9 @@ class SimulatedConnector:
         """Disconnect, or stop the attempt in progress."""
         self._attempt += 1
 
+    def getDestination(self) -> None:
+        """Return no address: the network has one broker."""
+
     def _decide(self, attempt: int) -> None:
         if attempt != self._attempt:
             return
