@@ -86,6 +86,15 @@ def fetch_ids(
         if skipped > MAX_SKIPPED_IDS + count or known - given[-1] > PLAUSIBLE_DISTANCE:
             raise _sequence_behind_memory(sequence, given[-1], known)
         if known > given[-1]:
+            _log.warn(
+                "Sequence {sequence} went back to {given}, below {known}, while "
+                "writers ran; it is brought forward again, and no id is used twice. "
+                "Was it set by hand, or the database restored? Check it with: "
+                "synapse-replication positions check -c FILE",
+                sequence=sequence,
+                given=given[-1],
+                known=known,
+            )
             skip_ids(txn, sequence, known - given[-1])
     return sorted(ids)
 

@@ -12,6 +12,7 @@ from typing import Any
 from twisted.internet import defer, task, threads
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
@@ -357,6 +358,18 @@ class SteppedTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(done), 8)
         self.ids.advance("master", 5000)
         self.assertEqual(self.ids.get_next_txn(FakeCursor(self.database)), 5001)
+
+    def test_sequence_set_back_is_logged_once(self) -> None:
+        """A sequence that was set back under a running writer makes one line."""
+        self.database.sequence = 2
+        with capturedLogs() as logged:
+            for id_ in (8, 9, 10):
+                done, _ = self.start()
+                self.database.settle()
+                self.assertEqual(self.successResultOf(done), id_)
+        (line,) = [formatEvent(event) for event in logged]
+        self.assertRegex(line, r"Sequence foobar_seq went back to \d+, below 7,")
+        self.assertIn("positions check", line)
 
     def test_sequence_far_behind_memory(self) -> None:
         """An error says where the number comes from, and does not use the ids up."""
