@@ -15,6 +15,7 @@ version = release = __version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
+    "sphinx_click",
     "config_reference",
     "importable_references",
     "metrics_reference",
@@ -30,3 +31,12 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 html_theme = "furo"
 html_title = f"synapse_replication {version}"
+man_pages = [
+    (
+        "commands",
+        "synapse-replication",
+        "replicate streams of rows between the processes of a homeserver",
+        "the synapse_replication authors",
+        1,
+    )
+]

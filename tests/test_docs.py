@@ -7,7 +7,9 @@ import importlib
 import io
 import re
 import runpy
+import shlex
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,25 +278,72 @@ class TableExampleTests(SynchronousTestCase):
             self.assertEqual(cursor.fetchone(), (2,))
 
 
+def leaf_commands(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield each command that is not a group, with the words that call it."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        yield from leaf_commands(command.commands[name], (*path, name))
+
+
+def parse_command(line: str) -> None:
+    """Parse a command line without running it.
+
+    :raises click.UsageError: if there is no such command or option.
+    """
+    _, *words = shlex.split(re.split(r" \||\\$", line)[0])
+    command: click.Command = cli
+    while isinstance(command, click.Group):
+        if not words or words[0] not in command.commands:
+            raise click.UsageError("there is no such command")
+        command = command.commands[words.pop(0)]
+    context = click.Context(command, **command.context_settings)
+    command.make_parser(context).parse_args(words)
+
+
 class CommandsInThePagesTests(SynchronousTestCase):
+    def check(self, where: str, line: str) -> None:
+        try:
+            parse_command(line)
+        except click.UsageError as error:
+            self.fail(f"{where}: {line}: {error}")
+
     def test_commands_exist(self) -> None:
         """Each command that a page shows exists, with the options that it shows."""
         shown = [
             (page.name, line.strip())
             for page in PAGES
             for line in page.read_text().splitlines()
-            if re.match(r"    synapse-replication \w", line)
+            if re.match(r"    ?synapse-replication [a-z]", line)
         ]
         self.assertGreater(len(shown), 4)
         for page, line in shown:
-            _, name, *arguments = line.split()
-            context = click.Context(cli)
-            command = cli.get_command(context, name)
-            assert command is not None, f"{page}: {line}"
-            try:
-                command.make_parser(click.Context(command)).parse_args(list(arguments))
-            except click.UsageError as error:
-                self.fail(f"{page}: {line}: {error}")
+            self.check(page, line)
+
+    def test_examples_in_help(self) -> None:
+        """The help of each command ends with examples, which can be run as they are."""
+        commands = list(leaf_commands(cli))
+        self.assertGreater(len(commands), 18)
+        for path, command in commands:
+            name = " ".join(path)
+            lines = (command.epilog or "").split("\n")
+            self.assertEqual(lines[:2], ["\b", "Examples:"], name)
+            for line in lines[2:]:
+                self.assertIn(f"  synapse-replication {name}", line)
+                self.check(name, line)
+
+    def test_exit_statuses(self) -> None:
+        """The table of exit statuses has a row for each command, and no other."""
+        page = (ROOT / "docs" / "commands.rst").read_text()
+        table = page.partition("Exit status\n")[2].partition("\n.. click::")[0]
+        rows = re.findall(r"^   \* - (``(?:.|\n       ``)*)$", table, re.MULTILINE)
+        names = [name for row in rows for name in re.findall(r"``([^`]+)``", row)]
+        commands = [" ".join(path) for path, _ in leaf_commands(cli)]
+        self.assertEqual(sorted(names), sorted(commands))
 
     def test_links_between_pages_lead_somewhere(self) -> None:
         """The files that the README links to are there."""

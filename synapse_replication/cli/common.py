@@ -20,6 +20,7 @@ __all__ = [
     "EXIT_USAGE",
     "ModuleReady",
     "config_option",
+    "examples",
     "exit_with_mistakes",
     "get_reactor",
     "load_or_exit",
@@ -53,6 +54,16 @@ class ModuleReady(Exception):  # noqa: N818 -- it is none
     def __init__(self, module: str) -> None:
         super().__init__(module)
         self.module = module
+
+
+def examples(*commands: str) -> str:
+    """Return the end of a command's help: commands to copy.
+
+    :param commands: each without the name of the program.
+    """
+    # The first line keeps click from filling the lines into a paragraph.
+    lines = ["\b", "Examples:", *(f"  synapse-replication {each}" for each in commands)]
+    return "\n".join(lines)
 
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:

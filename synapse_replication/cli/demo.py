@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.errors import ReplicationError
 
 __all__ = ["demo_command"]
@@ -16,7 +17,13 @@ __all__ = ["demo_command"]
 _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
 
-@click.command("demo")
+@click.command(
+    "demo",
+    epilog=examples(
+        "demo",
+        "demo --rows 2000 --transport tcp --no-faults",
+    ),
+)
 @click.option(
     "--rows",
     type=click.IntRange(min=1),
@@ -47,7 +54,7 @@ _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 def demo_command(
     rows: int, rate: float, transport: str, faults: bool, recording: Path | None
 ) -> None:
-    """Replicate real rows between real processes, and check that none was lost.
+    """Replicate rows between real processes and check them.
 
     Starts a private PostgreSQL and Redis, a main process, three more writers and
     two readers. Midway a reader is killed and Redis is restarted. Exit status 0

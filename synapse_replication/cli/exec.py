@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from synapse_replication.cli.common import EXIT_USAGE, ModuleReady
+from synapse_replication.cli.common import EXIT_USAGE, ModuleReady, examples
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.launcher import (
@@ -36,6 +36,10 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 @click.command(
     "exec",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    epilog=examples(
+        "exec --list",
+        "exec -m synapse.app.homeserver -c homeserver.yaml",
+    ),
 )
 @click.option(
     "--only",
@@ -107,10 +111,7 @@ def exec_command(
     module: str | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a module of Synapse with this replication.
-
-    For instance: synapse-replication exec -m synapse.app.homeserver -c FILE
-    """
+    """Run a module of Synapse with this replication."""
     try:
         substitutions = choose(only, excepted)
         if as_list:

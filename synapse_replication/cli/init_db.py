@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from synapse_replication.cli.common import config_option
+from synapse_replication.cli.common import config_option, examples
 from synapse_replication.cli.database import open_database
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.text import counted
@@ -12,15 +12,18 @@ from synapse_replication.text import counted
 __all__ = ["init_db_command"]
 
 
-@click.command("init-db")
+@click.command(
+    "init-db",
+    epilog=examples(
+        "init-db -c homeserver.yaml",
+    ),
+)
 @config_option
 def init_db_command(config_paths: tuple[str, ...]) -> None:
     """Create the tables that replication needs, once per database.
 
     A main process does the same when it starts. Existing tables, including those of a
     homeserver, are not changed. Running the command again changes nothing.
-
-    Example: synapse-replication init-db -c homeserver.yaml
     """
     with open_database(config_paths) as (connection, _):
         applied = prepare_database(connection.cursor())

@@ -1,7 +1,8 @@
 """The command line: ``synapse-replication``.
 
 Exit status: 0 for success, 1 if something failed while running, 2 if the command or
-the configuration is invalid (nothing was started then).
+the configuration is invalid (nothing was started then). docs/commands.rst has the
+table for each command.
 
 Modules that only one command needs are imported when it runs, so that ``--help`` is
 fast and works without the extras.
@@ -13,16 +14,18 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
 import click
+from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.cli.common import (
     ModuleReady,
     config_option,
+    examples,
     exit_with_mistakes,
     get_reactor,
     load_or_exit,
@@ -37,15 +40,31 @@ from synapse_replication.wire.commands.standard import COMMANDS
 __all__ = ["cli", "main"]
 
 
-class _LazyGroup(click.Group):
-    """A group that imports some of its commands on first use."""
+class _LazyCommands(MutableMapping[str, click.Command]):
+    """The commands of a group, some of which are imported when they are looked up."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_LAZY})
+    def __init__(self, loaders: Mapping[str, Callable[[], click.Command]]) -> None:
+        self._loaders = dict(loaders)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        load = _LAZY.get(cmd_name)
-        return super().get_command(ctx, cmd_name) if load is None else load()
+    @override
+    def __getitem__(self, name: str) -> click.Command:
+        return self._loaders[name]()
+
+    @override
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaders[name] = lambda: command
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        del self._loaders[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._loaders)
 
 
 def _demo() -> click.Command:
@@ -111,13 +130,21 @@ _LAZY: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 )
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    commands=_LazyCommands(_LAZY),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="synapse-replication")
 def cli() -> None:
     """Replicate streams of rows between the instances of a homeserver."""
 
 
-@cli.command("main")
+@cli.command(
+    "main",
+    epilog=examples(
+        "main -c homeserver.yaml",
+    ),
+)
 @config_option
 @log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
@@ -125,7 +152,12 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     _run(config_paths, Purpose.MAIN, log_json)
 
 
-@cli.command("worker")
+@cli.command(
+    "worker",
+    epilog=examples(
+        "worker -c homeserver.yaml -c workers/writer1.yaml",
+    ),
+)
 @config_option
 @log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
@@ -172,7 +204,12 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     sys.exit(run_service(reactor, make))
 
 
-@cli.command("check-config")
+@cli.command(
+    "check-config",
+    epilog=examples(
+        "check-config -c homeserver.yaml -c workers/writer1.yaml",
+    ),
+)
 @config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
     """Check the configuration and report all problems, without starting anything."""
@@ -250,7 +287,13 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     return facts
 
 
-@cli.command("follow")
+@cli.command(
+    "follow",
+    epilog=examples(
+        "follow -c homeserver.yaml --stream events --command RDATA",
+        "follow -c homeserver.yaml --json | jq .command",
+    ),
+)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
 @click.option("--stream", "streams", multiple=True, help="Only this stream.")

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synapse_replication.cli.common import config_option
+from synapse_replication.cli.common import config_option, examples
 from synapse_replication.cli.database import open_database
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
@@ -62,10 +62,15 @@ def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
 
 @click.group("positions")
 def positions() -> None:
-    """Compare sequences, tables and stored positions; repair them."""
+    """Compare sequences, tables and stored positions, and repair them."""
 
 
-@positions.command("show")
+@positions.command(
+    "show",
+    epilog=examples(
+        "positions show -c homeserver.yaml",
+    ),
+)
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print the position of each stream and each writer."""
@@ -75,7 +80,12 @@ def show_command(config_paths: tuple[str, ...]) -> None:
     _print_problems(report.problems)
 
 
-@positions.command("check")
+@positions.command(
+    "check",
+    epilog=examples(
+        "positions check -c homeserver.yaml",
+    ),
+)
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Exit with 1 if anything disagrees, and print the SQL that repairs it."""
@@ -126,7 +136,14 @@ def _move_beyond(
         click.echo(f"{name}: sequence {sequence} {verb} at {max(last, position)}")
 
 
-@positions.command("repair")
+@positions.command(
+    "repair",
+    epilog=examples(
+        "positions repair -c homeserver.yaml --dry-run",
+        "positions repair -c homeserver.yaml",
+        "positions repair -c homeserver.yaml --seen events=90000",
+    ),
+)
 @config_option
 @click.option("--dry-run", is_flag=True, help="Print the statements, change nothing.")
 @click.option(

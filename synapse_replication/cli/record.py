@@ -21,6 +21,7 @@ from synapse_replication.app.passive import Follower, make_links
 from synapse_replication.app.run import run_service, start_logging
 from synapse_replication.cli.common import (
     config_option,
+    examples,
     get_reactor,
     load_or_exit,
     log_option,
@@ -95,7 +96,12 @@ def make_recorder(
     return recorder
 
 
-@click.command("record")
+@click.command(
+    "record",
+    epilog=examples(
+        "record -c homeserver.yaml --out recordings --gzip",
+    ),
+)
 @config_option
 @click.option(
     "--out",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.report import describe
@@ -15,7 +16,12 @@ from synapse_replication.recordings.report import describe
 __all__ = ["replay_command"]
 
 
-@click.command("replay")
+@click.command(
+    "replay",
+    epilog=examples(
+        "replay recordings/0001.jsonl.gz",
+    ),
+)
 @click.argument(
     "recording",
     metavar="FILE",

@@ -27,7 +27,12 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.app.status_page import Verdict, duration, judge
-from synapse_replication.cli.common import config_option, get_reactor, load_or_exit
+from synapse_replication.cli.common import (
+    config_option,
+    examples,
+    get_reactor,
+    load_or_exit,
+)
 from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
@@ -253,7 +258,13 @@ def _make_client(
     return client, pool.closeCachedConnections
 
 
-@click.command("status")
+@click.command(
+    "status",
+    epilog=examples(
+        "status -c homeserver.yaml",
+        "status -c homeserver.yaml --watch",
+    ),
+)
 @config_option
 @click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update.")

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
@@ -19,7 +20,12 @@ from synapse_replication.pipeline.settings import PipelineSettings
 __all__ = ["archive_command"]
 
 
-@click.command("archive")
+@click.command(
+    "archive",
+    epilog=examples(
+        "pipeline archive -c homeserver.yaml --archive /srv/archive --once",
+    ),
+)
 @optional_source_options
 @archive_option
 @click.option(

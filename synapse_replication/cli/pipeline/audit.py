@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     json_option,
     master_option,
@@ -27,7 +28,12 @@ class AuditIncompleteError(click.ClickException):
     exit_code = 2
 
 
-@click.command("audit")
+@click.command(
+    "audit",
+    epilog=examples(
+        "pipeline audit -c homeserver.yaml --archive /srv/archive",
+    ),
+)
 @source_options
 @click.option(
     "--recording",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     json_option,
     master_option,
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["bootstrap_command"]
 
 
-@click.command("bootstrap")
+@click.command(
+    "bootstrap",
+    epilog=examples(
+        "pipeline bootstrap -c homeserver.yaml",
+    ),
+)
 @source_options
 @click.option("--write", is_flag=True, help="Write the positions, without asking.")
 @master_option

@@ -7,6 +7,7 @@ import json
 import attrs
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
@@ -17,7 +18,12 @@ from synapse_replication.pipeline.settings import PipelineSettings
 __all__ = ["convert_command"]
 
 
-@click.command("convert")
+@click.command(
+    "convert",
+    epilog=examples(
+        "pipeline convert -c homeserver.yaml --from /srv/old --archive /srv/archive",
+    ),
+)
 @optional_source_options
 @click.option(
     "--from",

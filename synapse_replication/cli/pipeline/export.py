@@ -6,6 +6,7 @@ import json
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
@@ -18,7 +19,12 @@ __all__ = ["FORMATS", "export_command"]
 FORMATS = ("parquet", "csv", "jsonl")
 
 
-@click.command("export")
+@click.command(
+    "export",
+    epilog=examples(
+        "pipeline export --archive /srv/archive --out rows --stream receipts",
+    ),
+)
 @archive_option
 @click.option(
     "--out",

@@ -37,7 +37,7 @@ class _JobGroup(click.Group):
 
 @click.group("pipeline", cls=_JobGroup)
 def pipeline_group() -> None:
-    """Archive, audit, bootstrap, report, export, purge, convert: jobs on Spark."""
+    """Archive, audit and report on the streams with Spark."""
 
 
 for _command in (

@@ -56,8 +56,8 @@ archive_option = click.option(
     "--archive",
     required=True,
     metavar="DIR|URI",
-    help="The archive: a folder, or s3://BUCKET/PATH with the usual AWS_... variables "
-    "in the environment.",
+    help="The archive: a folder, or s3://BUCKET/PATH with credentials in Amazon's "
+    "environment variables.",
 )
 
 json_option = click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from synapse_replication.cli.common import examples
 from synapse_replication.cli.pipeline.options import archive_option, json_option
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["purge_command"]
 
 
-@click.command("purge")
+@click.command(
+    "purge",
+    epilog=examples(
+        "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run",
+    ),
+)
 @archive_option
 @click.option(
     "--before",
