@@ -38,8 +38,12 @@ MAX_CHANGES = 5
 CHANGE_EVERY = 10.0
 #: A stale epoch that talks after so long is no late message but a process, s.
 SETTLED_AFTER = 1.0
-#: The present epoch is taken to be gone when it was silent for so long, s.
-SILENT_AFTER = 30.0
+#: The present epoch is taken to be gone when it was silent for so long while a stale
+#: one talks, s: a little longer than a process that is idle is silent.
+SILENT_AFTER = 6.0
+#: The same of one that said nothing more after its first second: a process that starts
+#: does, a message that somebody made up does not.
+UNCONFIRMED_AFTER = 4.0
 
 
 class EpochStatus(enum.Enum):
@@ -61,6 +65,11 @@ class _Peer:
     is_gone: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
     changes: float = MAX_CHANGES
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether a stale epoch that talks is rather the one that runs."""
+        is_confirmed = self.heard - self.since >= SETTLED_AFTER
+        return now - self.heard > (SILENT_AFTER if is_confirmed else UNCONFIRMED_AFTER)
 
     def may_change(self, now: float) -> bool:
         """Return whether another start is plausible; if so, count it."""
@@ -104,15 +113,11 @@ class PeerEpochs:
             peer, heard = _Peer(epoch, now, now), EpochStatus.FIRST
         elif epoch == peer.epoch:
             heard = EpochStatus.SAME
-        elif (
-            epoch in peer.stale
-            and not peer.is_gone
-            and now - peer.heard <= SILENT_AFTER
-        ):
+        elif epoch in peer.stale and not peer.is_gone and not peer.is_silent(now):
             is_late = now - peer.since < SETTLED_AFTER
             self._peers[instance_name] = peer
             return EpochStatus.LATE if is_late else EpochStatus.DUPLICATE
-        elif not peer.may_change(now):
+        elif epoch not in peer.stale and not peer.may_change(now):
             self._peers[instance_name] = peer
             return EpochStatus.DUPLICATE
         else:

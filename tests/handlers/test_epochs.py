@@ -14,6 +14,7 @@ from synapse_replication.handlers.epochs import (
     MAX_INSTANCES,
     SETTLED_AFTER,
     SILENT_AFTER,
+    UNCONFIRMED_AFTER,
     EpochStatus,
     HandledEpochs,
     PeerEpochs,
@@ -69,6 +70,20 @@ class PeerEpochsTests(SynchronousTestCase):
         )
         self.assertEqual(
             self.epochs.observe("w", "y", 1 + CHANGE_EVERY), EpochStatus.DUPLICATE
+        )
+
+    def test_the_real_one_returns(self) -> None:
+        """Made-up epochs are believed for no longer than a few seconds."""
+        self.epochs.observe("w", "real", 0)
+        for number in range(300):
+            self.epochs.observe("w", f"{number}", 1)
+        self.assertNotEqual(self.epochs.epoch_of("w"), "real")
+        heard = [
+            self.epochs.observe("w", "real", now)
+            for now in (3, 1 + UNCONFIRMED_AFTER + 0.1, 10)
+        ]
+        self.assertEqual(
+            heard, [EpochStatus.DUPLICATE, EpochStatus.NEW, EpochStatus.SAME]
         )
 
     def test_bounded(self) -> None:
