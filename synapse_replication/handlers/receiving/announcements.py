@@ -78,7 +78,7 @@ class AnnouncementHandler:
             run.want(plan.upto_token)
             # It is there again.
             run.is_drain = False
-            await self._catch_ups.run(writer, run)
+            await self._catch_ups.begin(writer, run)
         elif isinstance(plan, Check):
             start = self._catch_ups.start_to_check(instance_name)
             await self._begin(writer, Gap(start, new_token))
@@ -155,7 +155,7 @@ class AnnouncementHandler:
         run.is_drain = run.is_drain and item.lowest_position is None
         run.want(plan.upto_token)
         run.is_incomplete = True
-        await self._catch_ups.run(writer, run)
+        await self._catch_ups.begin(writer, run)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
         """Fetch all that a writer has in memory, unless it is of the same epoch still.
@@ -222,4 +222,4 @@ class AnnouncementHandler:
             start = plan.from_token if isinstance(plan, Gap) else upto_token
             run = CatchUpState(start, upto_token)
         run.is_incomplete = is_incomplete
-        await self._catch_ups.run(writer, run)
+        await self._catch_ups.begin(writer, run)

@@ -29,6 +29,7 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     Resync,
 )
+from synapse_replication.handlers.receiving.claim_rate import ClaimRate
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.items import CatchUpStep
@@ -78,6 +79,7 @@ class CatchUpRunner:
         self._pages = PageSource(context)
         self.epochs = HandledEpochs(self._name, self._sink)
         self._silent = SilentMoves()
+        self._rate = ClaimRate()
 
     def schedule(
         self,
@@ -113,8 +115,27 @@ class CatchUpRunner:
             self._try_again(writer, run, error)
         elif writer.link.is_lost:
             writer.forget()
-        else:
+        elif not self._must_wait(writer, run):
             self._put_step(writer, run)
+
+    async def begin(self, writer: LinkedWriter, run: CatchUpState) -> None:
+        """Begin a catch-up, or try one again; later, if there were many just now.
+
+        :param run: is made the writer's present one.
+        """
+        writer.catch_up = run
+        if writer.link.is_lost or not self._must_wait(writer, run):
+            await self.run(writer, run)
+
+    def _must_wait(self, writer: LinkedWriter, run: CatchUpState) -> bool:
+        """Return whether the source is asked too often; then it is asked later."""
+        if run.cursor >= run.target and run.restart_token is None:
+            # It is not asked.
+            return False
+        wait = self._rate.wait_before(writer.instance_name, self._clock.seconds())
+        if wait and (run.retry is None or not run.retry.active()):
+            run.retry = self._clock.call_later(wait, self._put_step, writer, run)
+        return wait > 0
 
     def _put_step(self, writer: LinkedWriter, run: CatchUpState) -> None:
         if not run.is_queued:

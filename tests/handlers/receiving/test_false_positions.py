@@ -130,6 +130,32 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 500_000)
 
 
+class FloodTests(SynchronousTestCase):
+    """Many positions that each have the source asked."""
+
+    def test_gaps(self) -> None:
+        """A few are asked about at once, the others together a moment later."""
+        process = live(10_000)
+        process.stream.persist("w", 700, ["a row among them"])
+        process.receive(*(f"POSITION events w {n} {n}" for n in range(6, 1000)))
+        self.assertLess(len(process.stream.requests), 30)
+        process.host.reactor.advance(0.2)
+        self.assertEqual(process.stream.current_token("w"), 999)
+        self.assertEqual(tokens(process), [5, 700])
+        self.assertLess(len(process.stream.requests), 30)
+
+    def test_far(self) -> None:
+        """What is refuted costs no more, and rows go on after it."""
+        process = live()
+        process.receive(*(f'RDATA events w {FAR + n} ["false"]' for n in range(1000)))
+        self.assertLess(len(process.stream.requests), 30)
+        process.stream.persist("w", 6, ["six"])
+        process.stream.last_token = 6
+        process.receive('RDATA events w 6 ["six"]')
+        process.host.reactor.advance(0.2)
+        self.assertEqual(tokens(process), [5, 6])
+
+
 class NearTests(SynchronousTestCase):
     """Positions that are believed, and turn out to be false."""
 

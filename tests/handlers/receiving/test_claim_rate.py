@@ -1,0 +1,33 @@
+"""Tests of how often catch-ups may begin."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.claim_rate import (
+    MAX_AT_ONCE,
+    SECONDS_BETWEEN,
+    ClaimRate,
+)
+
+
+class ClaimRateTests(SynchronousTestCase):
+    """Tests for :class:`ClaimRate`."""
+
+    def test_a_few_at_once(self) -> None:
+        """Those beyond wait, each a little longer; another writer does not."""
+        rate = ClaimRate()
+        waits = [rate.wait_before("w", 5.0) for _ in range(MAX_AT_ONCE + 2)]
+        self.assertEqual(waits[:MAX_AT_ONCE], [0.0] * MAX_AT_ONCE)
+        self.assertAlmostEqual(waits[-2], SECONDS_BETWEEN)
+        self.assertAlmostEqual(waits[-1], 2 * SECONDS_BETWEEN)
+        self.assertEqual(rate.wait_before("v", 5.0), 0.0)
+
+    def test_time_passes(self) -> None:
+        """After a while as many may begin again."""
+        rate = ClaimRate()
+        for _ in range(MAX_AT_ONCE):
+            rate.wait_before("w", 5.0)
+        now = 5.0 + MAX_AT_ONCE * SECONDS_BETWEEN
+        waits = [rate.wait_before("w", now) for _ in range(MAX_AT_ONCE)]
+        self.assertEqual(waits, [0.0] * MAX_AT_ONCE)
