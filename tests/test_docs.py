@@ -236,6 +236,40 @@ class ApiPageTests(SynchronousTestCase):
         self.assertEqual(sorted(documented), sorted(api.__all__))
 
 
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page that can be wrapped, with their numbers.
+
+    Without literal blocks, tables, titles, and lines that are one long word.
+    """
+    literal: int | None = None
+    in_table = False
+    lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            in_table = False
+            continue
+        indent = len(line) - len(line.lstrip())
+        if literal is not None and indent > literal:
+            continue
+        literal = None
+        in_table = in_table or set(line) <= {"=", " "}
+        directive = re.match(r" *\.\. [\w-]+::", line)
+        if line.endswith("::") or directive:
+            literal = indent
+        is_title = number < len(lines) and set(lines[number]) in ({"~"}, {"-"})
+        if not (in_table or directive or is_title or set(line) == {"~"}):
+            yield number, line if len(words) > 2 else ""
+
+
+class LineLengthTests(SynchronousTestCase):
+    def test_prose(self) -> None:
+        """Lines of prose have at most 88 columns."""
+        for page in PAGES:
+            for number, line in prose(page):
+                self.assertLessEqual(len(line), 88, f"{page.name}:{number}: {line}")
+
+
 class FailureModesTests(SynchronousTestCase):
     def test_tests_exist(self) -> None:
         """Every test that the page names exists."""
