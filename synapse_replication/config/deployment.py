@@ -1,7 +1,7 @@
-"""What all processes of a deployment share: its database, streams and writers.
+"""The configuration that all processes share: database, streams and writers.
 
-Knows no reactor: the pipeline reads it on machines that run no process of ours, and
-without the files, such as certificates, that only a process needs.
+This module does not import a reactor: the pipeline uses it on machines that run no
+replication process, without files, such as certificates, that only a process needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "read_writers",
 ]
 
-#: The keys of ``stream_writers`` that may name one instance only.
+#: The keys of ``stream_writers`` that may name only one instance.
 SINGLE_WRITER_KEYS = frozenset(
     {"account_data", "presence", "push_rules", "to_device", "typing"}
 )
@@ -48,10 +48,10 @@ SINGLE_WRITER_KEYS = frozenset(
 
 @attrs.frozen
 class DatabaseConfig:
-    """How to reach Postgres.
+    """The connection parameters of PostgreSQL.
 
     :ivar conninfo: libpq's parameters by name.
-    :ivar max_connections: connections at most (Synapse's ``cp_max``).
+    :ivar max_connections: the most connections (Synapse's ``cp_max``).
     """
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
@@ -60,12 +60,12 @@ class DatabaseConfig:
 
 @attrs.frozen
 class DeploymentConfig:
-    """What all processes of a deployment share.
+    """The configuration that all processes of a deployment share.
 
-    :ivar database: ``None`` if it is not PostgreSQL, or there is none.
+    :ivar database: ``None`` if it is not PostgreSQL, or not configured.
     :ivar streams: standard streams (by name) and declared ones.
-    :ivar writers: who writes each of them, by its name on the wire; empty for a
-        stream that everybody writes.
+    :ivar writers: the writers of each stream, by its name on the wire; empty for a
+        stream that every instance may write.
     """
 
     database: DatabaseConfig | None
@@ -74,10 +74,10 @@ class DeploymentConfig:
 
 
 def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
-    """Read what all processes share; what only one of them needs is not checked.
+    """Read the shared configuration; settings of single processes are not checked.
 
     :param paths: YAML files or folders of them; later ones win.
-    :raises ConfigError: if there are mistakes; it holds all of them.
+    :raises ConfigError: if the configuration is invalid; it lists all problems.
     """
     problems: list[ConfigProblem] = []
     merged, shared = read_shared(paths, problems)
@@ -98,9 +98,9 @@ def read_shared(
 ) -> tuple[MergedFiles, SharedFile | None]:
     """Read and merge files.
 
-    :param problems: mistakes are put here.
-    :return: also the sections, without those that have mistakes; ``None`` if there
-        is nothing to go on with.
+    :param problems: problems are added to this list.
+    :return: the merged files, and the valid sections; ``None`` if no valid section is
+        left.
     :raises ConfigError: if no file can be read.
     """
     merged = read_files(paths, problems)
@@ -110,24 +110,24 @@ def read_shared(
         return merged, SharedFile.model_validate(merged.values)
     except ValidationError as error:
         problems += problems_of(error, merged)
-        # What else is wrong is reported in the same go: what failed is left out, so
-        # that the rest can be checked.
+        # Remove the invalid parts and check the rest, so that all problems are
+        # reported together.
         return merged, drop_invalid_sections(merged, error)
 
 
 def failed_keys(problems: Sequence[ConfigProblem]) -> set[str]:
-    """Return the top-level keys that have mistakes."""
+    """Return the top-level keys that have problems."""
     return {problem.key.split(".")[0].split("[")[0] for problem in problems}
 
 
 def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
-    """Return the streams: standard ones by name, declared ones whole."""
+    """Return the streams: standard ones by name, declared ones as objects."""
     own = shared.synapse_replication
     return tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
 
 
 def are_stored(streams: Sequence[str | TableStream]) -> bool:
-    """Return whether any of the streams is kept in the database."""
+    """Return whether any of the streams is stored in the database."""
     return any(
         isinstance(stream, TableStream)
         or not STANDARD_STREAMS[stream].description.held_in_memory
@@ -142,10 +142,10 @@ def read_database(
     *,
     is_needed: bool,
 ) -> DatabaseConfig | None:
-    """Read how to reach Postgres.
+    """Return the connection parameters of PostgreSQL, if they are configured.
 
-    :param problems: mistakes are put here.
-    :param is_needed: it is a mistake if there is none.
+    :param problems: problems are added to this list.
+    :param is_needed: whether a missing database is a problem.
     """
 
     def report(path: KeyPath, problem: str, hint: str) -> None:
@@ -176,7 +176,7 @@ def read_database(
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         report(
             ("database", "args", "cp_max"),
-            "is no number of connections",
+            "is not a number of connections",
             "write a whole number from 1, for instance 10",
         )
         most = 10
@@ -206,7 +206,7 @@ def read_writers(
 ) -> dict[str, tuple[str, ...]]:
     """Return the declared writers of each stream, by its name on the wire.
 
-    :param problems: mistakes are put here.
+    :param problems: problems are added to this list.
     """
     check = _WriterChecks(shared, merged, problems)
     configured = shared.stream_writers
@@ -298,15 +298,15 @@ class _WriterChecks:
 
 
 def _why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
-    """Ask the driver, if it is there, what is wrong with the parameters.
+    """Return the driver's error for the parameters, if it is installed.
 
-    It names the parameter, and repeats no value.
+    The error names the parameter and repeats no value.
     """
     try:
         from psycopg2 import ProgrammingError
         from psycopg2.extensions import make_dsn
     except ModuleNotFoundError:
-        # What needs it says so at the start.
+        # Commands that need the driver report at startup that it is missing.
         return None
     try:
         make_dsn(**conninfo)

@@ -1,4 +1,4 @@
-"""From the configuration to where things are: Redis, endpoints, sockets."""
+"""Creates Redis options and Twisted endpoints from the configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def redis_options(config: RedisConfig) -> RedisOptions:
-    """Say where Redis is in the words of the adapter."""
+    """Return the options of the Redis adapter for a configuration."""
     tls = None
     if config.use_tls:
         authority = config.ca_file or config.ca_path
@@ -69,17 +69,17 @@ def _path(name: str | None) -> Path | None:
 def client_endpoint(
     reactor: Any, description: str, files: Sequence[str], tls: TlsConfig
 ) -> IStreamClientEndpoint:
-    """Make the endpoint that direct TCP connects to.
+    """Return the endpoint to which direct TCP connects.
 
-    :param tls: holds for ``tls:HOST:PORT``, which says nothing of TLS itself.
-    :raises ConfigError: if the description is not one that Twisted reads, or a file
-        that it names cannot be read, or the server would not be verified.
+    :param tls: the TLS settings for ``tls:HOST:PORT``, which has no parameters for TLS.
+    :raises ConfigError: if Twisted cannot parse the description, a file that it names
+        cannot be read, or the server would not be verified.
     """
     kind, arguments, named = split_description(description)
     endpoint: IStreamClientEndpoint
     try:
         if kind == "ssl" and "hostname" not in named:
-            raise ValueError("it does not check who answers")
+            raise ValueError("it does not verify the server")
         if kind == "tls" and len(arguments) == 2 and not named:
             host, port = arguments
             endpoint = wrapClientTLS(
@@ -95,10 +95,10 @@ def client_endpoint(
 def server_endpoint(
     reactor: Any, description: str, files: Sequence[str]
 ) -> IStreamServerEndpoint:
-    """Make an endpoint that direct TCP is served on.
+    """Return an endpoint on which direct TCP is served.
 
-    :raises ConfigError: if the description is not one that Twisted reads, or a file
-        that it names cannot be read.
+    :raises ConfigError: if Twisted cannot parse the description, or a file that it
+        names cannot be read.
     """
     kind, arguments, named = split_description(description)
     endpoint: IStreamServerEndpoint
@@ -122,7 +122,10 @@ def _asking_for_certificates(
     interface: str = "",
     backlog: str = "50",
 ) -> IStreamServerEndpoint:
-    """Make what Twisted has no description for: a server that verifies its clients."""
+    """Return a TLS server endpoint that verifies its clients.
+
+    Twisted has no endpoint description for it.
+    """
     context = server_context(
         Path(certKey or privateKey),
         Path(privateKey),
@@ -147,7 +150,7 @@ def _bad_description(
             ConfigProblem(
                 ", ".join(files),
                 f"{OWN_SECTION}.direct_tcp.{key}",
-                f"{description!r} is no endpoint that can be used: {error}",
+                f"{description!r} is not a usable endpoint: {error}",
                 hint[key],
             )
         ]
@@ -157,7 +160,8 @@ def _bad_description(
 def listener_descriptions(listener: Listener) -> list[str]:
     """Return the endpoint descriptions of a listener, one for each address."""
     if listener.path is not None:
-        # Named, an argument may hold "=", which Twisted does not escape.
+        # As a named argument, because a path may contain "=", which Twisted does not
+        # escape.
         return [f"unix:address={_quote(listener.path)}"]
     return [
         f"{'tcp6' if ':' in address else 'tcp'}:{listener.port}"

@@ -1,11 +1,12 @@
-"""Read YAML files, merge them as Synapse does, and remember what stood where.
+"""Reads YAML files, merges them as Synapse does, and records source locations.
 
-A later file wins per top-level key: its ``redis:`` replaces the whole ``redis:``
-of an earlier one. The one exception is our own section
-(:data:`OWN_SECTION`), where each of its keys wins by itself, so that a worker's
-file can add its sink to the streams that the shared file declares.
+A later file wins per top-level key: its ``redis:`` replaces the whole ``redis:`` of an
+earlier one. The one exception is this package's section (:data:`OWN_SECTION`), which is
+merged key by key, so that a worker's file can add its sink to the streams that the
+shared file declares.
 
-Nothing here is logged: the files hold secrets. See docs/operators-guide.rst.
+This module logs nothing, because the files contain secrets. See
+docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from synapse_replication.errors import ConfigProblem
 
 __all__ = ["OWN_SECTION", "MergedFiles", "did_you_mean", "read_files", "read_secret"]
 
-#: The key of homeserver.yaml under which our own settings live.
+#: The key of homeserver.yaml for the settings of this package.
 OWN_SECTION = "synapse_replication"
 
-#: Values in a file at most: aliases of aliases make any number of a few lines.
+#: The most values in a file: nested aliases can expand a few lines to any number.
 _MAX_VALUES = 100_000
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""The way to a value: keys of mappings, and indices of lists from 0."""
+"""The path of a value: keys of mappings, and indices of lists from 0."""
 
 
 @attrs.frozen
 class SourceLocation:
-    """Where a key stands.
+    """The source location of a key.
 
-    :ivar file: as it was given.
-    :ivar line: from 1.
+    :ivar file: the file name as it was given.
+    :ivar line: the line, from 1.
     """
 
     file: str
@@ -46,7 +47,7 @@ class SourceLocation:
 
 
 def dotted(path: KeyPath) -> str:
-    """Write the way to a value as people read it: ``listeners[0].port``."""
+    """Return a path as text, for instance ``listeners[0].port``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -57,18 +58,18 @@ def dotted(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Find what somebody meant who mistyped a word."""
+    """Return the known word that a mistyped word resembles, if there is one."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return close[0] if close else None
 
 
 @attrs.frozen
 class MergedFiles:
-    """What the files say together.
+    """The merged content of the files.
 
-    :ivar files: those read, in order.
+    :ivar files: the files that were read, in order.
     :ivar values: the merged mapping.
-    :ivar places: where the keys of the values stand.
+    :ivar places: the source locations of the keys.
     """
 
     files: Sequence[str]
@@ -76,7 +77,7 @@ class MergedFiles:
     places: Mapping[KeyPath, SourceLocation]
 
     def problem(self, path: KeyPath, problem: str, hint: str) -> ConfigProblem:
-        """Say what is wrong with the value at ``path``, which may be missing."""
+        """Return a problem with the value at ``path``, which may be missing."""
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length])
             if place is not None:
@@ -89,8 +90,8 @@ class MergedFiles:
 def read_files(paths: Sequence[str], problems: list[ConfigProblem]) -> MergedFiles:
     """Read and merge configuration files, left to right.
 
-    :param paths: files, or folders, whose ``*.yaml`` files are read by name.
-    :param problems: gains what cannot be read.
+    :param paths: files, or folders, whose ``*.yaml`` files are read in order of name.
+    :param problems: a problem is added for each file that cannot be read.
     """
     values: dict[str, Any] = {}
     places: dict[KeyPath, SourceLocation] = {}
@@ -133,7 +134,7 @@ def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
                 ConfigProblem(
                     path,
                     "(the folder)",
-                    "no .yaml file is in it",
+                    "it contains no .yaml file",
                     "name a file, or a folder with files whose names end in .yaml",
                 )
             )
@@ -153,7 +154,7 @@ def _read(
                 file,
                 "(the file)",
                 f"cannot be read: {reason}",
-                "give the name of a YAML file in UTF-8 that this user may read",
+                "name a YAML file in UTF-8 that this user may read",
             )
         )
         return None
@@ -167,14 +168,15 @@ def _read(
                     file,
                     "(the file)",
                     f"its aliases (*name) stand for more than {_MAX_VALUES:,} values",
-                    "write what is meant without aliases of aliases",
+                    "write the values without nested aliases",
                 )
             )
             return None
         content = None if node is None else loader.construct_document(node)
         if node is not None:
             _note_lines(node, (), lines)
-    # Besides its own errors: a date with a thirteenth month, a list in itself.
+    # Besides YAMLError, PyYAML raises ValueError for a date with a thirteenth month,
+    # and RecursionError for a list that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problems.append(_syntax_problem(file, text, error))
         return None
@@ -183,7 +185,7 @@ def _read(
     if not isinstance(content, dict):
         problems.append(
             ConfigProblem(
-                file, "(the file)", "it is no mapping", "write `key: value` lines", 1
+                file, "(the file)", "it is not a mapping", "write `key: value` lines", 1
             )
         )
         return None
@@ -191,13 +193,13 @@ def _read(
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the values of a node, those behind aliases each time that they are used.
+    """Return the number of values in a node, with its aliases expanded.
 
-    :param known: the sizes of nodes by their id; each is counted once.
+    :param known: a cache of the sizes of nodes by their ``id()``.
     """
     size = known.get(id(node))
     if size is None:
-        # Of a node in itself, construction says so.
+        # For a node that contains itself; its construction reports the error.
         known[id(node)] = size = 1
         if isinstance(node, yaml.MappingNode):
             size += sum(_expanded_size(n, known) for pair in node.value for n in pair)
@@ -208,17 +210,17 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
-    # The error's own text would repeat the line, which may hold a secret.
+    # The error's own text would repeat the line, which may contain a secret.
     mark = getattr(error, "problem_mark", None)
     line = None if mark is None else mark.line + 1
     what = getattr(error, "problem", None) or "not YAML"
     if isinstance(error, ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        what = "a control character, which no text has"
+        what = "a control character, which is not allowed"
     elif isinstance(error, RecursionError):
-        what = "lists or mappings in one another without end"
+        what = "lists or mappings that are nested too deeply"
     elif isinstance(error, ValueError):
-        what = "a date or a number that there is none of; quote it if it is a text"
+        what = "an impossible date or number; quote it if it is a text"
     return ConfigProblem(
         file,
         "(the file)" if mark is None else f"column {mark.column + 1}",
@@ -248,9 +250,9 @@ def read_secret(
     merged: MergedFiles,
     problems: list[ConfigProblem],
 ) -> str | None:
-    """Take a secret from its key or from the file that ``<key>_path`` names.
+    """Return a secret from its key, or from the file that ``<key>_path`` names.
 
-    White space around the content of the file is cut off.
+    White space around the content of the file is removed.
     """
     path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
     if path is None:
@@ -259,8 +261,8 @@ def read_secret(
         problems.append(
             merged.problem(
                 path_key,
-                f"{dotted(key)} is set too",
-                f"keep one of {dotted(key)} and {dotted(path_key)}",
+                f"{dotted(key)} is set, too",
+                f"remove {dotted(key)} or {dotted(path_key)}",
             )
         )
         return None
@@ -272,8 +274,7 @@ def read_secret(
             merged.problem(
                 path_key,
                 f"{path} cannot be read: {reason}",
-                "name a file that holds nothing but the secret and that this user "
-                "may read",
+                "name a file that contains only the secret and that this user may read",
             )
         )
         return None

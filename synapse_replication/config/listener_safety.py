@@ -1,9 +1,10 @@
-"""Whether strangers could connect to what a process listens on.
+"""Checks that unauthenticated clients cannot reach a process's listeners.
 
-The wire has no authentication of its own: whoever connects over direct TCP may read
-every row and say anything, and HTTP catch-up gives rows to who has the secret. So a
-listener that asks for nothing is for this machine alone, unless the operator says
-otherwise. docs/security.rst.
+The wire protocol has no authentication: any client that connects over direct TCP can
+read every row and send any command, and HTTP catch-up returns rows to every client that
+has the secret. A listener that requires neither a secret nor a certificate must
+therefore be reachable from this machine only, unless the operator allows it. See
+docs/security.rst.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ __all__ = [
 ]
 
 _OR_ELSE = (
-    f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if strangers "
-    "cannot reach it"
+    f"or write {OWN_SECTION}: {{allow_unprotected_listeners: true}} if no untrusted "
+    "client can reach it"
 )
 
 
 def unprotected_listeners(
     shared: SharedFile, key: str, has_secret: bool
 ) -> Iterator[tuple[KeyPath, str, str]]:
-    """Find the listeners that anybody may use.
+    """Find the listeners that any client may use.
 
-    :param key: where this process's listeners stand.
-    :param has_secret: HTTP requests must bear one.
-    :return: the path of each mistake, what is wrong, and the hint. None if the
-        operator allows it.
+    :param key: the key of this process's listeners.
+    :param has_secret: whether HTTP requests must have a secret.
+    :return: for each such listener, the key's path, what is wrong, and the hint; none
+        if the operator allows unprotected listeners.
     """
     own = shared.synapse_replication
     if own.allow_unprotected_listeners:
@@ -47,19 +48,19 @@ def unprotected_listeners(
         if section.path is not None or not open_to:
             continue
         if section.tls and own.tls.client_ca_file is not None:
-            # Nobody gets in without a certificate.
+            # Clients need a certificate.
             continue
         if section.type == "replication":
             yield (
                 (key, index, "bind_addresses"),
-                f"direct TCP on {open_to[0]} gives every row to who connects",
+                f"direct TCP on {open_to[0]} sends every row to any client",
                 "write ['127.0.0.1'], use a path, or `tls: true` with "
                 f"{OWN_SECTION}.tls.client_ca_file, {_OR_ELSE}",
             )
         elif "replication" in section.resource_names and not has_secret:
             yield (
                 (key, index, "bind_addresses"),
-                f"everybody who asks {open_to[0]} for rows is given them",
+                f"any client can request rows from {open_to[0]}",
                 "set worker_replication_secret, write ['127.0.0.1'], use a path, "
                 f"{_OR_ELSE}",
             )
@@ -67,7 +68,7 @@ def unprotected_listeners(
         if not is_guarded(description):
             yield (
                 (OWN_SECTION, "direct_tcp", "listen", index),
-                f"{description} gives every row to who connects",
+                f"{description} sends every row to any client",
                 f"add :interface=127.0.0.1, or write ssl: with caCertsDir, {_OR_ELSE}",
             )
 
@@ -83,11 +84,11 @@ def is_for_this_machine(address: str) -> bool:
 
 
 def is_guarded(description: str) -> bool:
-    """Return whether strangers are kept out of an endpoint that has no secret.
+    """Return whether an endpoint without a secret rejects untrusted clients.
 
-    :param description: of a server endpoint, as Twisted reads it. TLS guards it if
-        clients need a certificate. Of other kinds than TCP and TLS, for instance
-        Unix sockets, it is taken that their access is restricted elsewhere.
+    :param description: a server endpoint description in Twisted's syntax. TLS is safe
+        if clients need a certificate. Endpoints other than TCP and TLS, for instance
+        Unix sockets, are assumed to be protected by other means.
     """
     kind, arguments, named = split_description(description)
     if kind not in ("tcp", "tcp6", "ssl"):

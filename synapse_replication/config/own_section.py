@@ -1,4 +1,4 @@
-"""The section ``synapse_replication``: what Synapse has no key for."""
+"""The section ``synapse_replication``: settings for which Synapse has no key."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ExtensionSection(StrictSection):
 
     enabled: bool = Field(
         default=True,
-        description="Speak it. Instances that do not know it never see it.",
+        description="Use it. Instances that do not know it are not affected.",
     )
     backlog_rows: Annotated[int, Field(ge=0)] = Field(
         default=10_000,
@@ -162,7 +162,7 @@ def _to_stream(value: Any) -> Any:
         if isinstance(value, str) and value not in STANDARD_STREAMS:
             meant = did_you_mean(value, STANDARD_STREAMS)
             raise invalid(
-                f"{value!r} is no standard stream",
+                f"{value!r} is not a standard stream",
                 f"did you mean {meant!r}?"
                 if meant
                 else "declare it by its table, or write one of "
@@ -183,7 +183,7 @@ def _to_stream(value: Any) -> Any:
         if key not in fields:
             meant = did_you_mean(str(key), fields)
             raise invalid(
-                f"{key!r} is no key of a stream",
+                f"{key!r} is not a key of a stream",
                 f"did you mean {meant!r}?"
                 if meant
                 else f"write only {', '.join(fields)}",

@@ -1,8 +1,8 @@
-"""The configuration of one process: parsed once, checked once, then only read.
+"""The configuration of one process: parsed and checked once, immutable afterwards.
 
-:func:`load_config` reads the files that operators of Synapse have and gives a
+:func:`load_config` reads Synapse's configuration files and returns a
 :class:`ProcessConfig`, or raises one :class:`~synapse_replication.errors.ConfigError`
-with every mistake that it found: file, key and hint. docs/operators-guide.rst.
+with every problem that it found: file, key and hint. See docs/operators-guide.rst.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ __all__ = [
 
 
 class Purpose(enum.Enum):
-    """What the configuration is read for."""
+    """The purpose for which the configuration is read."""
 
     MAIN = "main"
     WORKER = "worker"
-    FOLLOW = "follow"  #: only looks on: needs a link, and no database
+    FOLLOW = "follow"  #: passive: needs a link, and no database
 
 
 @attrs.frozen
 class InstanceLocation:
-    """Where another process of the homeserver serves HTTP replication."""
+    """The address at which another instance serves HTTP replication."""
 
     host: str | None
     port: int | None
@@ -85,12 +85,12 @@ class InstanceLocation:
 
 @attrs.frozen
 class Listener:
-    """Where this process listens, and for what.
+    """A listener of this process.
 
-    :ivar resources: of ``replication``, ``health`` and ``metrics``; empty for
-        direct TCP.
-    :ivar direct_tcp: it speaks the line protocol, not HTTP.
-    :ivar tls: over TLS.
+    :ivar resources: the resources that it serves, of ``replication``, ``health`` and
+        ``metrics``; empty for direct TCP.
+    :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
+    :ivar tls: whether it uses TLS.
     """
 
     port: int | None
@@ -103,10 +103,10 @@ class Listener:
 
 @attrs.frozen
 class HttpConfig:
-    """What the HTTP listeners accept.
+    """Limits of the HTTP listeners.
 
-    :ivar allowed_hosts: names under which clients reach them, besides their own.
-    :ivar max_connections: of a listener, open at a time.
+    :ivar allowed_hosts: host names that they serve besides those of this machine.
+    :ivar max_connections: the most open connections of one listener.
     """
 
     allowed_hosts: tuple[str, ...] = ()
@@ -115,10 +115,10 @@ class HttpConfig:
 
 @attrs.frozen
 class ExtensionConfig:
-    """What to keep of each stream for readers that missed it.
+    """The limits of the backlog of each stream.
 
-    :ivar backlog_rows: rows at most.
-    :ivar backlog_bytes: memory at most.
+    :ivar backlog_rows: the most rows.
+    :ivar backlog_bytes: the most memory, in bytes.
     """
 
     backlog_rows: int = 10_000
@@ -127,9 +127,10 @@ class ExtensionConfig:
 
 @attrs.frozen
 class FactoryConfig:
-    """A function of the user's, and what it is called with.
+    """A function of the user, and its configuration.
 
-    :ivar module: its dotted name.
+    :ivar module: the dotted name of the function.
+    :ivar config: the mapping that is passed to the function.
     """
 
     module: str
@@ -138,34 +139,34 @@ class FactoryConfig:
 
 @attrs.frozen(kw_only=True)
 class ProcessConfig:
-    """All that one process needs to know.
+    """The configuration of one process.
 
-    :ivar files: what it was read from.
+    :ivar files: the files from which it was read.
     :ivar instance_name: ``master`` for the main process.
     :ivar redis: ``None`` if it is not enabled.
     :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to
         connect to: of the main process, and of each other process whose rows this
         one follows, since a listener sends what its own process writes. Empty if
         Redis is used.
-    :ivar tcp_listen: endpoint descriptions to serve direct TCP on, besides the
+    :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, besides the
         listeners of that type.
-    :ivar listeners: those that have something of ours to serve.
+    :ivar listeners: the listeners that serve a resource of this package.
     :ivar streams: standard streams (by name) and declared ones.
-    :ivar writers: who writes each of them, by its name on the wire; empty for a
-        stream that everybody writes.
+    :ivar writers: the writers of each stream, by its name on the wire; empty for a
+        stream that every instance may write.
     :ivar replication_secret: the ``worker_replication_secret``.
-    :ivar stores_user_ips: this process stores client IPs.
-    :ivar command_sink: where the commands without rows go.
-    :ivar torture_level: ms by which each stream is delayed at most, in random order,
-        to find races in what reads it; 0 for none.
-    :ivar tcp_limit: how much may wait for a peer over direct TCP that does not read.
-    :ivar max_tcp_connections: of a direct TCP listener, open at a time.
-    :ivar http: what the HTTP listeners accept.
-    :ivar tls: with other processes.
-    :ivar extension: ``None`` if this process speaks the classic wire alone.
-    :ivar log_level: what is less than this is not logged.
-    :ivar tracing: where spans are sent; ``None`` for nowhere.
-    :ivar warnings: what is unsafe, and does not prevent the start.
+    :ivar stores_user_ips: whether this process stores client IPs.
+    :ivar command_sink: the factory of the sink for commands without rows.
+    :ivar torture_level: the longest random delay of each stream in ms, to find races
+        in its readers; 0 for none.
+    :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
+    :ivar max_tcp_connections: the most open connections of a direct TCP listener.
+    :ivar http: the limits of the HTTP listeners.
+    :ivar tls: the files for TLS between instances.
+    :ivar extension: ``None`` if this process does not use the extension.
+    :ivar log_level: the lowest level that is logged.
+    :ivar tracing: the collector that receives spans; ``None`` for none.
+    :ivar warnings: unsafe settings that do not prevent the start.
     """
 
     files: Sequence[str]
@@ -204,9 +205,9 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     """Read, merge and check configuration files.
 
     :param paths: YAML files or folders of them; later ones win.
-    :param purpose: what the process is to be; ``None`` to tell from
+    :param purpose: the purpose of the process; ``None`` to derive it from
         ``worker_name``.
-    :raises ConfigError: if there are mistakes; it holds all of them.
+    :raises ConfigError: if the configuration is invalid; it lists all problems.
     """
     problems: list[ConfigProblem] = []
     merged, shared = read_shared(paths, problems)
@@ -218,7 +219,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
 
 
 class _Checks:
-    """One pass over what the sections cannot tell by themselves."""
+    """Checks that involve several sections, and the resulting configuration."""
 
     def __init__(
         self,
@@ -235,7 +236,7 @@ class _Checks:
             purpose = Purpose.WORKER if is_worker else Purpose.MAIN
         self._purpose = purpose
         self._is_worker = purpose is Purpose.WORKER
-        #: Where our listeners are told to speak TLS.
+        #: The key paths of ``tls: true`` in this process's listeners.
         self._tls_listeners: list[KeyPath] = []
 
     def run(self) -> ProcessConfig:
@@ -307,7 +308,7 @@ class _Checks:
                 ):
                     self._problem(path, problem, hint)
         if self._is_worker:
-            self._check_rows_can_be_asked_for(config)
+            self._check_rows_can_be_requested(config)
         self._check_sanity(config)
         return attrs.evolve(config, warnings=tuple(readable_secrets(self._merged)))
 
@@ -327,7 +328,7 @@ class _Checks:
     def _problem(self, path: KeyPath, problem: str, hint: str) -> None:
         self._problems.append(self._merged.problem(path, problem, hint))
 
-    # -- who ----------------------------------------------------------------------
+    # -- the instance's name ------------------------------------------------------
 
     def _instance_name(self) -> str:
         name = self._shared.worker_name
@@ -336,7 +337,7 @@ class _Checks:
                 self._problem(
                     ("worker_name",),
                     "the main process has none",
-                    "leave this file out, or start `synapse-replication worker`",
+                    "omit this file, or start `synapse-replication worker`",
                 )
             return MAIN_INSTANCE
         if name is None:
@@ -355,7 +356,7 @@ class _Checks:
             )
         return name
 
-    # -- where --------------------------------------------------------------------
+    # -- links and listeners ------------------------------------------------------
 
     def _tcp_connect(self, redis: RedisConfig | None) -> tuple[str, ...]:
         if redis is not None:
@@ -380,7 +381,7 @@ class _Checks:
         if not failed and not serves:
             self._problem(
                 ("redis", "enabled"),
-                "there is no way to the other processes",
+                "there is no link to the other processes",
                 "write `redis: {enabled: true}` with its host and port, or, for "
                 "direct TCP, worker_replication_host and worker_replication_port",
             )
@@ -418,7 +419,7 @@ class _Checks:
             for name, section in self._shared.instance_map.items()
         }
 
-    def _check_rows_can_be_asked_for(self, config: ProcessConfig) -> None:
+    def _check_rows_can_be_requested(self, config: ProcessConfig) -> None:
         in_memory = [
             stream
             for stream in config.streams
@@ -433,8 +434,8 @@ class _Checks:
         if in_memory:
             self._problem(
                 ("worker_listeners",),
-                f"this worker writes {', '.join(in_memory)}, which others must ask it "
-                "for, but it does not listen",
+                f"this worker writes {', '.join(in_memory)}, which readers must "
+                "request from it, but it has no replication listener",
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "the same port as in instance_map",
             )

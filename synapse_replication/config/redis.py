@@ -1,4 +1,4 @@
-"""``redis``: where Redis is, or who knows where it is."""
+"""The section ``redis``: the address of Redis, or of Sentinels that know it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from synapse_replication.errors import ConfigProblem
 
 __all__ = ["RedisConfig", "SentinelConfig", "read_redis"]
 
-#: Where a Sentinel listens unless it is told otherwise.
+#: The default port of a Sentinel.
 _SENTINEL_PORT = 26379
 
 
 @attrs.frozen
 class SentinelConfig:
-    """Who to ask where Redis is.
+    """The Sentinels to query for the address of the Redis master.
 
-    :ivar master: the name of it.
-    :ivar places: hosts and ports of Sentinels.
+    :ivar master: the name of the master.
+    :ivar places: the hosts and ports of the Sentinels.
     """
 
     master: str
@@ -32,10 +32,10 @@ class SentinelConfig:
 
 @attrs.frozen
 class RedisConfig:
-    """How to reach Redis; the same for both connections.
+    """The connection parameters of Redis, for both connections.
 
-    :ivar path: of a Unix socket; wins over host and port.
-    :ivar sentinel: wins over all of these.
+    :ivar path: the path of a Unix socket; takes precedence over host and port.
+    :ivar sentinel: takes precedence over host, port and path.
     """
 
     host: str = "localhost"
@@ -53,7 +53,7 @@ class RedisConfig:
 
     @property
     def place(self) -> str:
-        """Say where it is, for people."""
+        """The address as text for people."""
         if self.sentinel is not None:
             at = ", ".join(f"{host}:{port}" for host, port in self.sentinel.places)
             return f"the master {self.sentinel.master} of the Sentinels at {at}"
@@ -65,7 +65,7 @@ def read_redis(
 ) -> RedisConfig | None:
     """Check the section and read the secrets that it names.
 
-    :param problems: mistakes are put here.
+    :param problems: problems are added to this list.
     :return: ``None`` if Redis is not enabled.
     """
 
@@ -84,7 +84,7 @@ def read_redis(
     for key in ("certificate_file", "private_key_file", "ca_file", "ca_path"):
         file = getattr(section, key)
         if section.use_tls and file is not None and not Path(file).exists():
-            problem(key, f"{file} does not exist", "name one that does")
+            problem(key, f"{file} does not exist", "name an existing file")
     if section.username is not None and password is None:
         problem(
             "username",
@@ -94,8 +94,8 @@ def read_redis(
     if section.sentinel is not None and section.path is not None:
         problem(
             "sentinel",
-            "redis.path is set too, and a Sentinel names hosts",
-            "keep one of redis.sentinel and redis.path",
+            "redis.path is set, too, but Sentinels return a host and port",
+            "remove redis.sentinel or redis.path",
         )
     return RedisConfig(
         host=section.host,
@@ -141,7 +141,7 @@ def _read_sentinel(
             problems.append(
                 merged.problem(
                     (*key, "sentinels", index),
-                    f"{text!r} is no place",
+                    f"{text!r} is not a host and port",
                     "write HOST:PORT, for instance sentinel1.example.com:26379",
                 )
             )
@@ -151,7 +151,7 @@ def _read_sentinel(
 
 
 def _read_place(text: str) -> tuple[str, int] | None:
-    """Read HOST, HOST:PORT, or an IPv6 address in brackets with or without a port."""
+    """Parse HOST, HOST:PORT, or an IPv6 address in brackets with or without a port."""
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or (rest and not rest.startswith(":")):

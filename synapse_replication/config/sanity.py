@@ -1,8 +1,8 @@
-"""Mistakes that are easily made, and that each section by itself does not show.
+"""Checks for common mistakes that the models of single sections do not detect.
 
-A mistyped key of a section that Synapse defines, two listeners in one place, a secret
-that is none, and secrets that others on the machine can read. The last are warnings:
-the process starts all the same.
+They find mistyped keys in sections that Synapse defines, two listeners on one port or
+socket, secrets that are too weak, and secret files that other users can read. The last
+are only warnings, which do not prevent the start.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = [
     "why_no_secret",
 ]
 
-#: What is wrong at a path, and what to do.
+#: A problem: the key's path, what is wrong, and the hint.
 Finding = tuple[KeyPath, str, str]
 
-#: Characters of a replication secret: fewer are guessed.
+#: The least length of a replication secret; shorter ones are easily guessed.
 MIN_SECRET: Final = 4
-#: Beyond Synapse's keys that we read; those of listeners resemble ours.
+#: Keys of Synapse that this package does not read, but that resemble those it reads.
 _OTHER_KEYS: Final = frozenset(
     {"additional_resources", "allow_unsafe_locale", "request_id_header", "mode", "tag"}
 )
 
 
 def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find keys of Synapse's sections that resemble one that is read here.
+    """Find unknown keys in Synapse's sections that resemble a known key.
 
-    Others are Synapse's own, or those of a later version: they are left alone.
+    Other unknown keys are ignored, because Synapse or a later version may use them.
     """
     sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
         (("redis",), values.get("redis"), RedisSection),
@@ -83,10 +83,11 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 def clashing_listeners(
     key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
-    """Find listeners of one process that want the same port, or socket.
+    """Find listeners of one process that use the same port or socket.
 
-    :param key: under which the sections stand.
-    :param descriptions: of ``direct_tcp.listen``.
+    :param key: the key of the sections.
+    :param sections: the listeners of the process.
+    :param descriptions: the endpoint descriptions of ``direct_tcp.listen``.
     """
     wanted: list[tuple[KeyPath, str | int, list[str]]] = []
     for index, section in enumerate(sections):
@@ -107,7 +108,7 @@ def clashing_listeners(
                 yield (
                     path,
                     f"another listener has {place} already",
-                    "write another one, or leave one of the two out",
+                    "write another one, or remove one of the two",
                 )
                 break
 
@@ -115,7 +116,7 @@ def clashing_listeners(
 def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
     if not one or not other:
         return True
-    # "::" leaves the addresses of IPv4 free.
+    # "::" does not cover IPv4 addresses.
     return any(a == b or _covers(a, b) or _covers(b, a) for a in one for b in other)
 
 
@@ -129,9 +130,9 @@ def why_no_secret(secret: str | None) -> str | None:
     if secret is None:
         return None
     if any(not character.isprintable() for character in secret):
-        return "it has a line's end or another control character"
+        return "it contains a line break or another control character"
     if len(secret.strip()) < MIN_SECRET:
-        return f"it has fewer than {MIN_SECRET} characters, which are soon guessed"
+        return f"it has fewer than {MIN_SECRET} characters and is easily guessed"
     return None
 
 

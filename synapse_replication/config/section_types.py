@@ -1,4 +1,4 @@
-"""Bases and types that the sections of the configuration share."""
+"""Base classes and types that the sections of the configuration share."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = [
 
 
 def invalid(problem: str, hint: str) -> PydanticCustomError:
-    """Make the error of a validator, which carries its hint."""
+    """Return a validator's error that includes a hint."""
     return PydanticCustomError(
         "invalid", "{problem}", {"problem": problem, "hint": hint}
     )
 
 
 class ForeignSection(BaseModel):
-    """A section that Synapse defines: unknown keys are skipped."""
+    """A section that Synapse defines: unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class StrictSection(BaseModel):
-    """A section of this package: an unknown key is a mistake."""
+    """A section of this package: an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,7 +1,7 @@
-"""TLS between processes: whom to trust, and what to show.
+"""TLS between processes: trusted authorities, certificates and private keys.
 
-Listeners use the keys of Synapse, ``tls_certificate_path`` and
-``tls_private_key_path``, unless ``synapse_replication.tls`` has others.
+Listeners use Synapse's keys ``tls_certificate_path`` and ``tls_private_key_path``,
+unless ``synapse_replication.tls`` overrides them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ __all__ = ["TlsConfig", "read_tls"]
 
 @attrs.frozen
 class TlsConfig:
-    """The files, by what they are for. Folders of authorities will do, too.
+    """The files for TLS, by purpose. An authority file may also be a folder.
 
-    :ivar ca_file: the authorities of those that this process connects to; those of
-        the system if ``None``.
-    :ivar certificate_file: what this process shows when it connects, if it is asked.
-    :ivar listener_certificate_file: what its listeners show.
-    :ivar client_ca_file: its listeners let in only who has a certificate of these
-        authorities; everybody if ``None``.
+    :ivar ca_file: the authorities that verify the servers to which this process
+        connects; those of the system if ``None``.
+    :ivar certificate_file: the client certificate of this process.
+    :ivar private_key_file: the private key of ``certificate_file``.
+    :ivar listener_certificate_file: the server certificate of this process's listeners.
+    :ivar listener_private_key_file: the private key of ``listener_certificate_file``.
+    :ivar client_ca_file: the authorities that verify clients of the listeners; ``None``
+        if clients need no certificate.
     """
 
     ca_file: Path | None = None
@@ -40,10 +42,12 @@ class TlsConfig:
     client_ca_file: Path | None = None
 
     def for_connecting(self, hostname: str) -> Any:
-        """Make what connects to a process and verifies it. Files are read anew.
+        """Return a TLS context that connects to a host and verifies it.
+
+        The files are read at each call.
 
         :raises OSError: if a file cannot be read.
-        :raises ValueError: if a file does not hold what it should.
+        :raises ValueError: if the content of a file is invalid.
         """
         return client_context(
             hostname,
@@ -53,10 +57,11 @@ class TlsConfig:
         )
 
     def for_listening(self) -> Any:
-        """Make what serves over TLS.
+        """Return a TLS context for the listeners.
 
         :raises OSError: if a file cannot be read.
-        :raises ValueError: if a file does not hold what it should, or there is none.
+        :raises ValueError: if the content of a file is invalid, or no certificate is
+            configured.
         """
         if self.listener_certificate_file is None:
             raise ValueError("there is no certificate")
@@ -73,10 +78,10 @@ def read_tls(
     problems: list[ConfigProblem],
     listeners: Sequence[KeyPath],
 ) -> TlsConfig:
-    """Put the files together, and see whether they can be used.
+    """Return the files for TLS after checking that they can be used.
 
-    :param problems: mistakes are put here.
-    :param listeners: the paths of the ``tls: true`` of our listeners.
+    :param problems: problems are added to this list.
+    :param listeners: the key paths of ``tls: true`` in this process's listeners.
     """
     own = shared.synapse_replication.tls
     pair: tuple[str | None, str | None] = (own.certificate_file, own.private_key_file)
@@ -106,7 +111,7 @@ def read_tls(
             problems.append(
                 merged.problem(
                     path,
-                    f"this listener cannot speak TLS: {error}",
+                    f"this listener cannot use TLS: {error}",
                     "write tls_certificate_path and tls_private_key_path, or "
                     f"{OWN_SECTION}.tls.certificate_file and private_key_file",
                 )

@@ -1,4 +1,4 @@
-"""Where spans are sent: ``synapse_replication.tracing``."""
+"""The section ``synapse_replication.tracing``: the collector that receives spans."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from synapse_replication.errors import ConfigProblem
 
 __all__ = ["EXPORTER", "TracingConfig", "read_tracing", "traces_url"]
 
-#: The module that is there if the extra ``otlp`` is installed.
+#: A module that exists if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
-#: Where collectors take spans, if the endpoint has no path.
+#: The collector's path for spans, if the endpoint has no path.
 _PATH = ("v1", "traces")
 
 
 @attrs.frozen
 class TracingConfig:
-    """Where spans are sent by OTLP over HTTP.
+    """The collector that receives spans by OTLP over HTTP.
 
-    :ivar endpoint: the whole URL.
-    :ivar headers: sent with each request; may hold secrets.
-    :ivar sample_ratio: the share of traces that begin here and are kept, 0 to 1.
-    :ivar service_name: under which they are found.
+    :ivar endpoint: the complete URL.
+    :ivar headers: the headers of each request; they may contain secrets.
+    :ivar sample_ratio: the share of traces beginning here that are recorded, 0 to 1.
+    :ivar service_name: the value of ``service.name``.
     """
 
     endpoint: str
@@ -40,15 +40,15 @@ class TracingConfig:
 def read_tracing(
     section: TracingSection | None, merged: MergedFiles, problems: list[ConfigProblem]
 ) -> TracingConfig | None:
-    """Read the section; mistakes are added to ``problems``."""
+    """Return the configuration from the section; problems are added to ``problems``."""
     if section is None:
         return None
     if not _is_installed():
         problems.append(
             merged.problem(
                 (OWN_SECTION, "tracing"),
-                "what sends spans is not installed",
-                "install synapse_replication[otlp], or leave this section out",
+                "the exporter for spans is not installed",
+                "install synapse_replication[otlp], or remove this section",
             )
         )
     return TracingConfig(
@@ -60,9 +60,9 @@ def read_tracing(
 
 
 def traces_url(endpoint: str) -> str:
-    """Return where a collector takes spans.
+    """Return the URL to which spans are sent.
 
-    :param endpoint: its URL, with or without the path.
+    :param endpoint: the collector's URL, with or without a path.
     """
     url = URL.from_text(endpoint)
     if not any(url.path):

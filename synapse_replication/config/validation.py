@@ -1,4 +1,4 @@
-"""Turns what pydantic finds into mistakes with a source location and a hint."""
+"""Converts pydantic's errors to problems with a source location and a hint."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from synapse_replication.errors import ConfigProblem
 
 __all__ = ["drop_invalid_sections", "problems_of"]
 
-#: How often what failed is left out, at most: parts hold parts, a few deep.
-_MOST_ROUNDS = 8
+#: The most attempts to remove invalid parts: sections are nested a few levels deep.
+_MAX_ROUNDS = 8
 
-#: What to do about pydantic's own findings, by the beginning of their type.
+#: Hints for pydantic's own errors, by the beginning of their type.
 _HINTS: tuple[tuple[str, str], ...] = (
     ("missing", "add it"),
     ("bool", "write true or false"),
@@ -51,7 +51,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("less", "write a number in the range"),
 )
 
-#: What to write where a general rule would say too little.
+#: Hints for keys for which a general hint would not be specific enough.
 _HINTS_OF_KEYS: dict[str, str] = {
     "server_name": "write the homeserver's name, for instance `server_name: "
     "example.com`",
@@ -66,7 +66,7 @@ _HINTS_OF_KEYS: dict[str, str] = {
 
 
 def problems_of(error: ValidationError, merged: MergedFiles) -> list[ConfigProblem]:
-    """Say what pydantic found as mistakes with file, key and hint."""
+    """Return pydantic's errors as problems with file, key and hint."""
     return [_problem_of(details, merged) for details in error.errors()]
 
 
@@ -109,15 +109,15 @@ def _known_keys(path: KeyPath) -> list[str]:
 def drop_invalid_sections(
     merged: MergedFiles, error: ValidationError
 ) -> SharedFile | None:
-    """Validate what is left of the files without the parts that failed.
+    """Remove the invalid parts of the files, and validate the rest.
 
-    :return: ``None`` if nothing is left.
+    :return: ``None`` if nothing valid is left.
     """
     values = copy.deepcopy(dict(merged.values))
-    # What a part that was left out makes of its section is no mistake of anybody.
-    for _ in range(_MOST_ROUNDS):
+    # Errors that removing a part causes in its section are not reported.
+    for _ in range(_MAX_ROUNDS):
         for details in error.errors():
-            _leave_out(values, details["loc"])
+            _remove(values, details["loc"])
         values.setdefault("server_name", "unknown")
         try:
             return SharedFile.model_validate(values)
@@ -126,10 +126,10 @@ def drop_invalid_sections(
     return None
 
 
-def _leave_out(values: dict[str, Any], path: KeyPath) -> None:
-    """Take the part at ``path`` out of its mapping; of a list, all of it."""
+def _remove(values: dict[str, Any], path: KeyPath) -> None:
+    """Remove the part at ``path`` from its mapping; for a part of a list, the list."""
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
-        # Who may write depends on the streams that are declared there.
+        # The valid writers depend on the streams that are declared there.
         values.pop("stream_writers", None)
     mapping: Any = values
     last: tuple[Any, Any] = (values, path[0])

@@ -1,4 +1,4 @@
-"""Compare what was written with what a reader has in its journal."""
+"""Compares the written rows with those in a reader's journal."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Entry:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Read a journal, or what a writer noted down.
+    """Read a journal, or a writer's log.
 
-    A last line that is not finished is skipped, and so is what holds no rows.
+    An incomplete last line, and lines without the key ``rows``, are skipped.
     """
     entries = []
     with path.open("rb") as file:
@@ -47,16 +47,15 @@ def read_entries(path: Path) -> list[Entry]:
 
 @attrs.frozen
 class Tally:
-    """What became of the rows of one writer of a stream at one reader.
+    """The rows of one writer of a stream at one reader, compared.
 
     :ivar written: rows that the writer wrote.
     :ivar received: rows in the reader's journal.
-    :ivar missing: rows that were written and are not in the journal as they were.
-    :ivar duplicated: rows in the journal that were not written, or not so often.
-    :ivar out_of_order: rows in the journal behind one with a greater token.
-    :ivar final_position: how far the reader got; ``None`` if it never heard of the
-        writer.
-    :ivar last_token: of the last row that was written, 0 if there was none.
+    :ivar missing: rows that were written and are not in the journal unchanged.
+    :ivar duplicated: rows in the journal that were not written, or fewer times.
+    :ivar out_of_order: rows in the journal after one with a greater token.
+    :ivar final_position: the reader's last position; ``None`` if it has none.
+    :ivar last_token: the token of the last written row; 0 if there is none.
     """
 
     stream_name: str
@@ -72,14 +71,14 @@ class Tally:
 
     @property
     def is_level(self) -> bool:
-        """Return whether the reader got to the writer's last row."""
+        """Whether the reader has reached the writer's last row."""
         return self.final_position is not None and (
             self.final_position >= self.last_token
         )
 
     @property
     def is_good(self) -> bool:
-        """Return whether every row came once, in order, and the reader is level."""
+        """Whether every row arrived once, in order, and the reader is level."""
         faults = self.missing + self.duplicated + self.out_of_order
         return not faults and self.is_level
 
@@ -91,14 +90,13 @@ def compare(
     written: Iterable[tuple[int, Any]],
     journal: Iterable[Entry],
 ) -> Tally:
-    """Count, for one writer of one stream, what one reader got.
+    """Compare the rows of one writer of one stream with a reader's journal.
 
-    Rows of one token arrive together; their order among themselves is not
-    compared.
+    Rows of one token arrive together, and their relative order is not compared.
 
+    :param reader: the reader's name.
     :param written: ``(token, row)`` of every row, from their source.
-    :param reader: its name.
-    :param journal: of the reader, with the entries of others among them.
+    :param journal: the reader's journal, which may have entries of other writers, too.
     """
     expected = Counter((token, _canonical(row)) for token, row in written)
     received: Counter[tuple[int, str]] = Counter()

@@ -36,12 +36,12 @@ DATABASE = "demo"
 
 @attrs.frozen
 class Plan:
-    """What is to be done.
+    """The parameters of a demonstration.
 
-    :ivar recording: where the rows come from.
-    :ivar rows: how many are written.
-    :ivar rate: rows a second.
-    :ivar use_redis: else direct TCP.
+    :ivar recording: the recording from which the rows are taken.
+    :ivar rows: the number of rows to write.
+    :ivar rate: the rate of writes, in rows per second.
+    :ivar use_redis: whether to use Redis instead of direct TCP.
     """
 
     recording: Path
@@ -51,10 +51,10 @@ class Plan:
 
 
 class Deployment:
-    """A folder with all that is needed; see :meth:`start_servers`.
+    """The servers, files and processes of a demonstration, in a temporary folder.
 
-    :param plan: what is to be done.
-    :ivar tcp_ports: of the writers' direct TCP listeners; empty with Redis.
+    :param plan: the parameters of the demonstration.
+    :ivar tcp_ports: the ports of the writers' direct TCP listeners; empty with Redis.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -69,13 +69,13 @@ class Deployment:
 
     @property
     def status_page(self) -> str:
-        """The URL of a page that shows live what the last reader gets."""
+        """The URL of the status page of the last reader."""
         return f"http://127.0.0.1:{self._page_port}/status"
 
     # -- starting and stopping ------------------------------------------------------
 
     def start_servers(self) -> None:
-        """Start PostgreSQL and Redis, make the tables and the files."""
+        """Start PostgreSQL and Redis, and create the tables and the files."""
         self.postgres.start()
         if self.redis is not None:
             self.redis.start()
@@ -87,16 +87,16 @@ class Deployment:
         self._write_files()
 
     def start_processes(self) -> None:
-        """Start the main process and the workers, all at once."""
+        """Start the main process and the workers, without waiting for them."""
         for process in self.processes.values():
             process.start()
 
     def let_writers_begin(self) -> None:
-        """Let the writers write."""
+        """Signal the writers to begin."""
         self._begin_file.touch()
 
     def stop_processes(self) -> dict[str, int | None]:
-        """Stop all processes in order; give the exit status of each."""
+        """Stop all processes, and return the exit status of each by its name."""
         for process in self.processes.values():
             process.ask_to_stop()
         return {name: process.wait() for name, process in self.processes.items()}
@@ -110,14 +110,14 @@ class Deployment:
                 stack.callback(self.redis.stop)
             self.stop_processes()
 
-    # -- what was written and received ----------------------------------------------
+    # -- written and received rows --------------------------------------------------
 
     def log_of(self, writer: str) -> Path:
-        """Name the file in which a writer notes down what it wrote."""
+        """Return the path of the log of a writer's writes."""
         return self.directory / f"{writer}.written.jsonl"
 
     def journal_of(self, reader: str) -> Path:
-        """Name the journal of a reader."""
+        """Return the path of a reader's journal."""
         return self.directory / f"{reader}.journal.jsonl"
 
     def journal(self, reader: str) -> list[Entry]:
@@ -125,7 +125,7 @@ class Deployment:
         return read_entries(self.journal_of(reader))
 
     def written_rows(self, stream: DemoStream, writer: str) -> list[tuple[int, Any]]:
-        """Return token and row of all that a writer wrote, from its source."""
+        """Return ``(token, row)`` of each row that a writer wrote, from its source."""
         if stream.in_memory:
             return [
                 (entry.token, row)
@@ -258,7 +258,7 @@ class Deployment:
         }
 
     def _direct_tcp(self, name: str) -> Mapping[str, Any]:
-        # Nobody relays rows: each process connects to each other that writes.
+        # Processes do not relay rows, so each process connects to every other writer.
         addresses = {
             writer: f"tcp:127.0.0.1:{port}" for writer, port in self.tcp_ports.items()
         }

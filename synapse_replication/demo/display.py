@@ -1,4 +1,4 @@
-"""What the user sees of the demonstration."""
+"""The terminal output of the demonstration."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["TextScreen", "positions_agree", "show_table"]
 
 
 class TextScreen:
-    """Lines, and on a terminal a bar for the writers and for each reader.
+    """Prints lines and, on a terminal, progress bars for the writers and each reader.
 
-    :param console: where to.
+    :param console: the console to print to.
     """
 
     def __init__(self, console: Console) -> None:
@@ -60,7 +60,7 @@ class TextScreen:
     def progress(self, rows: dict[str, int], total: int) -> None:
         """Show how many rows were written, and how many each reader has."""
         if not self._console.is_terminal:
-            self._say_progress(rows, total)
+            self._print_progress(rows, total)
             return
         if not self._tasks:
             self._tasks = {
@@ -70,7 +70,7 @@ class TextScreen:
         for name, count in rows.items():
             self._bars.update(self._tasks[name], completed=count)
 
-    def _say_progress(self, rows: dict[str, int], total: int) -> None:
+    def _print_progress(self, rows: dict[str, int], total: int) -> None:
         tenths = 10 * rows["written"] // total
         if tenths > self._tenths:
             self._tenths = tenths
@@ -79,8 +79,8 @@ class TextScreen:
 
 
 def show_table(console: Console, tallies: Sequence[Tally]) -> None:
-    """Show what became of the rows of each (stream, writer) at each reader."""
-    table = Table(title="What became of the rows", title_justify="left")
+    """Show the comparison for each (stream, writer) and reader."""
+    table = Table(title="Rows by stream, writer and reader", title_justify="left")
     for heading in ("stream", "writer", "reader"):
         table.add_column(heading, no_wrap=True)
     for heading in (
@@ -106,7 +106,7 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
             if tally.is_level
             else f"[bold red]{tally.final_position} of {tally.last_token}[/]",
         )
-    # As wide as it must be: a table that was cut is of no use in a log.
+    # Widen the console if needed: a truncated table is useless in a log.
     needed = Measurement.get(console, console.options.update(width=1000), table)
     console.width = max(console.width, needed.maximum)
     console.print(table)
@@ -115,8 +115,8 @@ def show_table(console: Console, tallies: Sequence[Tally]) -> None:
 def positions_agree(tallies: Sequence[Tally]) -> bool:
     """Return whether all readers ended at the same positions, and at the writers'.
 
-    The writers of a stream take their ids from one sequence, so each of them ends
-    by announcing its last id, whoever wrote that.
+    The writers of a stream share one sequence, so at the end each of them announces its
+    last id, whichever writer used it.
     """
     positions: dict[str, set[int | None]] = {}
     for tally in tallies:

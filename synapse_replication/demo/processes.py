@@ -1,7 +1,7 @@
-"""A main process and workers, as processes of the operating system.
+"""Runs a main process and workers as processes of the operating system.
 
-Blocking. Used from the main thread of the launcher: the kernel ends the processes
-when the thread that started them ends.
+All functions block. Call them in the main thread of the launcher: the kernel kills the
+processes when the thread that started them ends.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from synapse_replication.testing.private_process import die_with_parent
 
 __all__ = ["ReplicationProcess", "wait_until_ready"]
 
-#: How long all processes together may take to start, and each to stop, in s.
+#: The timeouts in s for the start of all processes, and for the stop of each.
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
 
-#: Lines of a log that are shown when its process failed.
+#: The number of log lines that are shown when a process has failed.
 TAIL_LINES = 25
 
 
@@ -31,9 +31,9 @@ class ReplicationProcess:
     """One process.
 
     :param name: its instance name.
-    :param arguments: of ``synapse-replication``.
-    :param health_socket: where its ``/health`` is served once it is up.
-    :param log_file: gets its output.
+    :param arguments: the arguments of ``synapse-replication``.
+    :param health_socket: the Unix socket on which it serves ``/health`` once it is up.
+    :param log_file: the file to which its output is appended.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ReplicationProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if it does not run."""
+        """The process id; 0 if it is not running."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, or start it again; see :func:`wait_until_ready`."""
+        """Start or restart it; see :func:`wait_until_ready`."""
         module = "synapse_replication"
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -63,16 +63,16 @@ class ReplicationProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is for the launcher, which stops all in order.
+                # Ctrl-C must reach only the launcher, which stops all in order.
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
 
     def check(self) -> None:
-        """See that it runs.
+        """Check that it has not ended unexpectedly.
 
-        :raises ServerStartError: if it was started and has ended; with the end of its
-            log.
+        :raises ServerStartError: if it was started and has ended; the message has the
+            end of its log.
         """
         if self._process is not None and self._process.poll() is not None:
             raise ServerStartError(
@@ -81,7 +81,7 @@ class ReplicationProcess:
             )
 
     def is_ready(self) -> bool:
-        """Ask it whether it is up."""
+        """Return whether it is up, according to ``/health``."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
@@ -92,13 +92,13 @@ class ReplicationProcess:
             return False
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill it with SIGKILL, and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self.wait()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, and it says nothing more."""
+        """Send SIGSTOP: its connections stay open, but it sends nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
@@ -108,15 +108,15 @@ class ReplicationProcess:
             self._process.send_signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM, once: a second one would not let it end in order."""
+        """Send SIGTERM. A second one would end it without a clean stop."""
         if self._process is not None:
             self._process.terminate()
 
     def wait(self) -> int | None:
-        """Wait until it ended; kill it if that takes too long.
+        """Wait until it has ended, and kill it if that takes too long.
 
-        :return: its exit status, ``None`` if it was not started; below zero if a
-            signal ended it.
+        :return: its exit status, negative if a signal ended it; ``None`` if it was not
+            started.
         """
         process, self._process = self._process, None
         if process is None:
@@ -134,7 +134,7 @@ class ReplicationProcess:
 
 
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
-    """Wait for processes that were started.
+    """Wait until all processes are up.
 
     :raises ServerStartError: if one ended, or did not come up in time.
     """

@@ -1,4 +1,4 @@
-"""The course of the demonstration: start, write, break, repair, compare."""
+"""The steps of the demonstration: start, write, cause faults, recover, compare."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
-#: s between two looks at the files.
+#: The interval at which the files are read, in s.
 POLL = 0.2
-
-#: How long readers may take to come level once everything is written, in s.
+#: How long readers may take to become level once everything is written, in s.
 LEVEL_TIMEOUT = 45.0
-#: How long writers may write nothing before they have finished, in s.
+#: How long the writers may write nothing before they have finished, in s.
 WRITE_TIMEOUT = 60.0
-
-#: How long a reader, and Redis, stay away, in s.
+#: The downtime of a reader, and of Redis, in s.
 AWAY = 1.0
 
 
 class DemoError(ReplicationError):
-    """The demonstration could not be carried out."""
+    """The demonstration could not be completed."""
 
 
 class Screen(Protocol):
-    """What the user sees."""
+    """The output to the user."""
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -47,7 +45,7 @@ class Screen(Protocol):
 
 
 class Tail:
-    """Counts the rows in a growing file of lines as journals have them."""
+    """Counts the rows in a growing journal, or in a writer's log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,24 +54,24 @@ class Tail:
         self.finished = False
         self.positions: dict[tuple[str, str], int] = {}
 
-    def read_on(self) -> None:
-        """Read what was added.
+    def read_new_lines(self) -> None:
+        """Read the lines that were appended.
 
-        :raises DemoError: if the writer notes that it failed.
+        :raises DemoError: if the writer logged a failure.
         """
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            # After a kill the file may have been cut, but never within a line that
-            # was read here.
+            # After a kill the file may be truncated, but only after the lines that
+            # were read here.
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                self._take(json.loads(line))
+                self._process(json.loads(line))
 
-    def _take(self, entry: dict[str, object]) -> None:
+    def _process(self, entry: dict[str, object]) -> None:
         if "failed" in entry:
             raise DemoError(f"{self._path.stem} could not write: {entry['failed']}")
         if "finished" in entry:
@@ -89,7 +87,7 @@ class Tail:
 
 @attrs.frozen
 class _Fault:
-    """Something that is done when a share of the rows was written."""
+    """A fault that is caused after a share ``after`` of the rows was written."""
 
     after: float
     cause: Callable[[], None]
@@ -104,9 +102,9 @@ class _Course:
         self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
-        """Let the writers write, and cause the faults on the way.
+        """Let the writers write, and cause the faults meanwhile.
 
-        :raises DemoError: if they write no more, and have not finished.
+        :raises DemoError: if the writers stop before they have finished.
         """
         self._deployment.let_writers_begin()
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
@@ -127,7 +125,7 @@ class _Course:
             fault.cause()
 
     def wait_until_level(self) -> bool:
-        """Wait until all readers are where the writers are."""
+        """Wait until all readers are level; return whether they became so in time."""
         deadline = time.monotonic() + LEVEL_TIMEOUT
         while time.monotonic() < deadline:
             self._look()
@@ -137,10 +135,10 @@ class _Course:
         return False
 
     def _is_level(self) -> bool:
-        """Return whether each reader knows of each writer that nothing is to come.
+        """Return whether each reader is at the last position of each writer.
 
-        All writers of a stream take their ids from one sequence, so in the end all
-        announce its last one.
+        The writers of a stream share one sequence, so at the end all of them announce
+        its last id.
         """
         last: dict[str, int] = {}
         for writer in self._writers.values():
@@ -161,7 +159,7 @@ class _Course:
         for process in self._deployment.processes.values():
             process.check()
         for tail in (*self._writers.values(), *self._readers.values()):
-            tail.read_on()
+            tail.read_new_lines()
         rows = {name: tail.rows for name, tail in self._readers.items()}
         self._screen.progress({"written": self._written()} | rows, self._total)
 
@@ -169,10 +167,11 @@ class _Course:
 def run_demo(
     deployment: Deployment, screen: Screen, total: int, *, with_faults: bool
 ) -> list[Tally]:
-    """Carry it out.
+    """Run the demonstration.
 
-    :param total: rows that will be written.
-    :raises ReplicationError: if something did not start, or ended too early.
+    :param total: the number of rows that will be written.
+    :return: the comparison for each (stream, writer) and reader.
+    :raises ReplicationError: if a server or process did not start, or ended too early.
     """
     screen.say("Starting a private PostgreSQL" + " and Redis" * bool(deployment.redis))
     deployment.start_servers()
@@ -181,14 +180,14 @@ def run_demo(
     deployment.start_processes()
     wait_until_ready(deployment.processes.values())
 
-    screen.say(f"Look on, from {READERS[-1]}: {deployment.status_page}")
+    screen.say(f"Status page of {READERS[-1]}: {deployment.status_page}")
 
     screen.say(f"Writing {total} rows of a recording of real traffic")
     course = _Course(deployment, screen, total)
     course.write_everything(_faults(deployment, screen) if with_faults else [])
-    screen.say("Everything is written; waiting until both readers have it")
+    screen.say("All rows are written; waiting until both readers have them")
     if not course.wait_until_level():
-        screen.say(f"They did not get level within {LEVEL_TIMEOUT:.0f} s")
+        screen.say(f"The readers were not level within {LEVEL_TIMEOUT:.0f} s")
     for name, status in deployment.stop_processes().items():
         if status:
             screen.say(f"{name} ended with status {status}")
@@ -200,7 +199,7 @@ def _faults(deployment: Deployment, screen: Screen) -> list[_Fault]:
     redis = deployment.redis
 
     def kill_reader() -> None:
-        screen.say(f"Killing {reader.name} with SIGKILL, starting it again")
+        screen.say(f"Killing {reader.name} with SIGKILL, and restarting it")
         reader.kill()
         time.sleep(AWAY)
         reader.start()

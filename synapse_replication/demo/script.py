@@ -1,7 +1,7 @@
-"""What is to be written, by whom and when: made from a recording of real traffic.
+"""The script of writes, derived from a recording of real traffic.
 
-Every process that writes makes the same script of the same recording, and takes
-its own part of it.
+Every writing process derives the same script from the same recording, and performs its
+own part of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ __all__ = ["STREAMS", "DemoStream", "Write", "make_script", "read_script"]
 class DemoStream:
     """A stream of the demonstration.
 
-    :ivar name: on the wire, as in the recording.
-    :ivar columns: from column name to type, as a ``TableStream`` has them; empty
-        for a stream that is held in memory.
-    :ivar writers: from the instance that wrote when it was recorded to the one
-        that writes now.
+    :ivar name: its name on the wire, as in the recording.
+    :ivar columns: the types of its columns, as in a ``TableStream``; empty for a stream
+        that is held in memory.
+    :ivar writers: maps each writer in the recording to a writer of the demonstration.
     """
 
     name: str
@@ -40,7 +39,7 @@ class DemoStream:
 
     @property
     def in_memory(self) -> bool:
-        """Return whether its rows are in no table."""
+        """Whether its rows are held in memory."""
         return not self.columns
 
     @property
@@ -97,7 +96,7 @@ STREAMS: Mapping[str, DemoStream] = MappingProxyType(
 class Write:
     """Rows to write under one token.
 
-    :ivar row_number: how many rows all writers together wrote before these.
+    :ivar row_number: the number of rows that all writers together write before these.
     """
 
     stream_name: str
@@ -107,7 +106,7 @@ class Write:
 
 
 def read_script(path: Path, rows: int) -> Iterator[Write]:
-    """Make the script of a recording; see :func:`make_script`.
+    """Return the script of a recording; see :func:`make_script`.
 
     :raises RecordingError: if a line of the file is not one of a recording.
     """
@@ -122,13 +121,13 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
-    """Turn the lines of a recording into things to write.
+    """Yield the writes of a script.
 
-    The recording is played again and again until there are enough rows.
+    The recording is repeated until there are enough rows.
 
-    :param lines: commands, as they came over the wire.
-    :param rows: how many rows at least; the last batch is not cut.
-    :raises ValueError: if the recording has no rows of our streams.
+    :param lines: the commands of the recording.
+    :param rows: the least number of rows; the last batch is not split.
+    :raises ValueError: if the recording has no rows of the demonstration's streams.
     """
     writes = list(_writes(lines))
     if not writes:

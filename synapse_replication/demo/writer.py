@@ -1,7 +1,7 @@
-"""The code that runs inside each process that writes: its part of the script.
+"""The service inside each writing process that performs its part of the script.
 
-It is plugged in by the key ``modules``, as any code of a user's is. It writes to
-the streams of its host, several writes at a time, and notes down what it wrote.
+It is configured with the key ``modules``, like any code of a user. It writes to the
+streams of its host, several writes at a time, and logs them to a file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from synapse_replication.demo.script import Write, read_script
 
 __all__ = ["ScriptWriter", "make_writer"]
 
-#: Writes of one process that are under way at a time: ids finish in any order.
+#: The number of concurrent writes of one process, so that ids finish in any order.
 CONCURRENCY = 8
-
-#: s between two looks at whether to begin.
+#: The interval at which the begin file is checked, in s.
 POLL = 0.05
 
 #: The longest sleep before a write that is due later, in s.
@@ -30,13 +29,13 @@ MAX_SLEEP = 0.5
 
 
 class ScriptWriter(Service):
-    """Writes, once it is told to begin, one thing after the other.
+    """Performs the writes of one process at a given rate.
 
     :param host: the process's host.
     :param writes: the writes of this process.
-    :param rate: rows a second, of all writers together.
-    :param begin_file: it begins when this file exists.
-    :param log_file: gets a line for each write, as a journal has them.
+    :param rate: the rate of all writers together, in rows per second.
+    :param begin_file: the writes begin when this file exists.
+    :param log_file: the file to which a journal line is appended for each write.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class ScriptWriter(Service):
             if not self.running:
                 return
             await clock.sleep(POLL)
-        # Added to: a process that is started again goes on with its notes.
+        # Append, because a restarted process continues its log.
         with self._log_file.open("a", buffering=1) as log:
             try:
                 await self._write_all(log)
             except Exception as error:
-                # The launcher need not wait for what will not come.
+                # Log the failure, so that the launcher does not wait for more rows.
                 log.write(json.dumps({"failed": str(error)}) + "\n")
                 raise
             log.write(json.dumps({"finished": bool(self.running)}) + "\n")
@@ -95,19 +94,19 @@ class ScriptWriter(Service):
         clock = self._host.clock
         for write in self._writes:
             due = begun + write.row_number / self._rate
-            # In short steps: a stop does not wait for a write that is due much later.
-            while self.goes_on() and (delay := due - clock.seconds()) > 0:
+            # Sleep in short steps, so that a stop need not wait for a later write.
+            while self.can_continue() and (delay := due - clock.seconds()) > 0:
                 await clock.sleep(min(delay, MAX_SLEEP))
-            if not self.goes_on():
+            if not self.can_continue():
                 return
             await self.write(write, log)
 
-    def goes_on(self) -> bool:
-        """Return whether more is to be written."""
+    def can_continue(self) -> bool:
+        """Return whether to perform further writes."""
         return bool(self.running)
 
     async def write(self, write: Write, log: TextIO) -> None:
-        """Write the rows of one token, and note it down."""
+        """Write the rows of one token, and log the write."""
         stream = self._host.streams.get_streams()[write.stream_name]
         rows = [stream.description.codec.from_json(row) for row in write.rows]
         token = await maybeDeferred(stream.write, rows)
@@ -121,7 +120,7 @@ class ScriptWriter(Service):
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> ScriptWriter:
-    """Make the writer that ``modules`` asks for.
+    """Return the writer that ``modules`` configures.
 
     :param config: ``recording``, ``rows``, ``rate``, ``begin_file``, ``log_file``.
     """

@@ -1,10 +1,10 @@
 """Recordings of traffic: JSON lines of ``{"t": ..., "channel": ..., "line": ...}``.
 
-``t`` is the time of arrival in s, from any beginning; ``channel`` the Redis channel;
-``line`` the command; ``time_ms``, which may be missing, the time of arrival in ms
-since the epoch of 1970. What else is in the object is skipped.
+``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` the Redis
+channel; ``line`` the command; the optional ``time_ms`` is the time of arrival in ms
+since the Unix epoch. Other keys are ignored.
 
-Where the bytes come from is the caller's business.
+The caller supplies the bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ __all__ = [
     "unpacked",
 ]
 
-#: What compressed files begin with.
+#: The first bytes of compressed files.
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _XZ_MAGIC: Final = b"\xfd7zXZ\x00"
 
-#: Bytes in a line of a recording at most. What goes over Redis has no limit of its
-#: own; nothing that is replicated comes near.
+#: The most bytes in a line of a recording. Redis messages have no limit of their own,
+#: but replicated rows are far shorter.
 MAX_LINE_BYTES: Final = 2**20
 
 
 class RecordingError(ReplicationError):
-    """A line of a recording is not one of a recording.
+    """A line does not have the format of a recording.
 
-    :ivar number: the line, from 1.
+    :ivar number: the line number, from 1.
+    :ivar reason: what is wrong with it.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -66,10 +67,11 @@ class _Line(msgspec.Struct):
 class Record:
     """One command of a recording.
 
-    :ivar number: of its line in the file, from 1.
-    :ivar seconds: when it arrived.
-    :ivar line: the command, without its end.
-    :ivar time_ms: when it arrived, ms since the epoch of 1970, if that is known.
+    :ivar number: its line number in the file, from 1.
+    :ivar seconds: the time of its arrival in s, from an arbitrary origin.
+    :ivar channel: the Redis channel.
+    :ivar line: the command, without its line end.
+    :ivar time_ms: the time of its arrival in ms since the Unix epoch, if known.
     """
 
     number: int
@@ -80,26 +82,26 @@ class Record:
 
 
 class LineSource(Protocol):
-    """A binary file, as far as it is needed here."""
+    """The interface of a binary file that is required here."""
 
     def readline(self, size: int, /) -> bytes:
-        """Return a line with its end, or as much of it as was asked for."""
+        """Return a line with its line end, or its first ``size`` bytes."""
 
 
 _decode = msgspec.json.Decoder(_Line).decode
 
 
 def is_compressed(file: IO[bytes]) -> bool:
-    """Return whether a file is compressed, with gzip or xz; leaves it at its start."""
+    """Return whether a file is compressed with gzip or xz, and rewind it."""
     start = file.read(len(_XZ_MAGIC))
     file.seek(0)
     return start.startswith((_GZIP_MAGIC, _XZ_MAGIC))
 
 
 def unpacked(file: IO[bytes]) -> IO[bytes]:
-    """Return what a file holds, decompressed if it is compressed.
+    """Return a file that reads the decompressed content of ``file``.
 
-    :param file: at its start. The caller closes it.
+    :param file: a file at its start, compressed or not. The caller closes it.
     """
     start = file.read(len(_XZ_MAGIC))
     file.seek(0)
@@ -113,13 +115,13 @@ def unpacked(file: IO[bytes]) -> IO[bytes]:
 def read_records(
     file: LineSource, first_number: int = 1
 ) -> Iterator[Record | RecordingError]:
-    """Read records, a line at a time, to the end.
+    """Yield the records of a file, a line at a time.
 
-    What is no record is given in its place, as an error; blank lines are passed
-    over. A compressed file that is cut off gives an error as its last.
+    An error is yielded in place of a line that is not a record, and at the end of a
+    truncated compressed file; blank lines are skipped.
 
-    :param file: uncompressed, or what :func:`unpacked` returns.
-    :param first_number: of the first line.
+    :param file: an uncompressed file, or the result of :func:`unpacked`.
+    :param first_number: the number of the first line.
     :raises OSError: if the file cannot be read.
     """
     number = first_number - 1
@@ -141,9 +143,9 @@ def read_records(
 
 
 def parse_record(number: int, text: bytes) -> Record | RecordingError:
-    """Read one line.
+    """Parse one line.
 
-    :param number: of the line.
+    :param number: the line number.
     """
     try:
         record = _decode(text)

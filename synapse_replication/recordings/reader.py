@@ -1,7 +1,7 @@
-"""Read recordings of traffic from files.
+"""Reads recordings of traffic from files.
 
-Their format is in :mod:`synapse_replication.recordings.format`. Files may be compressed
-with gzip or xz.
+:mod:`synapse_replication.recordings.format` describes the format. Files may be
+compressed with gzip or xz.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ __all__ = ["Record", "RecordingError", "read_recording", "shipped_recording"]
 
 
 def shipped_recording() -> Path:
-    """Find the recording that comes with the package.
+    """Return the path of the recording that ships with the package.
 
-    A real Synapse of five processes, from an empty database, driven over the client
-    API: 21,168 commands, 10,159 of them rows. Its users and tokens were made up.
+    It is the traffic of a real Synapse of five processes, started with an empty
+    database and driven over the client API: 21,168 commands, 10,159 of them rows. Its
+    users and tokens are fictitious.
     """
     return Path(
         str(files("synapse_replication.recordings") / "data" / "startup_drive.jsonl.xz")
@@ -32,10 +33,10 @@ def shipped_recording() -> Path:
 
 
 def read_recording(path: Path) -> Iterator[Record | RecordingError]:
-    """Read a recording, a line at a time.
+    """Yield the records of a recording, a line at a time.
 
-    What is no record is given in its place, as an error; blank lines are passed
-    over. A file that is cut off gives an error as its last.
+    An error is yielded in place of a line that is not a record, and at the end of a
+    truncated file; blank lines are skipped.
 
     :raises OSError: if the file cannot be opened or read.
     """

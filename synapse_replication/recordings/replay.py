@@ -1,13 +1,13 @@
-"""Replay a recording of traffic through the real parser and the real handler.
+"""Replays a recording of traffic through the real parser and the real handler.
 
-Theory of operation: the handler is given a host whose streams begin nowhere and
-have no source: a recording cannot be asked for more than is in it. Where one
-begins in the middle of a writer's rows, a POSITION is put before the first of
-them, as the deployment had sent one before. Nothing waits for anything here, so
-each chunk is handled to its end when ``received`` returns.
+Theory of operation: the handler gets a host whose streams have no initial position and
+no source, because missing rows cannot be fetched. If the recording begins in the middle
+of a writer's rows, a POSITION is inserted before the first of them, because the
+deployment had sent one earlier. No operation waits, so each chunk has been processed
+when ``received`` returns.
 
-What is on the wire (lines, commands, rows, batches) is counted there; what
-depends on positions is what the handler said and did.
+Lines, commands, rows and batches are counted as they are read; everything that depends
+on positions comes from the handler's events.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ __all__ = ["replay_records"]
 
 _Key: TypeAlias = tuple[str, str]
 
-#: Lines that are handled together, as a link would read them together.
+#: The number of lines that are processed together, as in one read of a link.
 _CHUNK = 256
-#: Below every token.
+#: A position below every token.
 _NOWHERE = -(2**63)
 
 
 class _RecordedStream:
-    """A stream of which nobody but the recording knows."""
+    """A stream whose only source is the recording."""
 
     def __init__(self, description: StreamDescription, report: Report) -> None:
         self.description = description
@@ -73,21 +73,21 @@ class _RecordedStream:
         self._report = report
 
     def current_token(self, instance_name: str) -> int:
-        """Return up to where the recording was read."""
+        """Return the position up to which the recording was replayed."""
         return self.positions.get(instance_name, _NOWHERE)
 
     def minimal_local_current_token(self) -> int:
-        """Tell that nothing was written here."""
+        """Return 0: this process writes nothing."""
         return 0
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Tell that nothing was written here."""
+        """Return ``False``: this process writes nothing."""
         return False
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Record what is not in the recording."""
+        """Record a gap, and return no rows."""
         if from_token != _NOWHERE:
             gap = Gap(self.description.name, instance_name, from_token, upto_token)
             self._report.gaps.append(gap)
@@ -123,7 +123,7 @@ class _Observer(ReplicationObserver):
 
 
 class _Clock:
-    """Stands still: a recording is replayed at once, and nothing is tried again."""
+    """A clock that stands still: a replay takes no time, and nothing is retried."""
 
     def seconds(self) -> float:
         return 0.0
@@ -149,26 +149,26 @@ class _NoCall:
 
 
 class _Commands:
-    """A command sink that has no use for any command."""
+    """A command sink that ignores all commands."""
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         return ()
 
-    def _pass_over(self, *arguments: Any, **named: Any) -> None:
+    def _ignore(self, *arguments: Any, **named: Any) -> None:
         """Do nothing: commands are counted as lines."""
 
-    on_user_sync = on_clear_user_sync = on_federation_ack = on_user_ip = _pass_over
-    on_remote_server_up = on_lock_released = on_new_active_task = _pass_over
-    on_cancel_task = on_remove_pusher = on_invalidate_cache = _pass_over
+    on_user_sync = on_clear_user_sync = on_federation_ack = on_user_ip = _ignore
+    on_remote_server_up = on_lock_released = on_new_active_task = _ignore
+    on_cancel_task = on_remove_pusher = on_invalidate_cache = _ignore
 
 
 class _Notifier:
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Do nothing: nothing is written here."""
+        """Do nothing: this process writes nothing."""
 
 
 class _Connection:
-    """Where the recording comes from; nothing can be sent there."""
+    """The connection on which the recording arrives; it discards what is sent."""
 
     name = "recording"
     relays = False
@@ -181,17 +181,17 @@ class _Connection:
         """Do nothing."""
 
     def close_with_error(self, text: str) -> None:
-        """Do nothing: the line is reported, and the next one read."""
+        """Do nothing: the line is in the report, and the replay continues."""
 
 
 class _Replay:
-    """A replication host for one recording; gathers a report."""
+    """A replication host for one recording, which collects the report."""
 
     def __init__(self) -> None:
         self.report = report = Report()
         observer = _Observer(report)
         self._processes = BackgroundProcesses(observer)
-        # No instance of a recording has a name with a space.
+        # Contains a space, so that it differs from every instance of a recording.
         self.identity = Identity("recorded", "this replay", "")
         self.clock: Clock = _Clock()
         self.streams: StreamDirectory = self
@@ -243,7 +243,7 @@ class _Replay:
     # -- the recording ----------------------------------------------------------------
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Take commands that arrived together."""
+        """Process records that arrived together."""
         report = self.report
         report.lines += len(records)
         for record in records:
@@ -253,17 +253,17 @@ class _Replay:
             self._find_unparsable(records)
         for item in items:
             if isinstance(item, RdataRun):
-                self._take_rows(item)
+                self._count_rows(item)
             elif isinstance(item, InterleavedRun):
                 for run in item.runs():
-                    self._take_rows(run)
+                    self._count_rows(run)
             elif isinstance(item, PositionCommand):
                 key = item.stream_name, item.instance_name
                 self._begun.add(key)
                 self._unfinished.discard(key)
             self._handler.received(self._connection, [item])
 
-    def _take_rows(self, run: RdataRun) -> None:
+    def _count_rows(self, run: RdataRun) -> None:
         key = name, writer = run.stream_name, run.instance_name
         self.report.rdata_rows[name] += len(run.rows)
         for token in run.tokens:
@@ -274,7 +274,7 @@ class _Replay:
                 self.report.batches[name] += 1
         if key not in self._begun:
             self._begun.add(key)
-            # Sent before the recording began.
+            # Stands for the POSITION that was sent before the recording began.
             before = PositionCommand(name, writer, _NOWHERE, _NOWHERE)
             self._handler.received(self._connection, [before])
 
@@ -285,9 +285,9 @@ class _Replay:
                     self.report.add_unparsable(record.number, str(error))
 
     def finish(self) -> Report:
-        """Return the report."""
+        """Complete and return the report."""
         if self._processes.count:
-            self.report.failures["replication waits for something"] += 1
+            self.report.failures["the handler has not finished"] += 1
         for name, stream in self._streams.items():
             for writer, token in stream.positions.items():
                 if token != _NOWHERE:
@@ -296,10 +296,10 @@ class _Replay:
 
 
 def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
-    """Say what is wrong with a line, or with one of a run's.
+    """Return why a line, or a row of a run, cannot be parsed; ``None`` if it can.
 
-    A reader notices what is no JSON only when it decodes a row, and knows no line
-    number then.
+    Rows are decoded here, because the handler would detect invalid JSON without
+    knowing its line number.
     """
     if isinstance(item, RefusedLine):
         return item.error
@@ -313,7 +313,7 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
 
 
 def replay_records(records: Iterable[Record | RecordingError]) -> Report:
-    """Feed a recording through parser and handler, and tell what came of it."""
+    """Replay a recording through parser and handler, and return the report."""
     replay = _Replay()
     for chunk in _chunks(records):
         good = [each for each in chunk if isinstance(each, Record)]

@@ -1,4 +1,4 @@
-"""What a replayed recording adds up to, for people and for machines."""
+"""The report on a replayed recording, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["EXPLANATIONS", "Gap", "Report", "Unparsable", "describe"]
 
 _Key: TypeAlias = tuple[str, str]
 
-#: Unparsable lines that are remembered; more are only counted.
+#: The most unparsable lines that are listed; further ones are only counted.
 _MAX_UNPARSABLE = 1000
-
-#: Discards that are as they should be, and why. All others lost something.
+#: Discards that lose no data, with the explanation. All others may lose data.
 EXPLANATIONS: Mapping[DiscardReason, str] = {
     DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
-    DiscardReason.REDUNDANT_POSITION: "says nothing new",
-    DiscardReason.UNKNOWN_STREAM: "a stream that is not known here",
+    DiscardReason.REDUNDANT_POSITION: "repeats a known position",
+    DiscardReason.UNKNOWN_STREAM: "a stream that this version does not know",
 }
 
 
 @attrs.frozen
 class Unparsable:
-    """A line that is no command of ours.
+    """A line that cannot be parsed as a command.
 
-    :ivar line_number: in the recording, from 1.
+    :ivar line_number: its line number in the recording, from 1.
+    :ivar error: why it cannot be parsed.
     """
 
     line_number: int
@@ -38,10 +38,10 @@ class Unparsable:
 
 @attrs.frozen
 class Gap:
-    """Rows that the recording does not have, though a POSITION says that they may be.
+    """A range of tokens in which a POSITION indicates rows missing from the recording.
 
-    :ivar after: the writer's last position before.
-    :ivar up_to: where rows may be missing up to.
+    :ivar after: the writer's last position before the range.
+    :ivar up_to: the last token of the range.
     """
 
     stream: str
@@ -52,22 +52,22 @@ class Gap:
 
 @attrs.define
 class Report:
-    """What a recording adds up to.
+    """The report on a recording.
 
-    :ivar lines: commands in it, those that do not parse included.
+    :ivar lines: the number of commands, including those that cannot be parsed.
     :ivar commands: lines by their first word.
     :ivar rdata_rows: rows by stream.
     :ivar batches: finished batches of more than one row, by stream.
     :ivar rdata_at_or_below_position: rows at or below the position that their
         writer had reached, by stream.
-    :ivar resets: how often a writer began again from an earlier token, by stream.
-    :ivar last_position: by stream and writer.
+    :ivar resets: the number of times that a writer moved back, by stream.
+    :ivar last_position: the last position by stream and writer.
     :ivar discarded: rows and positions that the handler did not deliver.
-    :ivar extra_fields: rows with more fields than we know, by stream.
-    :ivar gaps: where rows may be missing.
-    :ivar unparsable: the first thousand lines that do not parse.
-    :ivar unparsable_lines: how many there are.
-    :ivar failures: what went wrong besides.
+    :ivar extra_fields: rows with unknown additional fields, by stream.
+    :ivar gaps: the ranges in which rows may be missing.
+    :ivar unparsable: the first thousand lines that cannot be parsed.
+    :ivar unparsable_lines: the number of lines that cannot be parsed.
+    :ivar failures: other failures, by their text.
     """
 
     lines: int = 0
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Every line was understood, and each discard is explained."""
+        """Whether every line was parsed, and each discard is explained."""
         return not (
             self.unparsable_lines
             or self.failures
@@ -94,13 +94,13 @@ class Report:
         )
 
     def add_unparsable(self, number: int, error: str) -> None:
-        """Record a line that does not parse."""
+        """Record a line that cannot be parsed."""
         self.unparsable_lines += 1
         if len(self.unparsable) < _MAX_UNPARSABLE:
             self.unparsable.append(Unparsable(number, error))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what JSON can say of it."""
+        """Return the report as values that JSON can represent."""
         discarded: dict[str, dict[str, int]] = {}
         for (reason, stream), count in sorted(
             self.discarded.items(), key=lambda item: (item[0][0].value, item[0][1])
@@ -129,7 +129,7 @@ class Report:
 
 
 def describe(report: Report) -> Iterator[str]:
-    """Write a report for people, a line at a time."""
+    """Yield the lines of a report as text."""
     yield f"{report.lines} lines"
     yield from _table("Commands", report.commands)
     yield from _table("Rows by stream", report.rdata_rows)
@@ -138,7 +138,7 @@ def describe(report: Report) -> Iterator[str]:
         "Rows at or below the position of their writer, by stream",
         report.rdata_at_or_below_position,
     )
-    yield from _table("Writers that began again, by stream", report.resets)
+    yield from _table("Resets of a writer's position, by stream", report.resets)
     yield from _table(
         "Last position by stream and writer",
         {f"{name} {writer}": at for (name, writer), at in report.last_position.items()},
@@ -154,9 +154,9 @@ def describe(report: Report) -> Iterator[str]:
             for reason, name in report.discarded
         },
     )
-    yield from _table("Rows with more fields than are known", report.extra_fields)
+    yield from _table("Rows with unknown additional fields", report.extra_fields)
     yield from _table(
-        "Possible gaps: rows that the recording may lack, by stream and writer",
+        "Possible gaps in the recording, by stream and writer",
         Counter(f"{gap.stream} {gap.writer}" for gap in report.gaps),
     )
     yield from _table("Failures", report.failures)

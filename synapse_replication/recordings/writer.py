@@ -1,12 +1,12 @@
-"""Recordings on disk, a file at a time: none is ever read half-written.
+"""Writes recordings to a folder, one file at a time.
 
-A file is written as ``NAME.jsonl.partial`` and renamed to ``NAME.jsonl`` once it is
-whole and synced; ``NAME`` begins with the time of its first line, UTC, so names are in
-order. What a kill left behind as ``.partial`` is made whole by the next start: all
-lines but a torn last one are kept.
+A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once it is
+complete and synced, so that readers never see an incomplete file. ``NAME`` begins with
+the time of its first line in UTC, so names sort by time. The next start completes a
+``.partial`` file that a kill left behind, without an incomplete last line.
 
-Each line is a recording's (``t``, ``channel``, ``line``), with ``time_ms`` beside it.
-USER_IP, which holds addresses and access tokens, is never written.
+Each line has the keys of a recording (``t``, ``channel``, ``line``), and ``time_ms``.
+USER_IP, which contains addresses and access tokens, is never written.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ _COPIED_AT_ONCE: Final = 1024 * 1024
 
 
 class RecordingWriteError(ReplicationError):
-    """A recording cannot be written; the text says why and what to do."""
+    """A recording cannot be written; the message says why and what to do."""
 
 
 @attrs.define
 class _Open:
     """The file that is being written.
 
-    :ivar file: where lines go; ``raw`` itself, or what compresses into it.
-    :ivar size: bytes of its lines, before compression.
-    :ivar started: monotonic s.
+    :ivar path: its path, which ends in ``.partial``.
+    :ivar raw: the file on disk.
+    :ivar file: the file to which lines are written: ``raw``, or a compressor of it.
+    :ivar started: the monotonic time of its first line, in s.
+    :ivar size: the size of its lines in bytes, before compression.
+    :ivar unsynced: whether lines were written since the last sync.
     """
 
     path: Path
@@ -58,17 +61,16 @@ class _Open:
 
 
 class RecordingFiles:
-    """Writes lines into files of a folder, of which this is the only writer.
+    """Writes lines to files in a folder that no other process may record into.
 
-    Memory is bounded: a buffer. Not thread-safe. Every method but ``see`` and
-    ``roll`` may take as long as the disk does.
+    Memory use is bounded by a buffer. Not thread-safe. The methods block on the disk.
 
-    :param folder: made if it is missing.
-    :param roll_bytes: a file with as many bytes of lines is closed.
-    :param roll_seconds: a file is closed so long after its first line.
-    :param compressed: with gzip.
-    :param now: monotonic s.
-    :param wall: s since the epoch.
+    :param folder: the folder; created if it is missing.
+    :param roll_bytes: the size of lines in bytes after which a file is closed.
+    :param roll_seconds: the time in s after its first line when a file is closed.
+    :param compressed: whether to compress the files with gzip.
+    :param now: returns a monotonic time in s.
+    :param wall: returns the time in s since the Unix epoch.
     :raises RecordingWriteError: if the folder cannot be used, or another process
         records into it.
     """
@@ -107,10 +109,9 @@ class RecordingFiles:
                 _make_whole(path)
 
     def see(self, channel: str, line: bytes) -> None:
-        """Write a line, unless it is personal.
+        """Write a line, unless it contains personal data.
 
-        :raises RecordingWriteError: if it cannot be written; what was written before is
-            kept.
+        :raises RecordingWriteError: if it cannot be written; earlier lines remain.
         """
         if line.lstrip().startswith(_USER_IP) or channel.endswith("/USER_IP"):
             return
@@ -130,9 +131,9 @@ class RecordingFiles:
                 self.roll()
 
     def tick(self) -> None:
-        """Bring to disk what was seen; close the file if it is old.
+        """Sync the file to disk, and close it if it is old enough.
 
-        To be called once a second: so much is lost with the machine at most.
+        Call it once a second: a crash of the machine then loses at most that much.
 
         :raises RecordingWriteError: if it cannot be written.
         """
@@ -149,7 +150,7 @@ class RecordingFiles:
             current.unsynced = False
 
     def roll(self) -> None:
-        """Close the file, if there is one; the next line begins another.
+        """Close the file, if there is one; the next line begins a new file.
 
         :raises RecordingWriteError: if it cannot be written.
         """
@@ -167,7 +168,7 @@ class RecordingFiles:
             rename_durably(current.path, current.path.with_suffix(""))
 
     def close(self) -> None:
-        """Close the file, and let others record into the folder.
+        """Close the file, and release the folder's lock.
 
         :raises RecordingWriteError: if it cannot be written.
         """
@@ -194,13 +195,13 @@ class RecordingFiles:
 
 
 class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
-    """Says what to do when the disk does not take what it is given."""
+    """Converts an ``OSError`` to one that says what to do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Do nothing."""
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
@@ -208,16 +209,16 @@ class _explaining_os_errors:  # noqa: N801 -- a context, used like a function
         if isinstance(error, OSError):
             raise RecordingWriteError(
                 f"cannot record into {self._folder}: {error.strerror}; correct that "
-                "and start again: what was recorded before is kept"
+                "and restart; earlier recordings remain"
             ) from error
 
 
 def _make_whole(partial: Path) -> None:
-    """Keep the whole lines of a file that a kill cut off."""
+    """Complete a file that a kill truncated, with its complete lines."""
     name = partial.with_suffix("")
     repaired = partial.with_suffix(_REPAIRED)
     if name.exists():
-        # Cut off in the middle of this.
+        # An earlier call of this function was killed after the rename.
         partial.unlink()
         return
     compressed = name.suffix == ".gz"
@@ -246,7 +247,7 @@ def _whole_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
         try:
             line = file.readline()
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            # Its last block was not written to the end.
+            # The last compressed block is incomplete.
             return
         if not line.endswith(b"\n"):
             return

@@ -118,7 +118,7 @@ class EndpointTests(SynchronousTestCase):
             with self.assertRaises(ConfigError) as caught:
                 client_endpoint(self.reactor, description, [], TlsConfig())
             (problem,) = caught.exception.problems
-            self.assertIn("does not check who answers", problem.problem)
+            self.assertIn("does not verify the server", problem.problem)
             self.assertIn("tls:HOST:PORT", problem.hint)
         client_endpoint(self.reactor, "ssl:h:1:hostname=h", [], TlsConfig())
         client_endpoint(self.reactor, "tls:h:1", [], TlsConfig())

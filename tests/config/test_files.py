@@ -84,7 +84,7 @@ class ReadFilesTests(FilesMixin):
     def test_empty_folder(self) -> None:
         """A folder without YAML files is a mistake."""
         self.read(str(self.folder))
-        self.assertIn("no .yaml file is in it", str(self.problems[0]))
+        self.assertIn("it contains no .yaml file", str(self.problems[0]))
 
     def test_syntax_error_names_the_line_and_no_content(self) -> None:
         """A syntax error is reported with its line, without what stands there."""
@@ -99,9 +99,9 @@ class ReadFilesTests(FilesMixin):
         """What YAML's own parser trips over is reported, too, and without content."""
         for text, what, line in (
             ("a: 1\nb: secret\0", "a control character", 2),
-            ("a: 2024-13-45", "a date or a number that there is none of", None),
-            ("a: &a [*a]", "without end", None),
-            ("[" * 5000, "without end", None),
+            ("a: 2024-13-45", "an impossible date or number", None),
+            ("a: &a [*a]", "nested too deeply", None),
+            ("[" * 5000, "nested too deeply", None),
         ):
             self.problems.clear()
             self.read(self.write("1.yaml", text))
@@ -144,7 +144,7 @@ class ReadSecretTests(FilesMixin):
         """A secret that is given in both ways is a mistake that names both keys."""
         self.assertIsNone(self.secret("hush", self.write("s", "x")))
         text = str(self.problems[0])
-        self.assertIn("keep one of redis.password and redis.password_path", text)
+        self.assertIn("remove redis.password or redis.password_path", text)
         self.assertNotIn("hush", text)
 
     def test_missing_and_empty(self) -> None:

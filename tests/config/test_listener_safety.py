@@ -31,7 +31,7 @@ class ExposureTests(FilesMixin):
 
     def test_http(self) -> None:
         """HTTP without a secret is refused where others could reach it."""
-        problem = "listeners[0].bind_addresses: everybody who asks"
+        problem = "listeners[0].bind_addresses: any client can"
         streams = _OWN + "}\n"
         for more in (
             "port: 1",
@@ -58,7 +58,7 @@ class ExposureTests(FilesMixin):
         )
         first, second = self.mistakes(text)
         self.assertIn("listeners[0].bind_addresses: direct TCP on 0.0.0.0", first)
-        self.assertIn("direct_tcp.listen[0]: tcp:2 gives every row", second)
+        self.assertIn("direct_tcp.listen[0]: tcp:2 sends every row", second)
 
     def test_client_certificates(self) -> None:
         """A listener that asks for certificates is open to nobody else."""

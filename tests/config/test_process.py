@@ -353,8 +353,8 @@ synapse_replication:
                 "2.yaml:2: worker_replication_port: input should be a valid integer, "
                 "unable to parse string as an integer; write a port number from 1 to "
                 "65535",
-                "1.yaml:8: synapse_replication.streams[0]: 'typnig' is no standard "
-                "stream; did you mean 'typing'?",
+                "1.yaml:8: synapse_replication.streams[0]: 'typnig' is not a "
+                "standard stream; did you mean 'typing'?",
                 "1.yaml:7: synapse_replication.row_snik: there is no such key; did "
                 "you mean 'row_sink'?",
                 "2.yaml:1: worker_name: 'main' is the main process; write a name that "
@@ -488,7 +488,7 @@ synapse_replication:
     def test_no_link(self) -> None:
         """A worker without Redis and without a replication port is refused."""
         (invalid,) = self.mistakes(HOMESERVER, WORKER, "redis: {enabled: false}\n")
-        self.assertIn("redis.enabled: there is no way to the other processes", invalid)
+        self.assertIn("redis.enabled: there is no link to the other processes", invalid)
 
     def test_database(self) -> None:
         """A missing database, or one that is not Postgres, is refused."""
@@ -521,7 +521,7 @@ synapse_replication:
         (invalid,) = self.mistakes(
             HOMESERVER, "redis: {enabled: yes, password: a, password_path: b}\n"
         )
-        self.assertIn("redis.password_path: redis.password is set too", invalid)
+        self.assertIn("redis.password_path: redis.password is set, too", invalid)
 
     def test_listeners(self) -> None:
         """Mistyped listeners are refused."""
@@ -583,7 +583,7 @@ synapse_replication:
         self.assertEqual(
             [invalid.partition(" synapse_replication.")[2] for invalid in mistakes],
             [
-                "streams[0]: 'tabel' is no key of a stream; did you mean 'table'?",
+                "streams[0]: 'tabel' is not a key of a stream; did you mean 'table'?",
                 "streams[1]: table, id_column, columns, sequence, writers missing; add "
                 "it to the declaration",
                 "streams[2]: stream a: table is 'B b'; write a plain SQL identifier: "
@@ -591,7 +591,7 @@ synapse_replication:
                 "streams[3]: a stream is declared by a mapping, or by the name of a "
                 "standard one; write name, table, id_column, columns, sequence and "
                 "writers",
-                "streams[4]: 'nothing-like-it' is no standard stream; declare it by "
+                "streams[4]: 'nothing-like-it' is not a standard stream; declare it by "
                 f"its table, or write one of {', '.join(STANDARD_STREAMS)}",
                 "modules[0].module: string should match pattern "
                 "'^[A-Za-z_]\\w*(\\.[A-Za-z_]\\w*)+$'; write the dotted name of a "

@@ -69,9 +69,18 @@ class RedisTests(FilesMixin):
             ("{sentinels: s}", "redis.sentinel.master: is missing"),
             ("{master: m, sentinel: s, sentinels: s}", "did you mean 'sentinels'?"),
             ("{master: m, sentinels: ['a:b']}", "sentinels[0]: 'a:b'", "HOST:PORT"),
-            ("{master: m, sentinels: ['a:0']}", "sentinels[0]: 'a:0' is no place"),
-            ("{master: m, sentinels: ['a b']}", "sentinels[0]: 'a b' is no place"),
-            ("{master: m, sentinels: ['[::1']}", "sentinels[0]: '[::1' is no place"),
+            (
+                "{master: m, sentinels: ['a:0']}",
+                "sentinels[0]: 'a:0' is not a host and port",
+            ),
+            (
+                "{master: m, sentinels: ['a b']}",
+                "sentinels[0]: 'a b' is not a host and port",
+            ),
+            (
+                "{master: m, sentinels: ['[::1']}",
+                "sentinels[0]: '[::1' is not a host and port",
+            ),
             ("{master: m, sentinels: s, username: u}", "sentinel.username: a user"),
             (
                 "{master: m, sentinels: s, password_path: /nowhere}",

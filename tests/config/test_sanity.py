@@ -90,12 +90,12 @@ class SanityTests(FilesMixin):
         """A secret of one character, or of a line's end, is none."""
         for secret, why in (
             ("x", "fewer than 4"),
-            (r'"\r\n"', "a line's end"),
-            (r'"long\r\nenough"', "a line's end"),
+            (r'"\r\n"', "a line break"),
+            (r'"long\r\nenough"', "a line break"),
             ('"      "', "fewer than 4"),
         ):
             (invalid,) = self.mistakes(secret=secret)
-            self.assertIn("worker_replication_secret: it has", invalid)
+            self.assertIn("worker_replication_secret: it ", invalid)
             self.assertIn(why, invalid)
 
     def test_readable_secrets(self) -> None:

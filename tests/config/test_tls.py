@@ -70,7 +70,7 @@ class TlsTests(FilesMixin):
     def test_none(self) -> None:
         """A listener that is to speak TLS needs a certificate; others need none."""
         (invalid,) = self.mistakes()
-        self.assertIn("listeners[0].tls: this listener cannot speak TLS", invalid)
+        self.assertIn("listeners[0].tls: this listener cannot use TLS", invalid)
         self.assertIn("tls_certificate_path", invalid)
         plain = {"type": "metrics", "port": 1}
         client = {"type": "http", "port": 2, "tls": True, "resources": []}

@@ -186,7 +186,7 @@ class RecordingFilesTests(SynchronousTestCase):
         os.dup2(full, current.raw.fileno())
         os.close(full)
         error = self.assertRaises(RecordingWriteError, files.tick)
-        self.assertIn("No space left on device; correct that and start", str(error))
+        self.assertIn("No space left on device; correct that and restart", str(error))
         self.assertIn(str(self.folder), str(error))
         self.assertRaises(RecordingWriteError, files.close)
 

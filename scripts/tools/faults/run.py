@@ -251,7 +251,7 @@ class _Course:
         for process in self._deployment.processes.values():
             process.check()
         for tail in (*self._writers, *self._readers):
-            tail.read_on()
+            tail.read_new_lines()
 
     def _write_on(self, counts: list[int]) -> bool:
         return all(

@@ -43,8 +43,8 @@ class SteadyWriter(ScriptWriter):
     end_file = Path()
 
     @override
-    def goes_on(self) -> bool:
-        return super().goes_on() and not self.end_file.exists()
+    def can_continue(self) -> bool:
+        return super().can_continue() and not self.end_file.exists()
 
     @override
     async def write(self, write: Write, log: TextIO) -> None:
