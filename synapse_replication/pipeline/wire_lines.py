@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.tables import WIRE_ARROW_SCHEMA
 from synapse_replication.recordings.format import (
     MAX_LINE_BYTES,
@@ -45,7 +46,7 @@ from synapse_replication.wire.commands.standard import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RANGE_BYTES", "SUFFIXES", "read_recordings"]
+__all__ = ["RANGE_BYTES", "SUFFIXES", "find_recordings", "read_recordings"]
 
 #: What the names of recordings in a folder end with.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -89,9 +90,9 @@ def read_recordings(
         with one of :data:`SUFFIXES`.
     :raises PipelineError: if a path does not exist, or a folder holds no recording.
     """
-    files = _find_files(paths)
+    files = find_recordings(paths)
     if not files:
-        return session.createDataFrame([], WIRE_SCHEMA)
+        return local_frame(session, WIRE_SCHEMA)
     ranges: list[_Range] = []
     cut: list[_Range] = []
     size = 0
@@ -114,7 +115,11 @@ def read_recordings(
 # -- on the driver -----------------------------------------------------------------
 
 
-def _find_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files of recordings: those that are named, and those in folders.
+
+    :raises PipelineError: if a path does not exist, or a folder holds no recording.
+    """
     files: dict[Path, None] = {}
     for given in paths:
         path = Path(given).absolute()
@@ -166,9 +171,10 @@ def _parallelism(session: SparkSession) -> int:
 
 
 def _in_tasks(session: SparkSession, ranges: Sequence[_Range], tasks: int) -> DataFrame:
-    return session.createDataFrame(
-        [attrs.astuple(each) for each in ranges],
+    return local_frame(
+        session,
         "path string, recording string, start long, end long, number long",
+        map(attrs.astuple, ranges),
     ).repartition(max(tasks, 1))
 
 

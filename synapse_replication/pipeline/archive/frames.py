@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -25,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
+    archived_size,
     read_purged_ranges,
     read_state,
 )
@@ -35,6 +37,7 @@ from synapse_replication.pipeline.schemas import (
     ARCHIVED_WIRE_SCHEMA,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.tables import (
     DAY,
     TYPE_METADATA,
@@ -83,8 +86,16 @@ class ArchivedTables:
     wire: DataFrame
     offsets: Mapping[str, StreamOffset]
     purged: Sequence[PurgedRange]
+    _wire_table: DeltaTable | None = attrs.field(repr=False)
     _session: SparkSession = attrs.field(repr=False)
     _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
+
+    def lacks(self, recording: Path) -> bool:
+        """Return whether a recording is not in the archive, or was shorter then."""
+        if self._wire_table is None:
+            return True
+        size = archived_size(self._wire_table, recording.name)
+        return size != recording.stat().st_size
 
     def keys(self, *more: str) -> DataFrame:
         """Return the rows of all streams without their content.
@@ -182,11 +193,11 @@ def read_archive(
         purged += read_purged_ranges(table, stream)
     wire = store.table(store.wire_uri)
     commands = (
-        session.createDataFrame([], ARCHIVED_WIRE_SCHEMA)
+        local_frame(session, ARCHIVED_WIRE_SCHEMA)
         if wire is None
         else _frame(session, store, wire).select(*ARCHIVED_WIRE_SCHEMA.names)
     )
-    return ArchivedTables(frames, commands, offsets, purged, session, known)
+    return ArchivedTables(frames, commands, offsets, purged, wire, session, known)
 
 
 def _union(
@@ -194,7 +205,7 @@ def _union(
 ) -> DataFrame:
     frames = list(frames)
     if not frames:
-        return session.createDataFrame([], schema)
+        return local_frame(session, schema)
     return functools.reduce(DataFrame.unionAll, frames)
 
 
@@ -220,7 +231,7 @@ def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> Dat
     uri = table.table_uri.rstrip("/")
     files = sorted(table.file_uris())
     if not files:
-        return session.createDataFrame([], schema)
+        return local_frame(session, schema)
     if store.is_local:
         return (
             session.read.schema(schema)
@@ -232,7 +243,7 @@ def _frame(session: SparkSession, store: ArchiveStore, table: DeltaTable) -> Dat
     count = min(len(paths), 4 * session.sparkContext.defaultParallelism)
     read = functools.partial(_read_files, store, store.path(uri), _arrow(table))
     return (
-        session.createDataFrame(paths, "path string")
+        local_frame(session, "path string", paths)
         .repartition(count)
         .mapInArrow(read, schema)
     )

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,9 +55,10 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.spark.failures import short_failures
+from synapse_replication.pipeline.spark.local import local_frame
 from synapse_replication.pipeline.spark.session import job_session
 from synapse_replication.pipeline.tables import RowForm
-from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,11 +123,17 @@ def audited(
             stack.callback(kept.unpersist)
             return kept
 
-        wire = read_recordings(session, recordings)
         archived = None if archive is None else read_archive(session, archive)
+        # What the archive has is not counted twice.
+        given = [
+            path
+            for path in find_recordings(recordings)
+            if archived is None or archived.lacks(path)
+        ]
+        wire = read_recordings(session, given)
         archived_wire = _archived_wire(session, archived)
         rows_archived = (
-            session.createDataFrame([], ARCHIVED_ROWS_SCHEMA).drop("row")
+            local_frame(session, ARCHIVED_ROWS_SCHEMA).drop("row")
             if archived is None
             else archived.keys()
         )
@@ -134,35 +141,70 @@ def audited(
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
         tokens = wire_tokens(lines)
-        heard = tokens.select("stream", "instance_name").distinct().collect()
+        heard = _reach(
+            tokens.select(
+                "stream",
+                "instance_name",
+                sf.least("prev_token", "token").alias("low"),
+                sf.col("token").alias("high"),
+            )
+        )
+        reach = _reach(
+            rows_archived.select(
+                "stream",
+                "instance_name",
+                sf.col("stream_id").alias("low"),
+                sf.col("stream_id").alias("high"),
+            )
+        )
         # Now: what was heard before, the sequences have given out.
         facts = read_facts(settings)
         # Whatever positions say: what is committed beyond them is a row, too.
         rows = read_rows(
             session, settings, RowForm.NONE, endingToken=json.dumps(facts.reach)
         )
-        ids = keep(known_ids(rows, rows_archived, tokens, facts.kept, facts.nameless))
-        sole = facts.sole_writers((row.stream, row.instance_name) for row in heard)
-        lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
+        ids = keep(
+            known_ids(
+                rows,
+                rows_archived,
+                tokens,
+                facts.kept,
+                facts.nameless,
+                heard=_bounds(heard),
+                archived=_bounds(reach),
+                last_ids=sum(facts.reach.values()),
+            )
+        )
+        sole = facts.sole_writers((stream, writer) for stream, writer, *_ in heard)
         found = [
-            session.createDataFrame(list(facts.findings), FINDINGS_SCHEMA),
-            announced_findings(
-                lost,
-                _texts(session, settings, lost, archived, facts.reach),
-                facts.tables,
-            ),
-            order_findings(tokens, facts.kept, facts.idempotent),
-            reset_findings(tokens, facts.in_memory),
-            damage_findings(lines),
+            local_frame(session, FINDINGS_SCHEMA, facts.findings),
             two_writers_findings(ids),
-            ahead_findings(tokens, rows_archived, facts.given_out),
-            not_seen_findings(ids, tokens, facts.idempotent, sole),
+            ahead_findings(tokens, _farthest(session, reach), facts.given_out),
             gap_findings(ids),
             gone_findings(ids),
         ]
+        if recordings or archived is not None:
+            found.append(damage_findings(lines))
+        if heard:
+            lost = keep(announced_absent(ids, tokens, facts.idempotent, sole))
+            texts = _texts(session, settings, lost, archived, facts.reach)
+            found += [
+                announced_findings(lost, texts, facts.tables),
+                order_findings(tokens, facts.kept, facts.idempotent),
+                reset_findings(tokens, facts.in_memory),
+                not_seen_findings(ids, tokens, facts.idempotent, sole),
+            ]
         if archived is not None:
             found += [
-                rows_twice_findings(rows_archived),
+                rows_twice_findings(
+                    rows_archived.join(
+                        sf.broadcast(
+                            ids.where("repeated").select("stream", "stream_id")
+                        ),
+                        on=["stream", "stream_id"],
+                        how="left_semi",
+                    )
+                ),
                 commands_twice_findings(archived_wire),
                 not_archived_findings(ids, _purged(session, archived)),
             ]
@@ -189,9 +231,40 @@ def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
     """Read the recordings of an archive, by names that no file has."""
     if archive is None:
-        return session.createDataFrame([], WIRE_SCHEMA)
+        return local_frame(session, WIRE_SCHEMA)
     name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
     return archive.wire.withColumn("recording", name).select(*WIRE_SCHEMA.names)
+
+
+#: The least and the greatest token of a stream's writer.
+_Reach = tuple[str, str, int, int]
+
+
+def _reach(tokens: DataFrame) -> list[_Reach]:
+    """Return between which tokens each writer of a stream was seen.
+
+    :param tokens: ``stream``, ``instance_name``, ``low``, ``high``.
+    """
+    by_writer = tokens.groupBy("stream", "instance_name").agg(
+        sf.min("low").alias("low"), sf.max("high").alias("high")
+    )
+    return [tuple(row) for row in by_writer.collect()]
+
+
+def _bounds(reach: Iterable[_Reach]) -> dict[str, tuple[int, int]]:
+    """Return between which tokens each stream was seen, of whichever writer."""
+    found: dict[str, tuple[int, int]] = {}
+    for stream, _, low, high in reach:
+        before = found.get(stream, (low, high))
+        found[stream] = min(before[0], low), max(before[1], high)
+    return found
+
+
+def _farthest(session: SparkSession, reach: Iterable[_Reach]) -> DataFrame:
+    rows = [(stream, writer, high) for stream, writer, _, high in reach]
+    return local_frame(
+        session, "stream string, instance_name string, stream_id long", rows
+    )
 
 
 def _texts(
@@ -220,7 +293,7 @@ def _texts(
         .agg(sf.min("stream_id").alias("first"), sf.max("stream_id").alias("last"))
         .collect()
     )
-    parts = [(session.createDataFrame([], ROWS_SCHEMA), "tables")]
+    parts = [(local_frame(session, ROWS_SCHEMA), "tables")]
     for stream, first, last in bounds:
         of_tables = _read_range(session, settings, stream, first, last, reach[stream])
         parts.append((of_tables, "tables"))
@@ -260,7 +333,7 @@ def _purged(session: SparkSession, archive: ArchivedTables) -> DataFrame:
     ranges: list[Any] = [
         (each.stream, each.first_token, each.last_token) for each in archive.purged
     ]
-    return session.createDataFrame(ranges, _PURGED_SCHEMA)
+    return local_frame(session, _PURGED_SCHEMA, ranges)
 
 
 def _worst_first(findings: DataFrame) -> DataFrame:

@@ -31,7 +31,7 @@ from synapse_replication.pipeline.report.data import (
     choose_window,
     hide_names,
 )
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA
+from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,7 +54,8 @@ _T = TypeVar("_T")
 class ReportInputs:
     """What a report is made of.
 
-    :ivar rows: at least the columns of ROWS_SCHEMA; ``None`` if only the wire is known.
+    :ivar rows: the columns of ROWS_SCHEMA, or ``room_id`` and ``user_id`` in place of
+        ``row``; ``None`` if only the wire is known.
     :ivar wire: of WIRE_SCHEMA.
     :ivar findings: of FINDINGS_SCHEMA; ``None`` if nobody looked for any.
     :ivar sources: what these are, for people.
@@ -85,12 +86,12 @@ def collect_report(
         sources=inputs.sources,
         identified=identify,
     )
-    # Each is read several times over.
-    rows = None
-    if inputs.rows is not None:
-        rows = inputs.rows.select(*ROWS_SCHEMA.names).persist()
+    rows = inputs.rows
+    if rows is not None and "row" in rows.columns:
+        rows = report_rows.with_names(rows)
     wire = None
     if inputs.wire is not None:
+        # It is read several times over.
         wire = inputs.wire.select(*WIRE_SCHEMA.names).persist()
     try:
         if rows is not None:
@@ -101,23 +102,22 @@ def collect_report(
         if inputs.findings is not None:
             data = _add_findings(data, inputs.findings)
     finally:
-        for frame in (rows, wire):
-            if frame is not None:
-                frame.unpersist()
+        if wire is not None:
+            wire.unpersist()
     return data
 
 
 def _add_rows(data: ReportData, rows: DataFrame, window_s: int | None) -> ReportData:
-    tokens = report_rows.by_token(rows).persist()
+    places = report_rows.by_place(rows).persist()
     try:
         totals = _fetch(
-            report_rows.totals(tokens).orderBy("stream", "instance_name"), WriterTotal
+            report_rows.totals(places).orderBy("stream", "instance_name"), WriterTotal
         )
         batches = _fetch(
-            report_rows.batch_sizes(tokens).orderBy("stream", "bucket"), BatchBucket
+            report_rows.batch_sizes(places).orderBy("stream", "bucket"), BatchBucket
         )
     finally:
-        tokens.unpersist()
+        places.unpersist()
     window = _window(
         window_s,
         (total.first_ts for total in totals),
@@ -191,7 +191,7 @@ def _add_hottest(
 ) -> ReportData:
     if rows is None:
         assert wire is not None
-        rows = report_wire.arrived_rows(wire)
+        rows = report_rows.with_names(report_wire.arrived_rows(wire))
     found = _fetch(report_rows.hottest(rows, MAX_HOT), Hot)
     found.sort(key=lambda hot: (hot.kind, -hot.rows, hot.name))
     if not identify:

@@ -18,11 +18,12 @@ from synapse_replication.pipeline.audit.job import audited
 from synapse_replication.pipeline.folders import new_folder
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report.data import ReportData
+from synapse_replication.pipeline.report.rows import ABOUT, with_names
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.spark.session import job_session
-from synapse_replication.pipeline.wire_lines import read_recordings
+from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +60,7 @@ def run_report(
         job_session("synapse-replication report", master=master) as session,
         contextlib.ExitStack() as stack,
     ):
-        inputs = _read(session, settings, archive, recordings, findings)
+        inputs = _read(session, settings, archive, recordings, findings, stack)
         if settings is not None and findings is None and with_audit:
             found = stack.enter_context(
                 audited(session, settings, recordings=recordings, archive=archive)
@@ -103,22 +104,28 @@ def _read(
     archive: str | None,
     recordings: Sequence[str],
     findings: str | None,
+    stack: contextlib.ExitStack,
 ) -> ReportInputs:
     sources = []
     rows = wire = None
+    given = find_recordings(recordings)
     if archive:
         sources.append(f"rows and recordings of the archive {archive}")
         archived = read_archive(session, archive)
-        rows = archived.rows()
+        rows = archived.keys(*ABOUT)
         wire = archived.wire.select(*WIRE_SCHEMA.names)
+        # What the archive has is not counted twice.
+        given = [path for path in given if archived.lacks(path)]
         if not recordings and wire.isEmpty():
             wire = None
     elif settings is not None:
         sources.append(f"rows that the {_name_of(settings)} has now")
-        rows = read_rows(session, settings)
-    if recordings:
-        sources.append(f"recordings: {', '.join(recordings)}")
-        recorded = read_recordings(session, recordings)
+        # Each query would read the database again.
+        rows = with_names(read_rows(session, settings)).persist()
+        stack.callback(rows.unpersist)
+    if given:
+        sources.append(f"recordings: {', '.join(map(str, given))}")
+        recorded = read_recordings(session, given)
         wire = recorded if wire is None else wire.unionByName(recorded)
     return ReportInputs(
         rows,

@@ -1,7 +1,7 @@
 """What a report says of rows: how many, when, by whom, in which batches.
 
-``rows`` are of ROWS_SCHEMA, or have at least its columns. The time of a row is when it
-was written, where its table tells.
+``rows`` have the columns of ROWS_SCHEMA but for ``row``, if not said otherwise. The
+time of a row is when it was written, where its table tells.
 """
 
 from __future__ import annotations
@@ -16,46 +16,69 @@ from pyspark.sql import functions as sf
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 __all__ = [
+    "ABOUT",
     "ACCURACY",
     "batch_sizes",
-    "by_token",
+    "by_place",
     "hottest",
     "over_time",
     "totals",
     "window_start",
+    "with_names",
 ]
+
+#: Columns of rows that say which room and which user they are about.
+ABOUT = ("room_id", "user_id")
 
 #: Percentiles are exact to one in so many.
 ACCURACY = 10_000
 
 
-def by_token(rows: DataFrame) -> DataFrame:
-    """Put together the rows of each token: what costs most, for others to share.
+def with_names(rows: DataFrame) -> DataFrame:
+    """Put the room and the user that each row is about in place of its JSON.
 
-    :return: ``stream``, ``instance_name``, ``stream_id``, ``rows``, ``timed`` (rows
-        whose time is known), ``first_ts``, ``last_ts``.
+    :param rows: with ``stream`` and ``row`` among the columns.
     """
-    counted = rows.select("stream", "instance_name", "stream_id", "written_ts")
-    return counted.groupBy("stream", "instance_name", "stream_id").agg(
+    return rows.select(
+        *(name for name in rows.columns if name != "row"),
+        _place(_ROOMS, events=True).alias("room_id"),
+        _place(_USERS, events=False).alias("user_id"),
+    )
+
+
+def by_place(rows: DataFrame) -> DataFrame:
+    """Count the rows of each place among those of their token, for others to share.
+
+    As a token's rows are numbered from 0, there are as many rows of one place as there
+    are tokens with more rows than that: so no token has to be looked at by itself.
+
+    :return: ``stream``, ``instance_name``, ``row_index``, ``rows``, ``timed`` (rows
+        whose time is known), ``first_token``, ``last_token``, ``first_ts``,
+        ``last_ts``.
+    """
+    return rows.groupBy("stream", "instance_name", "row_index").agg(
         sf.count(sf.lit(1)).alias("rows"),
         sf.count("written_ts").alias("timed"),
+        sf.min("stream_id").alias("first_token"),
+        sf.max("stream_id").alias("last_token"),
         sf.min("written_ts").alias("first_ts"),
         sf.max("written_ts").alias("last_ts"),
     )
 
 
-def totals(tokens: DataFrame) -> DataFrame:
+def totals(places: DataFrame) -> DataFrame:
     """Count the rows of each writer, and say between which tokens and times.
 
-    :param tokens: of :func:`by_token`.
+    :param places: of :func:`by_place`.
     :return: ``stream``, ``instance_name``, ``rows``, ``tokens``, ``first_token``,
         ``last_token``, ``timed``, ``first_ts``, ``last_ts``.
     """
-    by_writer = tokens.groupBy("stream", "instance_name").agg(
+    begun = sf.when(sf.col("row_index") == 0, sf.col("rows")).otherwise(0)
+    by_writer = places.groupBy("stream", "instance_name").agg(
         sf.sum("rows").alias("rows"),
-        sf.count(sf.lit(1)).alias("tokens"),
-        sf.min("stream_id").alias("first_token"),
-        sf.max("stream_id").alias("last_token"),
+        sf.sum(begun).alias("tokens"),
+        sf.min("first_token").alias("first_token"),
+        sf.max("last_token").alias("last_token"),
         sf.sum("timed").alias("timed"),
         sf.min("first_ts").alias("first_ts"),
         sf.max("last_ts").alias("last_ts"),
@@ -88,17 +111,24 @@ def over_time(rows: DataFrame, window_s: int) -> DataFrame:
     return counted.select("stream", "instance_name", "start", "rows")
 
 
-def batch_sizes(tokens: DataFrame) -> DataFrame:
+def batch_sizes(places: DataFrame) -> DataFrame:
     """Count tokens by the number of rows that share them.
 
-    :param tokens: of :func:`by_token`.
+    :param places: of :func:`by_place`.
     :return: ``stream``, ``bucket`` (1, 2, 4, 8 ...: sizes from there to below the
         next), ``tokens``, ``p50``, ``p99``, ``largest`` (of the stream, rows).
     """
+    in_order = Window.partitionBy("stream").orderBy("row_index")
+    longer = sf.coalesce(sf.lead("rows").over(in_order), sf.lit(0))
     sizes = (
-        tokens.select("stream", sf.col("rows").alias("size"))
-        .groupBy("stream", "size")
-        .agg(sf.count(sf.lit(1)).alias("tokens"))
+        places.groupBy("stream", "row_index")
+        .agg(sf.sum("rows").alias("rows"))
+        .select(
+            "stream",
+            (sf.col("row_index") + 1).alias("size"),
+            (sf.col("rows") - longer).alias("tokens"),
+        )
+        .where(sf.col("tokens") > 0)
     )
     of_stream = Window.partitionBy("stream").rowsBetween(
         Window.unboundedPreceding, Window.unboundedFollowing
@@ -128,23 +158,18 @@ def batch_sizes(tokens: DataFrame) -> DataFrame:
 def hottest(rows: DataFrame, limit: int) -> DataFrame:
     """Find the rooms and the users that most rows are about.
 
+    :param rows: with ``room_id`` and ``user_id``.
     :param limit: rooms at most, and as many users.
     :return: ``kind`` (``room`` or ``user``), ``name``, ``rows``.
     """
-    about = rows.select("stream", "row")
-    named = about.select(
-        sf.explode(
-            sf.array(
-                _named("room", _place(_ROOMS, events=True)),
-                _named("user", _place(_USERS, events=False)),
-            )
-        ).alias("about")
-    ).select("about.kind", "about.name")
-    counted = (
-        named.where(sf.col("name").isNotNull())
+    rooms, users = (
+        rows.select(sf.lit(kind).alias("kind"), sf.col(column).alias("name"))
+        .where(sf.col("name").isNotNull())
         .groupBy("kind", "name")
         .agg(sf.count(sf.lit(1)).alias("rows"))
+        for kind, column in (("room", "room_id"), ("user", "user_id"))
     )
+    counted = rooms.unionByName(users)
     by_rows = Window.partitionBy("kind").orderBy(sf.desc("rows"), "name")
     ranked = counted.select("*", sf.row_number().over(by_rows).alias("rank"))
     return ranked.where(sf.col("rank") <= limit).select("kind", "name", "rows")
@@ -192,7 +217,3 @@ def _place(paths: Mapping[str, str], *, events: bool) -> Column:
         ).otherwise(sf.get_json_object("row", "$[1][0]"))
         found = sf.when(sf.col("stream") == "events", of_event).otherwise(found)
     return found
-
-
-def _named(kind: str, name: Column) -> Column:
-    return sf.struct(sf.lit(kind).alias("kind"), name.alias("name"))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["job_session", "make_session"]
 
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
 
 
@@ -63,6 +65,11 @@ def make_session(
     for key, value in {**_settings(), **(settings or {})}.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
+    if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
+        # Spark's own number, 200, makes most tasks of a job idle: their starts cost
+        # more than the work. What needs more, by its size, asks for more.
+        tasks = str(2 * session.sparkContext.defaultParallelism)
+        session.conf.set(_SHUFFLE_PARTITIONS, tasks)
     session.dataSource.register(SynapseReplicationDataSource)
     return session
 
@@ -105,6 +112,8 @@ def _settings() -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # On a busy machine a worker takes longer to start than the usual 15 s.
         "spark.python.authenticate.socketTimeout": "120s",
+        # Looking up files that a table's log has named already needs no job of its own.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(

@@ -7,13 +7,21 @@ known of each id, wherever it was seen; the rest asks that.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
+from synapse_replication.pipeline.audit.checks.notable import (
+    Bounds,
+    Place,
+    notable,
+)
 from synapse_replication.pipeline.audit.findings import Kind, finding, sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "ID_COLUMNS",
@@ -36,11 +44,20 @@ ID_COLUMNS = (
     "sent",
 )
 
+_IDS_SCHEMA: Final = (
+    "stream string, stream_id long, first_writer string, last_writer string, "
+    "sender string, in_tables boolean, archived boolean, sent boolean, "
+    "repeated boolean, run_last long, run_last_writer string"
+)
+
 #: Gaps of a stream that are told one by one, the newest; the others are summed up.
 MAX_GAPS: Final = 1000
 
 #: Ids that one task looks at together are those that are the same without these bits.
-_BUCKET_BITS: Final = 20
+_BUCKET_BITS: Final = 18
+
+#: Ids of one task, about: some 100 MB.
+_IDS_PER_TASK: Final = 1_000_000
 
 
 def known_ids(
@@ -49,57 +66,61 @@ def known_ids(
     tokens: DataFrame,
     kept: Collection[str],
     nameless: Collection[str],
+    *,
+    heard: Bounds | None = None,
+    archived: Bounds | None = None,
+    last_ids: int = 0,
 ) -> DataFrame:
-    """Put together where each id was seen, and whose it is.
+    """Put together where each id was seen, and whose it is; leave out sound ones.
 
     :param rows: of ROWS_SCHEMA: what is in the tables.
     :param archive: the same, of an archive; may have more columns.
-    :param tokens: of :func:`.audit_wire.wire_tokens`.
+    :param tokens: of :func:`.wire.wire_tokens`.
     :param kept: names of the streams that are kept in the database.
     :param nameless: those of them whose tables do not tell the writer.
+    :param heard: where an id that was not sent is no sound one; everywhere if not
+        given.
+    :param archived: where an id that is not archived is no sound one; likewise.
+    :param last_ids: how many ids there may be, of all streams; for the number of tasks.
     :return: a row an id, with the least and the greatest name of a writer that tables
         or archive have of it: the same name, if all is well; null if nothing tells.
         ``sender`` sent it: that is not always its writer, as some processes send
-        the rows of all.
+        the rows of all. ``repeated``: the archive may have a row of it twice.
+        ``run_last`` and its writer: the last id before a gap; only in the row of the
+        first id of such a run. See :func:`.notable.notable` for which ids there are.
     """
     sent = tokens.where("is_row").select(
-        "stream", "instance_name", sf.col("token").alias("stream_id")
+        "stream",
+        "instance_name",
+        sf.col("token").alias("stream_id"),
+        sf.lit(0).alias("row_index"),
     )
     seen = (
-        _seen(rows, nameless, in_tables=True)
-        .unionByName(_seen(archive, nameless, archived=True))
-        .unionByName(_seen(sent, (), sent=True))
-    )
-    grouped = (
-        seen.where(sf.col("stream").isin(*kept))
-        .groupBy("stream", "stream_id")
-        .agg(
-            sf.min(sf.when(~sf.col("sent"), sf.col("writer"))).alias("first_writer"),
-            sf.max(sf.when(~sf.col("sent"), sf.col("writer"))).alias("last_writer"),
-            sf.min(sf.when(sf.col("sent"), sf.col("writer"))).alias("sender"),
-            *(sf.max(name).alias(name) for name in ("in_tables", "archived", "sent")),
-        )
-    )
-    return grouped.select(*ID_COLUMNS)
+        _seen(rows, nameless, Place.TABLES)
+        .unionByName(_seen(archive, nameless, Place.ARCHIVE))
+        .unionByName(_seen(sent, (), Place.WIRE))
+    ).where(sf.col("stream").isin(*kept))
+    bucket = sf.shiftright("stream_id", _BUCKET_BITS)
+
+    def choose(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from notable(batches, heard=heard, archived=archived).to_batches()
+
+    # Not fewer than Spark takes for itself, and none too large for a worker's memory.
+    usual = int(seen.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    tasks = max(usual, last_ids // _IDS_PER_TASK)
+    shared_out = seen.repartition(tasks, "stream", bucket)
+    return shared_out.mapInArrow(choose, _IDS_SCHEMA)
 
 
-def _seen(
-    frame: DataFrame,
-    nameless: Collection[str],
-    *,
-    in_tables: bool = False,
-    archived: bool = False,
-    sent: bool = False,
-) -> DataFrame:
+def _seen(frame: DataFrame, nameless: Collection[str], place: Place) -> DataFrame:
     # What reads the tables gives rows of nobody an empty name.
     told = (sf.col("instance_name") != "") & ~sf.col("stream").isin(*nameless)
     return frame.select(
         "stream",
         "stream_id",
         sf.when(told, sf.col("instance_name")).alias("writer"),
-        sf.lit(in_tables).alias("in_tables"),
-        sf.lit(archived).alias("archived"),
-        sf.lit(sent).alias("sent"),
+        sf.lit(int(place)).alias("place"),
+        "row_index",
     )
 
 
@@ -181,33 +202,21 @@ def gap_findings(ids: DataFrame) -> DataFrame:
 
     :param ids: of :func:`known_ids`.
     """
-    columns = ids.select("stream", "stream_id", "first_writer", "sender")
+    columns = ids.select(
+        "stream", "stream_id", "first_writer", "sender", "run_last", "run_last_writer"
+    )
+    runs = columns.where(sf.col("run_last").isNotNull())
     writer = sf.coalesce("first_writer", "sender")
-    id_ = sf.struct("stream_id", writer.alias("writer"))
-    buckets = columns.select(
-        "stream",
-        sf.shiftright("stream_id", _BUCKET_BITS).alias("bucket"),
-        id_.alias("here"),
+    begin = sf.struct("stream_id", writer.alias("writer"))
+    end = sf.struct(
+        sf.col("run_last").alias("stream_id"), sf.col("run_last_writer").alias("writer")
     )
-    within = Window.partitionBy("stream", "bucket").orderBy("here")
-    gaps_within = buckets.select(
-        "stream",
-        sf.col("here").alias("before"),
-        sf.lead("here").over(within).alias("after"),
-    )
-    # A bucket's end is next to the beginning of the next that has ids.
-    across = Window.partitionBy("stream").orderBy("bucket")
-    gaps_across = (
-        buckets.groupBy("stream", "bucket")
-        .agg(sf.min("here").alias("first_here"), sf.max("here").alias("before"))
-        .select(
-            "stream",
-            "before",
-            sf.lead("first_here").over(across).alias("after"),
-        )
-    )
+    in_order = Window.partitionBy("stream").orderBy("stream_id")
+    # The runs of two tasks may meet without a gap.
     gaps = (
-        gaps_within.unionByName(gaps_across)
+        runs.select(
+            "stream", end.alias("before"), sf.lead(begin).over(in_order).alias("after")
+        )
         .where(sf.col("after.stream_id") > sf.col("before.stream_id") + 1)
         .select(
             "stream",

@@ -1,0 +1,224 @@
+"""Which of many ids an audit has to look at: few, where all is well. Pure.
+
+A sound row is in the tables, in the archive and on the wire, and of one writer. Of
+millions of ids such ones tell nothing; they are put aside here, a task's share at a
+time, before anything is joined, sorted or kept.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["NOTABLE_SCHEMA", "Bounds", "Place", "notable"]
+
+#: From stream to the least and the greatest id that matter.
+Bounds = Mapping[str, tuple[int, int]]
+
+
+class Place(enum.IntEnum):
+    """Where an id was seen."""
+
+    TABLES = 0
+    ARCHIVE = 1
+    WIRE = 2
+
+
+#: What is known of an id; see :func:`.ids.known_ids`.
+NOTABLE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("stream_id", pa.int64()),
+        pa.field("first_writer", pa.string()),
+        pa.field("last_writer", pa.string()),
+        pa.field("sender", pa.string()),
+        pa.field("in_tables", pa.bool_()),
+        pa.field("archived", pa.bool_()),
+        pa.field("sent", pa.bool_()),
+        pa.field("repeated", pa.bool_()),
+        pa.field("run_last", pa.int64()),
+        pa.field("run_last_writer", pa.string()),
+    ]
+)
+
+_Array = np.ndarray[Any, Any]
+
+#: Greater than any writer's number.
+_NOBODY: Final = np.iinfo(np.int32).max
+
+
+@attrs.frozen
+class _Sightings:
+    """Sightings in the order of streams and ids, with numbers in place of names.
+
+    :ivar starts: where each id begins.
+    :ivar streams: the names; ``names`` those of writers, in order.
+    """
+
+    stream: _Array
+    id: _Array
+    writer: _Array
+    place: _Array
+    row_index: _Array
+    starts: _Array
+    streams: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def least(self, of: _Array) -> _Array:
+        """Return each id's least writer among some sightings, or :data:`_NOBODY`."""
+        told = np.where(of & (self.writer >= 0), self.writer, _NOBODY)
+        return np.minimum.reduceat(told, self.starts)
+
+    def greatest(self, of: _Array) -> _Array:
+        """Return each id's greatest writer among some sightings, or -1."""
+        return np.maximum.reduceat(np.where(of, self.writer, -1), self.starts)
+
+    def any(self, of: _Array) -> _Array:
+        """Return whether each id has one of some sightings."""
+        return np.logical_or.reduceat(of, self.starts)
+
+
+def notable(
+    seen: Iterable[pa.RecordBatch],
+    *,
+    heard: Bounds | None = None,
+    archived: Bounds | None = None,
+) -> pa.Table:
+    """Return the ids that an audit has to look at, of NOTABLE_SCHEMA.
+
+    These are ids of two writers, in no table, missing on the wire or in the archive,
+    or archived more than once; the first id of each run without a gap, with the last
+    one; and the first and last archived id of each writer.
+
+    :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if the place
+        does not tell it), ``place`` and ``row_index`` (which matters in the archive
+        alone). All sightings of an id are in it, or none.
+    :param heard: where an id that was not sent matters; everywhere if not given.
+    :param archived: where an id that is not archived matters; likewise.
+    """
+    found = [batch for batch in seen if batch.num_rows]
+    if not found:
+        return NOTABLE_SCHEMA.empty_table()
+    table = pa.Table.from_batches(found)
+    all_ = _sort(table)
+    stream, id_ = all_.stream[all_.starts], all_.id[all_.starts]
+    on_wire = all_.place == Place.WIRE
+    first, last = all_.least(~on_wire), all_.greatest(~on_wire)
+    in_tables = all_.any(all_.place == Place.TABLES)
+    in_archive = all_.any(all_.place == Place.ARCHIVE)
+    sent = all_.any(on_wire)
+    repeated = _repeated(all_)
+    run_starts = np.flatnonzero(
+        np.concatenate(
+            ([True], (stream[1:] != stream[:-1]) | (id_[1:] != id_[:-1] + 1))
+        )
+    )
+    run_ends = np.concatenate((run_starts[1:], [len(id_)])) - 1
+    kept = (first < last) | ~in_tables | repeated
+    kept |= ~in_archive & _within(stream, id_, all_.streams, archived)
+    kept |= ~sent & _within(stream, id_, all_.streams, heard)
+    kept[run_starts] = True
+    kept[_ends_of_writers(stream, first, in_archive)] = True
+
+    sender = all_.least(on_wire)
+    of_run = np.full(len(id_), -1)
+    of_run[run_starts] = run_ends
+    chosen = np.flatnonzero(kept)
+    run_end = of_run[chosen]
+    teller = np.where(first[run_end] == _NOBODY, sender[run_end], first[run_end])
+    return pa.Table.from_arrays(
+        [
+            pa.array(all_.streams).take(pa.array(stream[chosen])),
+            pa.array(id_[chosen]),
+            _names(all_.names, first[chosen]),
+            _names(all_.names, last[chosen]),
+            _names(all_.names, sender[chosen]),
+            *(pa.array(flag[chosen]) for flag in (in_tables, in_archive, sent)),
+            pa.array(repeated[chosen]),
+            pa.array(id_[run_end], mask=run_end < 0),
+            _names(all_.names, np.where(run_end < 0, _NOBODY, teller)),
+        ],
+        schema=NOTABLE_SCHEMA,
+    )
+
+
+def _sort(table: pa.Table) -> _Sightings:
+    streams, stream = _numbered(table.column("stream"))
+    names, writer = _numbered(table.column("writer"))
+    id_, place, row_index = (
+        table.column(name).to_numpy() for name in ("stream_id", "place", "row_index")
+    )
+    order = np.lexsort((id_, stream))
+    stream, id_ = stream[order], id_[order]
+    begins = (stream[1:] != stream[:-1]) | (id_[1:] != id_[:-1])
+    return _Sightings(
+        stream,
+        id_,
+        writer[order],
+        place[order],
+        row_index[order],
+        np.flatnonzero(np.concatenate(([True], begins))),
+        streams,
+        names,
+    )
+
+
+def _numbered(texts: pa.ChunkedArray) -> tuple[tuple[str, ...], _Array]:
+    """Return the texts there are, in order, and the number of each; -1 for null."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    order = pc.array_sort_indices(encoded.dictionary)
+    rank = np.empty(len(order) + 1, dtype=np.int32)
+    rank[order.to_numpy()] = np.arange(len(order))
+    # The last place is that of null.
+    rank[-1] = -1
+    places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    return tuple(encoded.dictionary.take(order).to_pylist()), rank[places]
+
+
+def _names(names: tuple[str, ...], numbers: _Array) -> pa.Array:
+    nobody = (numbers < 0) | (numbers == _NOBODY)
+    places = pa.array(np.where(nobody, 0, numbers), mask=nobody)
+    return pa.array(names, pa.string()).take(places)
+
+
+def _repeated(all_: _Sightings) -> _Array:
+    """Return of which ids the archive has a row more than once, whoever wrote it."""
+    archived = np.flatnonzero(all_.place == Place.ARCHIVE)
+    stream, id_ = all_.stream[archived], all_.id[archived]
+    row_index = all_.row_index[archived]
+    order = np.lexsort((row_index, id_, stream))
+    keys = stream[order], id_[order], row_index[order]
+    same = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
+    flags = np.zeros(len(all_.id), dtype=bool)
+    flags[archived[order[1:][same]]] = True
+    return all_.any(flags)
+
+
+def _within(
+    stream: _Array, id_: _Array, streams: tuple[str, ...], bounds: Bounds | None
+) -> _Array:
+    if bounds is None:
+        return np.ones(len(id_), dtype=bool)
+    low = np.ones(len(streams), dtype=np.int64)
+    high = np.zeros(len(streams), dtype=np.int64)
+    for place, name in enumerate(streams):
+        if name in bounds:
+            low[place], high[place] = bounds[name]
+    return (id_ >= low[stream]) & (id_ <= high[stream])
+
+
+def _ends_of_writers(stream: _Array, writer: _Array, archived: _Array) -> _Array:
+    """Return the places of the first and the last archived id of each writer."""
+    places = np.flatnonzero(archived)
+    pairs = stream[places].astype(np.int64) << 32 | writer[places]
+    _, first = np.unique(pairs, return_index=True)
+    _, last = np.unique(pairs[::-1], return_index=True)
+    return np.concatenate((places[first], places[::-1][last]))
