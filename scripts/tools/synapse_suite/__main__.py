@@ -93,9 +93,11 @@ def suite(
         server = _server().start()
         it = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
-        chosen = names or (SHORT if short else FULL)
+        # A process for each module can be resumed; one for a package starts sooner.
         modules = dict.fromkeys(
-            name for each in chosen for name in find_modules(unpacked, each)
+            name
+            for each in names or (SHORT if short else FULL)
+            for name in ([each] if short else find_modules(unpacked, each))
         )
         with contextlib.ExitStack() as stack:
             stack.callback(server.stop)

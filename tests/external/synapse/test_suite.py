@@ -18,5 +18,5 @@ class SuiteTests(SynchronousTestCase):
         """
         Each of these tests that succeeds on stock succeeds on ours.
         """
-        result = CliRunner().invoke(suite, ["--short"])
+        result = CliRunner().invoke(suite, ["--short", "--jobs", "2"])
         self.assertEqual(result.exit_code, 0, result.output)

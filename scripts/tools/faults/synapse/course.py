@@ -50,13 +50,13 @@ class RoundResult:
     :ivar seconds: from the end of the fault until each process had all rows that
         had been written by then; ``None`` if that did not come about in time.
     :ivar missing: what was missing then, as ``process stream token``.
-    :ivar unseen: how much users had not been shown by then, by stream.
+    :ivar unseen: what users had not been shown by then, as ``stream key value``.
     """
 
     nemesis: str
     seconds: float | None
     missing: tuple[str, ...] = ()
-    unseen: tuple[tuple[str, int], ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -191,7 +191,7 @@ class _Course:
             one.nemesis,
             None if missing else max(level.values(), default=0.0),
             tuple(f"{life.process} {row.stream} {row.token}" for life, row in missing),
-            tuple(sorted(unseen.items())),
+            tuple(unseen),
         )
 
     def _note(self, kind: Kind, seconds: float) -> None:
@@ -267,5 +267,5 @@ def _line(
         if result.seconds is not None
         else f"not level: {', '.join(result.missing[:5])}"
     )
-    unseen = "".join(f", {n} of {stream} not shown" for stream, n in result.unseen)
+    unseen = "".join(f", not shown: {promise}" for promise in result.unseen[:5])
     return f"{deployment} {number}/{count} {what}: {level}{unseen}"

@@ -64,16 +64,16 @@ class Expectations:
         with self._lock:
             return not self._open
 
-    def give_up(self) -> Counter[str]:
+    def give_up(self) -> list[str]:
         """Wait no longer for what was promised so far; it may still be shown.
 
-        :return: how many things that is, by stream.
+        :return: what that is, as ``stream key value``.
         """
         with self._lock:
             overdue = list(self._open.values())
             self._overdue += overdue
             self._open.clear()
-        return Counter(promise.stream for promise in overdue)
+        return sorted(f"{it.stream} {it.key} {it.value}" for it in overdue)
 
     def never_shown(self) -> Counter[str]:
         """Return how many promises were not kept, by stream."""
