@@ -44,6 +44,11 @@ class Expectations:
             else:
                 self._open[stream, key] = promise
 
+    def withdraw(self, stream: str, key: Hashable) -> None:
+        """Take back what was promised about a key and was not shown yet."""
+        with self._lock:
+            self._open.pop((stream, key), None)
+
     def forget(self, stream: str, key: Hashable, value: Hashable = True) -> None:
         """Take what was shown so far for not shown."""
         with self._lock:

@@ -34,6 +34,13 @@ class ExpectationsTests(SynchronousTestCase):
         self.expectations.see("receipts", "room", "$2")
         self.assertTrue(self.expectations.is_kept())
 
+    def test_withdrawn(self) -> None:
+        """What may have been replaced need not be shown."""
+        self.expectations.promise("receipts", "room", "$1")
+        self.expectations.withdraw("receipts", "room")
+        self.assertTrue(self.expectations.is_kept())
+        self.assertEqual(self.expectations.never_shown(), {})
+
     def test_given_up(self) -> None:
         """
         What was given up counts as not shown unless it is shown later, even if a
