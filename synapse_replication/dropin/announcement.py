@@ -1,7 +1,7 @@
-"""What ``exec`` replaced, written once to the host's own log.
+"""Log lines that name the replaced parts, written once to the host's log.
 
-The host sets its log up after ``exec`` did its work; so the lines are prepared first,
-and written when the first part of ours is in use.
+The host sets up its log after ``exec`` has replaced the parts. The lines are therefore
+prepared first, and written when the first replaced part is used.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _lines: list[tuple[int, str]] = []
 def prepare(parts: Sequence[str], version: str | None, problem: str | None) -> None:
     """Prepare the lines of this process.
 
-    :param parts: what was replaced.
-    :param version: of the host.
-    :param problem: why that version may not be fit; ``None`` if it was tried.
+    :param parts: the replaced parts.
+    :param version: the version of the host.
+    :param problem: why that version may not work; ``None`` if it was tested.
     """
     _lines[:] = [
         (
@@ -36,15 +36,14 @@ def prepare(parts: Sequence[str], version: str | None, problem: str | None) -> N
         _lines.append(
             (
                 logging.WARNING,
-                f"{problem}. It may work as well; if replication misbehaves, start "
-                "this process without synapse_replication, or install a version "
-                "that was tried",
+                f"{problem}. It may still work; if replication misbehaves, start this "
+                "process without synapse_replication, or install a tested version",
             )
         )
 
 
 def write() -> None:
-    """Write the lines, unless that was done."""
+    """Write the lines, unless they have been written."""
     lines, _lines[:] = _lines[:], []
     for level, text in lines:
         _LOGGER.log(level, "%s", text)

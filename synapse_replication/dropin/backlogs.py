@@ -1,15 +1,15 @@
-"""Backlogs in a host's processes: what was sent last, kept, served and asked for.
+"""Backlogs inside a host: retaining, serving and requesting recently sent rows.
 
-Theory of operation: a host mounts one class at its replication path, on those
-listeners that have the resource ``replication`` and on no other. The class that we
-put in its place is the host's own, with two more answers: a request that says
-``backlog=1``, and ``GET .../status``, are for our :class:`ReplicationResource`, and
-every other is the host's. So where the backlog can be asked for is where the host's own
-rows can, and the same ``worker_replication_secret`` opens both.
+Theory of operation: a host mounts one class at its replication path, on exactly those
+listeners that have the resource ``replication``. Its replacement is a subclass that
+passes requests with ``backlog=1``, and ``GET .../status``, to this package's
+:class:`ReplicationResource`, and all others to the host. The backlog is therefore
+available at the same address as the host's own rows, with the same
+``worker_replication_secret``.
 
-A process keeps a backlog only if it has such a listener, and says so to the others.
-Readers ask a writer that has one before the database, at the place that the host's
-``instance_map`` gives: a port, with the host's own rules for TLS, or a Unix socket.
+A process has a backlog only if it has such a listener, and announces it to its peers.
+Readers request rows from such a writer before they query the database. Its address is
+in the host's ``instance_map``: a port, with the host's TLS policy, or a Unix socket.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = [
     "with_backlog",
 ]
 
-#: The variables that say how much is kept of each stream: rows, and bytes of memory.
+#: The environment variables that limit the backlog of each stream, in rows and bytes.
 ROWS = "SYNAPSE_REPLICATION_BACKLOG_ROWS"
 BYTES = "SYNAPSE_REPLICATION_BACKLOG_BYTES"
 
-#: What ``instance_map`` calls the main process.
+#: The key of the main process in ``instance_map``.
 _MAIN_IN_MAP = "main"
-#: A host's policy for TLS wants a port; a certificate is not for one.
+#: A host's TLS policy requires a port, although certificates do not depend on it.
 _ANY_PORT = 443
 
 
@@ -66,7 +66,7 @@ def with_backlog(original: Any) -> Any:
     """Extend the class that a host mounts at its replication path."""
 
     class ReplicationRestResource(original):  # type: ignore[misc]
-        """The host's, which answers for our backlog, too."""
+        """The host's resource, which also serves the backlog and the status."""
 
         answers_for_backlog = True
 
@@ -91,7 +91,7 @@ def with_backlog(original: Any) -> Any:
 def _make_resource(hs: Any) -> ReplicationResource | None:
     handler = hs.get_replication_command_handler()
     if not isinstance(handler, ReplicationCommandHandler):
-        # A stock one: nobody knows how replication stands.
+        # The host's own handler, which has no backlog and no status.
         return None
     ours: Any = handler
     return ReplicationResource(
@@ -106,9 +106,9 @@ def _make_resource(hs: Any) -> ReplicationResource | None:
 
 
 def make_backlog(hs: Any) -> Backlog | None:
-    """Make the backlog of a homeserver, if others can ask this process for it.
+    """Return the backlog of a homeserver; ``None`` if peers cannot request its rows.
 
-    :raises StreamConfigurationError: if a variable with a bound is no whole number.
+    :raises StreamConfigurationError: if a variable with a limit is not a whole number.
     """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
@@ -127,14 +127,14 @@ def _bound(variable: str, default: int) -> int:
     value = os.environ.get(variable, str(default))
     if not (value.isascii() and value.isdigit()):
         raise StreamConfigurationError(
-            f"{variable} is {value!r}: set it to a whole number, 0 or more, or not at "
-            f"all for {default}"
+            f"{variable} is {value!r}: set it to a whole number, 0 or more, or unset "
+            f"it for the default of {default}"
         )
     return int(value)
 
 
 def _is_in_use() -> bool:
-    """Return whether the extension is spoken, and the host's resource is extended."""
+    """Return whether the extension is used, and the host's resource is replaced."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
     return is_turned_on() and getattr(resource, "answers_for_backlog", False)
@@ -143,7 +143,7 @@ def _is_in_use() -> bool:
 def _serves_replication(hs: Any) -> bool:
     """Return whether a listener of this process has the resource ``replication``."""
     is_main = hs.get_instance_name() == MAIN_INSTANCE
-    # A worker's configuration has the main process's listeners, too.
+    # A worker's configuration also contains the listeners of the main process.
     config = hs.config
     listeners = config.server.listeners if is_main else config.worker.worker_listeners
     return any(
@@ -154,15 +154,15 @@ def _serves_replication(hs: Any) -> bool:
     )
 
 
-# -- asking -------------------------------------------------------------------------
+# -- requesting ---------------------------------------------------------------------
 
 
 def make_partial_resync(
     hs: Any, clock: Clock, epochs: PeerEpochs
 ) -> PartialResync | None:
-    """Make what asks writers before the database, if that part of ours is in use.
+    """Return the client for writers' backlogs; ``None`` if backlogs are not used.
 
-    :param epochs: who speaks our extension.
+    :param epochs: the epochs of the peers that use the extension.
     """
     if not _is_in_use():
         return None
@@ -170,7 +170,7 @@ def make_partial_resync(
 
 
 class _Writers:
-    """Asks the processes that ``instance_map`` names."""
+    """Requests rows from the instances in ``instance_map``."""
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
@@ -184,7 +184,7 @@ class _Writers:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Ask one writer once: an :data:`AskBacklog`."""
+        """Request rows from one writer, without retries: an :data:`AskBacklog`."""
         if self._client is None:
             self._client = self._make_client()
         asking = self._client.get_backlog(
@@ -196,14 +196,14 @@ class _Writers:
         hs = self._hs
         reactor, worker = hs.get_reactor(), hs.config.worker
         locations = instance_locations(worker.instance_map)
-        # What the host's own requests to its processes go by.
+        # The policy of the host's own requests to its processes.
         policy = hs.get_http_client_context_factory()
         agent, pool = make_agent(
             reactor,
             locations,
             lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
         )
-        # For a host that ends while its reactor goes on.
+        # For a host that shuts down while its reactor keeps running.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",
@@ -219,7 +219,7 @@ class _Writers:
 
 
 def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
-    """Return the places of a host's ``instance_map``, by the names on the wire."""
+    """Return the addresses in a host's ``instance_map``, by instance name."""
     return {
         MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
             getattr(place, "host", None),

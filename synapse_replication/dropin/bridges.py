@@ -1,7 +1,7 @@
-"""Between our classes and those of a host that were not replaced.
+"""Adapters between classes of this package and classes of the host.
 
-An operator may replace some parts only; and a host's own tests put doubles of their
-own in the place of a connection or a handler. Those speak in single commands:
+An operator may replace only some parts of the host, and the host's tests use doubles of
+connections and handlers. Such objects exchange single commands:
 ``handler.on_RDATA(connection, command)`` and ``connection.send_command(command)``.
 """
 
@@ -45,21 +45,21 @@ T = TypeVar("T")
 
 
 def installed(module: str, name: str) -> Any:
-    """Return what stands under a name of the host now: ours, if it was replaced."""
+    """Return the current value of a name of the host: the replacement, if replaced."""
     return getattr(importlib.import_module(f"synapse.replication.tcp.{module}"), name)
 
 
 def make_yieldable(deferred: Deferred[T]) -> Deferred[T]:
-    """Keep the host's rule: who waits comes back in its own log context."""
+    """Return a Deferred whose awaiting caller resumes in its own log context."""
     context = importlib.import_module("synapse.logging.context")
     yieldable: Deferred[T] = context.make_deferred_yieldable(deferred)
     return yieldable
 
 
 class ForeignConnection:
-    """A connection that only knows single commands, as one of ours.
+    """Adapts a host's connection, which sends single commands.
 
-    It asks for positions itself when it is up.
+    The host's connection requests positions itself when it is up.
     """
 
     relays = False
@@ -79,13 +79,15 @@ class ForeignConnection:
             self._original.send_command(parse_command_from_line(line.decode()))
 
     def close_with_error(self, text: str) -> None:
-        """Leave it open: it deals with lines that it cannot read by itself."""
+        """Do nothing: the host's connection handles lines that it cannot parse."""
 
 
 class ForeignHandler:
-    """A command handler that only knows single commands, as one of ours.
+    """Adapts a host's command handler, which receives single commands.
 
-    :param run_as_background_process: takes what a command leaves to be waited for.
+    :param original: the host's handler.
+    :param run_as_background_process: runs the awaitable that a command returns.
+    :param observer: receives failures.
     """
 
     def __init__(
@@ -99,41 +101,41 @@ class ForeignHandler:
         self._observer = observer
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Tell of a connection, and ask for positions, as its own ones do."""
+        """Report a new connection, and request positions on it."""
         self._original.new_connection(connection)
         if not connection.relays:
             connection.send_command(parse_command_from_line("REPLICATE"))
             self._original.send_positions_to_connection()
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """Tell of the end of a connection."""
+        """Report the end of a connection."""
         self._original.lost_connection(connection)
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Do nothing: it never waited."""
+        """Do nothing: this handler never pauses."""
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Tell of each row and command."""
+        """Dispatch each row and command to the host's handler."""
         for item in items:
             if isinstance(item, RefusedLine):
                 connection.close_with_error(str(item.error))
             elif isinstance(item, RdataRun):
-                self._tell_rows(connection, item)
+                self._dispatch_rows(connection, item)
             elif isinstance(item, InterleavedRun):
                 for run in item.runs():
-                    self._tell_rows(connection, run)
+                    self._dispatch_rows(connection, run)
             else:
-                self._tell(connection, item.NAME, encode_command(item), item)
+                self._dispatch(connection, item.NAME, encode_command(item), item)
 
-    def _tell_rows(self, connection: ReplicationConnection, run: RdataRun) -> None:
+    def _dispatch_rows(self, connection: ReplicationConnection, run: RdataRun) -> None:
         for token, row in zip(run.tokens, run.rows, strict=True):
             text = "batch" if token is None else str(token)
             head = f"RDATA {run.stream_name} {run.instance_name} {text} "
-            self._tell(connection, "RDATA", head.encode() + row)
+            self._dispatch(connection, "RDATA", head.encode() + row)
 
-    def _tell(
+    def _dispatch(
         self,
         connection: ReplicationConnection,
         name: str,
@@ -144,11 +146,11 @@ class ForeignHandler:
         if method is None:
             return
         try:
-            # It may ask whether the command is of the host's own class. What we take
-            # for a line, or for a row, may be none to the host.
+            # The handler may require a command of the host's own class. The host may
+            # reject a line or a row that this package accepts.
             parse = installed("commands", "parse_command_from_line")
             waiting = method(connection, parse(line.decode()))
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             shown = error if ours is None else without_secrets(error, ours)
             self._observer.failure(f"handling {name}", shown)
             return
@@ -161,7 +163,7 @@ def as_connection_handler(
     run_as_background_process: Callable[..., Awaitable[Any]],
     observer: ReplicationObserver,
 ) -> ConnectionHandler:
-    """Return a handler that takes what our connections say."""
+    """Return a handler for this package's connections, with an adapter if needed."""
     if isinstance(handler, ReplicationCommandHandler):
         return handler
     return ForeignHandler(handler, run_as_background_process, observer)

@@ -1,11 +1,11 @@
-"""The extension in a host's processes: epochs and heartbeats among those on ours.
+"""The extension inside a host: epochs and heartbeats.
 
-Theory of operation: a homeserver has one :class:`ReplicationExtension`, made with our
-command handler and used by our subscription, if both are ours. Its epoch is the host's
-instance id, which is random and made anew at each start. Stock processes never see the
-channel.
+Theory of operation: a homeserver has one :class:`ReplicationExtension`, created with
+the command handler and used by the subscription, if both are replaced. Its epoch is the
+host's instance id, which is random and differs at each start. Stock processes do not
+subscribe to the extension's channel.
 
-What it tells of as sent is kept in a backlog, if others can ask for that: see
+Rows that it reports as sent are retained in a backlog, if peers can request them: see
 ``backlogs.py``.
 """
 
@@ -24,12 +24,12 @@ from synapse_replication.streams.backlog import Backlog
 
 __all__ = ["ENVIRONMENT", "extension_of", "is_turned_on", "make_extension"]
 
-#: The variable that says whether the extension is spoken: ``true`` or ``false``.
+#: The environment variable that enables the extension: ``true`` or ``false``.
 ENVIRONMENT = "SYNAPSE_REPLICATION_EXTENSION"
 
 
 def is_turned_on() -> bool:
-    """Return whether the extension is spoken in this process."""
+    """Return whether this process uses the extension."""
     return os.environ.get(ENVIRONMENT, "true") != "false"
 
 
@@ -40,10 +40,10 @@ def make_extension(
     epochs: PeerEpochs,
     backlog: Backlog | None,
 ) -> ReplicationExtension | None:
-    """Make the extension of a homeserver, unless it was turned off.
+    """Return the extension of a homeserver; ``None`` if it is disabled.
 
-    :param epochs: of the other processes; to be filled by it.
-    :param backlog: keeps what is sent; ``None`` if nobody can ask for it.
+    :param epochs: the epochs of peers, which the extension records.
+    :param backlog: retains sent rows; ``None`` if peers cannot request them.
     """
     if not is_turned_on():
         return None

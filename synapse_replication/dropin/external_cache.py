@@ -1,4 +1,4 @@
-"""``synapse.replication.tcp.external_cache`` on ours."""
+"""The replacement for ``synapse.replication.tcp.external_cache``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class ExternalCache:
-    """Small values that all processes share, if there is a Redis.
+    """A cache of small values in Redis, which all processes share.
 
-    A cache that fails is an empty cache: the host goes on without it.
+    If Redis fails, the cache is empty, and the host continues without it.
     """
 
     def __init__(self, hs: Any) -> None:
@@ -37,11 +37,11 @@ class ExternalCache:
         )
 
     def is_enabled(self) -> bool:
-        """Return whether there is a Redis."""
+        """Return whether Redis is configured."""
         return self._cache.is_enabled()
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
-        """Keep a JSON value for ``expiry_ms`` ms."""
+        """Store a JSON value for ``expiry_ms`` ms."""
         try:
             await _in_sentinel_context(
                 self._cache.set(cache_name, key, value, expiry_ms)
@@ -59,7 +59,7 @@ class ExternalCache:
 
 
 def _in_sentinel_context(coroutine: Coroutine[Any, Any, T]) -> Deferred[T]:
-    """Run what knows no log contexts, and come back in the caller's own."""
+    """Run a coroutine that ignores log contexts, and resume in the caller's context."""
     context = importlib.import_module("synapse.logging.context")
     with context.PreserveLoggingContext():
         waiting = Deferred.fromCoroutine(coroutine)

@@ -1,6 +1,7 @@
-"""The id generators of a host, for those who compare positions with their sequences.
+"""A registry of a host's id generators, to compare positions with their sequences.
 
-A host's streams do not lead to the generators of their ids; these put themselves here.
+A host's streams have no reference to their id generators, so the generators register
+themselves here.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ __all__ = ["SequenceReader", "generators"]
 
 
 class SequenceReader(Protocol):
-    """An id generator that compares what it announces with its sequence."""
+    """An id generator that can read its sequence."""
 
     def get_announceable_token(self) -> int:
-        """Return what may be announced as this process's position."""
+        """Return the position that this process may announce."""
         ...
 
     def get_max_allocated_token(self) -> Awaitable[int]:
-        """Return the last id that the sequence has given out."""
+        """Return the last id that the sequence has allocated."""
         ...
 
 
-#: By instance and sequence.
+#: The generators by instance name and sequence name.
 generators: WeakValueDictionary[tuple[str, str], SequenceReader] = WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""``synapse.replication.tcp.handler`` on our command handler."""
+"""The replacement for ``synapse.replication.tcp.handler``."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from synapse_replication.wire.commands.standard import PositionCommand, RdataCom
 
 __all__ = ["ReplicationCommandHandler"]
 
-#: How long a connection to Redis may take to be made, in s.
+#: The timeout for connecting to Redis, in s.
 _CONNECT_TIMEOUT = 30.0
-#: How long each step may take when the host goes down, in s.
+#: The most time that each step may take when the host shuts down, in s.
 _DRAIN_TIMEOUT = 5.0
 
 
 class ReplicationCommandHandler(handler.ReplicationCommandHandler):
-    """Takes commands from all connections and sends to all of them.
+    """Receives commands from all connections, and sends to all of them.
 
-    Besides our own connections it takes any object with ``send_command``, which
-    tells what it receives by ``on_<COMMAND>(connection, command)``.
+    Besides this package's connections it accepts any object with ``send_command`` that
+    calls ``on_<COMMAND>(connection, command)`` for each received command.
 
-    :ivar host: ``hs``, as our streamer wants it.
-    :ivar backlog: what this process sent last; ``None`` if nobody can ask for it.
-    :ivar extension: for our subscription; ``None`` if it was turned off.
+    :ivar host: the adapter of ``hs`` for the streamer.
+    :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
+    :ivar extension: the extension, for the subscription; ``None`` if it is disabled.
     """
 
     def __init__(self, hs: Any) -> None:
@@ -68,7 +68,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
     # -- start --------------------------------------------------------------------
 
     def start_replication(self, hs: Any) -> None:  # type: ignore[override]
-        """Connect to Redis, if that is how the host's processes are connected."""
+        """Connect to Redis if the host is configured to use it."""
         channels = super().start_replication()
         hs.get_replication_streamer()
         config = hs.config.redis
@@ -107,8 +107,8 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             "shutdown",
             lambda: Deferred.fromCoroutine(self._stop(factories)),
         )
-        # Called when the host ends and its reactor goes on; then nothing may be
-        # waited for. When the reactor ends, all is done by this phase.
+        # Called if the host shuts down while its reactor keeps running; it must not
+        # wait. If the reactor stops, everything has been done before this phase.
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",
@@ -116,7 +116,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         )
 
     def _stop_at_once(self, factories: Sequence[Any], trigger: Any) -> None:
-        """Write what was said, and close the connections to Redis."""
+        """Flush and close the connections to Redis, without waiting."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -127,7 +127,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
             close(factory)
 
     async def _stop(self, factories: Sequence[Any]) -> None:
-        """Send what was written and said, then close the connections to Redis."""
+        """Send pending rows and commands, then close the connections to Redis."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -135,7 +135,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             await self._in_time(Deferred.fromCoroutine(streamer.stop()))
-        # What others send as they go down is sent by then.
+        # Let other parts of the host send during their shutdown.
         await self.host.clock.sleep(0)
         self._say_goodbye()
         closed = []
@@ -157,7 +157,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         try:
             await make_yieldable(deferred)
         except TimeoutError as error:
-            self._observer.failure("going down in order", error)
+            self._observer.failure("a clean shutdown", error)
 
     # -- for the host -------------------------------------------------------------
 
@@ -176,35 +176,35 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
 
     @property
     def _streams(self) -> Mapping[str, Any]:
-        # A host's tests look here.
+        # The host's tests use this attribute.
         return self.get_streams()
 
     @property
     def _channels_to_subscribe_to(self) -> list[str]:
-        # And here.
+        # The host's tests use this attribute, too.
         return list(self._channels)
 
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
-        """Pass on that a lock of this process was released."""
+        """Announce that a lock of this process was released."""
         if instance_name == self.host.identity.instance_name:
             self.send_lock_released(instance_name, lock_name, lock_key)
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Hand rows to the host's data handler, as if they had arrived."""
+        """Deliver rows to the host's data handler, as if they had been received."""
         await self.host.rows.on_rdata(stream_name, instance_name, token, rows)
 
     def send_positions_to_connection(self) -> None:
-        """Tell everybody where the streams that we write stand."""
+        """Announce the positions of the streams that this process writes."""
         self.announce_positions()
 
-    # -- connections of others ----------------------------------------------------
+    # -- connections of the host --------------------------------------------------
 
     def new_connection(self, connection: Any) -> None:
-        """Begin with a connection: one of ours, or any with ``send_command``."""
+        """Add a connection of this package, or any object with ``send_command``."""
         if isinstance(connection, (BaseReplicationStreamProtocol, RedisSubscriber)):
             super().new_connection(connection)
             return
@@ -212,7 +212,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         self.add_connection(foreign)
 
     def lost_connection(self, connection: Any) -> None:
-        """End with a connection."""
+        """Remove a connection."""
         super().lost_connection(self._foreign.pop(connection, connection))
 
     def _known(self, connection: Any) -> ReplicationConnection:
@@ -220,12 +220,12 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         return known
 
     def on_REPLICATE(self, connection: Any, command: Any) -> Any:
-        """Tell our positions to who asks."""
+        """Announce the positions of this process's streams on the connection."""
         return super().on_REPLICATE(self._known(connection), command)
 
     def on_POSITION(self, connection: Any, command: PositionCommand) -> Any:
-        """Compare a writer's position with ours."""
-        # One of the host's own class, if those were not replaced.
+        """Compare a writer's position with the delivered one."""
+        # The command is of the host's own class if the part "commands" is not replaced.
         position = PositionCommand(
             command.stream_name,
             command.instance_name,
@@ -235,13 +235,13 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
         return super().on_POSITION(self._known(connection), position)
 
     def on_RDATA(self, connection: Any, command: RdataCommand) -> Any:
-        """Take one row."""
+        """Process one row."""
         return super().on_RDATA(self._known(connection), command)
 
     def on_REMOTE_SERVER_UP(self, connection: Any, command: Any) -> Any:
-        """Tell the host that a remote server is reachable, and relay it."""
+        """Notify the host that a remote server is reachable, and relay the command."""
         return super().on_REMOTE_SERVER_UP(self._known(connection), command)
 
     def on_LOCK_RELEASED(self, connection: Any, command: Any) -> Any:
-        """Tell the host that a lock may be had, and relay it."""
+        """Notify the host that a lock was released, and relay the command."""
         return super().on_LOCK_RELEASED(self._known(connection), command)

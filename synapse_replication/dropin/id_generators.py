@@ -1,11 +1,12 @@
-"""``synapse.storage.util.id_generators`` on our ids and positions.
+"""The replacement for ``synapse.storage.util.id_generators``.
 
-Theory of operation: the host gives an open connection for the start, and its pool
-for later. With PostgreSQL ours runs as it is. With SQLite there is one process and
-no sequence: ids are counted on from the greatest in the tables.
+Theory of operation: the host supplies an open connection for the start, and its pool
+for later. With PostgreSQL, this package's generator is used unchanged. With SQLite
+there is one process and no sequence, so ids are counted from the greatest in the
+tables.
 
-Transactions run as background processes of the host: one serves several callers,
-and may go on when the request that it began for is over.
+Transactions run as background processes of the host, because one may serve several
+callers, and may outlive the request that started it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = ["HostDatabase", "MultiWriterIdGenerator"]
 
 T = TypeVar("T")
 
-#: The host's names of our transactions: its metrics and its tests know them.
+#: The host's names for this package's transactions: its metrics and tests use them.
 _HOST_DESCRIPTIONS = {
     "get_next_ids": "_load_next_mult_id",
     "keep_position": "MultiWriterIdGenerator._update_table",
@@ -70,7 +71,7 @@ class HostDatabase:
                 outcome = await self._db.runInteraction(
                     description, func, db_autocommit=autocommit
                 )
-            except Exception:  # noqa: BLE001 -- whoever asked is told
+            except Exception:  # noqa: BLE001 -- passed to the caller
                 outcome = Failure()  # type: ignore[no-untyped-call]
             with self._context.PreserveLoggingContext():
                 result.callback(outcome)
@@ -80,7 +81,7 @@ class HostDatabase:
 
 
 def is_postgres(engine: Any) -> bool:
-    """Return whether it is PostgreSQL that the host talks to."""
+    """Return whether the host's database is PostgreSQL."""
     engines = importlib.import_module("synapse.storage.engines")
     return isinstance(engine, engines.PostgresEngine)
 
@@ -90,7 +91,7 @@ def _with_sqlite_parameters(func: Callable[[Any], T]) -> Callable[[Any], T]:
 
 
 class _SqliteCursor:
-    """A cursor that takes the named parameters of PostgreSQL's driver."""
+    """A cursor that accepts the named parameters of PostgreSQL's driver."""
 
     def __init__(self, txn: Any) -> None:
         self._txn = txn
@@ -103,11 +104,11 @@ class _SqliteCursor:
 
 
 class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
-    """Returns out a stream's ids and knows what is complete.
+    """Allocates a stream's ids, and tracks which are complete.
 
-    :param db_conn: an open connection, used while this is made.
+    :param db_conn: an open connection, used only by the constructor.
     :param db: the host's pool.
-    :param notifier: told when something was finished.
+    :param notifier: notified when ids are finished.
     :param tables: ``(table, column of the writer, column of the id)``.
     :param positive: ``False`` for a stream that counts down.
     """
@@ -126,7 +127,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         writers: Sequence[str],
         positive: bool = True,
     ) -> None:
-        # The host asks whether what it holds is one.
+        # The host checks its generators with isinstance().
         importlib.import_module(
             "synapse.storage.util.id_generators"
         ).AbstractStreamIdGenerator.register(MultiWriterIdGenerator)
@@ -146,23 +147,23 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
                     cursor,
                     stream,
                     instance_name,
-                    # As a host that starts does with every sequence that it has.
+                    # As the host itself does with every sequence when it starts.
                     raise_to_tables=True,
                     positions_type=HostPositions,
                 )
             else:
                 positions = _load_from_tables(cursor, stream, instance_name)
         except SequenceBehindError as error:
-            # What the host's start-up knows how to report.
+            # The class that the host reports at startup.
             raise importlib.import_module(
                 "synapse.storage.engines"
             ).IncorrectDatabaseSetup(str(error)) from error
         finally:
             cursor.close()
         db_conn.commit()
-        # A host's tests look here.
+        # The host's tests use this attribute.
         self._db = db
-        # Older hosts have no such metric; the observer's has its name.
+        # Older hosts lack this metric; the observer updates one of the same name.
         gauge = getattr(
             importlib.import_module("synapse.storage.util.id_generators"),
             "stream_current_position_gauge",
@@ -187,7 +188,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             generators[instance_name, sequence_name] = self
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record that a writer has nothing open up to ``new_id``."""
+        """Record that all ids of a writer up to ``new_id`` are finished."""
         super().advance(instance_name, new_id)
         self._report_position()
 
@@ -197,12 +198,12 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         return kept
 
     def _report_position(self) -> None:
-        # Above zero, also for streams that count down.
+        # The metric is positive for streams that count down, too.
         if self._gauge is not None:
             self._gauge.set(abs(self.get_current_token()))
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
-        """Keep the host's rule: who waits comes back in its own log context."""
+        """Return a Deferred whose awaiting caller resumes in its own log context."""
         return make_yieldable(deferred)
 
     def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
@@ -211,7 +212,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:
-        """Return how far ids were given out."""
+        """Return the greatest allocated id."""
         if self._is_postgres:
             return await super().get_max_allocated_token()
         return self.get_current_token()
@@ -220,7 +221,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
 def _load_from_tables(
     txn: Any, stream: IdStream, instance_name: str
 ) -> WriterPositions:
-    """Find out where a stream stands that one process writes."""
+    """Return the positions of a stream with one writer, from its tables."""
     farthest = FIRST_POSITION
     for column in stream.tables:
         function = "min" if stream.negative else "max"

@@ -1,9 +1,8 @@
-"""Prepares a process to run a module of Synapse on our replication.
+"""Prepares a process to run a module of Synapse with this replication.
 
-Theory of operation: before the module is run as ``__main__``, the names of
-``table.py`` are replaced, all or none: the module and all that it imports then find
-ours. What is installed is compared with the table first; if it differs, nothing is
-started.
+Theory of operation: before the module is run as ``__main__``, the names in ``table.py``
+are replaced, all or none, so that the module and its imports use the replacements. The
+installed Synapse is compared with the table first; if it differs, nothing is started.
 """
 
 from __future__ import annotations
@@ -33,29 +32,31 @@ __all__ = [
     "version_problem",
 ]
 
-#: The distribution that the table is about.
+#: The distribution that the table describes.
 DISTRIBUTION = "matrix-synapse"
 
 
 def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, ...]:
-    """Choose substitutions by their parts.
+    """Return the substitutions of the selected parts.
 
     :param only: the parts; all if empty.
-    :param excepted: the parts to leave as they are.
-    :raises SubstitutionError: if there is no such part, or none is left.
+    :param excepted: the parts that are not replaced.
+    :raises SubstitutionError: if a part does not exist, or no part is selected.
     """
     only, excepted = set(only), set(excepted)
     if unknown := sorted((only | excepted) - set(PARTS)):
         known = ", ".join(PARTS)
-        raise SubstitutionError([f"there is no part {', '.join(unknown)}; {known} are"])
+        raise SubstitutionError(
+            [f"there is no part {', '.join(unknown)}; the parts are {known}"]
+        )
     parts = (only or set(PARTS)) - excepted
     if not parts:
-        raise SubstitutionError(["every part is left out: nothing would be replaced"])
+        raise SubstitutionError(["every part is excluded: nothing would be replaced"])
     return tuple(known for known in SUBSTITUTIONS if known.part in parts)
 
 
 def installed_version() -> str | None:
-    """Return the version of Synapse that is installed here, if one is."""
+    """Return the installed version of Synapse; ``None`` if it is not installed."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -63,21 +64,21 @@ def installed_version() -> str | None:
 
 
 def version_problem(version: str | None) -> str | None:
-    """Say why a version is not one that this was proven with."""
+    """Return why a version is not a tested one; ``None`` if it is."""
     proven = ", ".join(PROVEN_VERSIONS)
     if version is None:
         return f"{DISTRIBUTION} is not installed beside {sys.executable}"
     if version not in PROVEN_VERSIONS:
-        return f"{DISTRIBUTION} {version} was not tried; {proven} were"
+        return f"{DISTRIBUTION} {version} was not tested; the tested are {proven}"
     return None
 
 
 def check_version(*, strict: bool) -> str | None:
-    """Compare the installed version with those that the table was proven with.
+    """Compare the installed version with the tested ones.
 
-    :param strict: refuse a version that was not proven.
-    :return: a warning, if there is one to give.
-    :raises SubstitutionError: if Synapse is not installed, or its version is refused.
+    :param strict: whether to reject a version that was not tested.
+    :return: a warning if the version was not tested; otherwise ``None``.
+    :raises SubstitutionError: if Synapse is not installed, or its version is rejected.
     """
     installed = installed_version()
     problem = version_problem(installed)
@@ -97,27 +98,28 @@ def prepare(
     hooks: str = "",
     tracing_endpoint: str = "",
 ) -> None:
-    """Replace names, and set up what a module finds when it is run.
+    """Apply the substitutions, and prepare the environment of the module.
 
-    :param arguments: what the module finds in ``sys.argv``.
-    :param extension: speak the extension.
-    :param backlog_rows: rows of each stream that are retained at most.
-    :param backlog_bytes: bytes of them at most, for each stream.
+    :param substitutions: the names to replace.
+    :param module: the module to run, as ``sys.argv[0]``.
+    :param arguments: the rest of ``sys.argv``.
+    :param extension: whether to use the extension.
+    :param backlog_rows: the most rows in the backlog of each stream.
+    :param backlog_bytes: the most bytes in the backlog of each stream.
     :param hooks: dotted names of functions that subscribe to hooks.
     :param tracing_endpoint: the URL of a collector of spans; empty for none.
-    :raises SubstitutionError: if what is installed differs from the table; nothing
-        was started.
-    :raises HooksNotFoundError: if a function that subscribes to hooks is missing;
-        nothing was started either.
+    :raises SubstitutionError: if the installed Synapse differs from the table.
+    :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
+        imported.
     """
     substitute(substitutions)
     installed = installed_version()
     parts = dict.fromkeys(known.part for known in substitutions)
     announcement.prepare(list(parts), installed, version_problem(installed))
-    # What `python -m` does: the working directory comes first.
+    # As `python -m` does: the working directory comes first.
     sys.path.insert(0, os.getcwd())
     load_hooks(hooks)
-    # For what the module starts, too.
+    # In the environment, so that processes which the module starts inherit them.
     os.environ[ENVIRONMENT] = "true" if extension else "false"
     os.environ[ROWS] = str(backlog_rows)
     os.environ[BYTES] = str(backlog_bytes)
@@ -127,7 +129,7 @@ def prepare(
 
 
 def describe_substitutions(substitutions: Sequence[Substitution]) -> str:
-    """Return a text: what is replaced, and for which versions that was proven."""
+    """Return a text that lists the replaced names and the tested versions."""
     width = max(len(known.part) for known in substitutions)
     lines = [
         f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.replacement}"
@@ -138,7 +140,7 @@ def describe_substitutions(substitutions: Sequence[Substitution]) -> str:
         [
             *lines,
             "",
-            f"Proven with {DISTRIBUTION} {', '.join(PROVEN_VERSIONS)}; "
+            f"Tested with {DISTRIBUTION} {', '.join(PROVEN_VERSIONS)}; "
             f"installed here: {found}.",
         ]
     )

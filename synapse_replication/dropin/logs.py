@@ -1,4 +1,4 @@
-"""Our log lines in the logs of the host."""
+"""A logger that writes to the host's log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["StandardLogger"]
 
 
 class StandardLogger:
-    """Writes to Python's ``logging``, where the host's own log lines go.
+    """Writes to Python's ``logging``, which the host uses for its own log lines.
 
-    It takes what :class:`twisted.logger.Logger` takes. Failures go there directly,
-    with their tracebacks, and not through Twisted: a test runner takes what
-    Twisted logs as a failure for one of the test.
+    It has the interface of :class:`twisted.logger.Logger`. Failures are logged with
+    their tracebacks, but not through Twisted's log, because a test runner treats a
+    failure in Twisted's log as a failure of the test.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -30,21 +30,21 @@ class StandardLogger:
             self._logger.log(level, "%s", text, exc_info=error)
 
     def debug(self, format: str, **fields: Any) -> None:
-        """Write for who looks for a fault."""
+        """Write a line for debugging."""
         self._write(logging.DEBUG, format, fields)
 
     def info(self, format: str, **fields: Any) -> None:
-        """Write what is good to know."""
+        """Write an informational line."""
         self._write(logging.INFO, format, fields)
 
     def warn(self, format: str, **fields: Any) -> None:
-        """Write what an operator should look at."""
+        """Write a warning that an operator should check."""
         self._write(logging.WARNING, format, fields)
 
     def error(self, format: str, **fields: Any) -> None:
-        """Write what went wrong."""
+        """Write an error."""
         self._write(logging.ERROR, format, fields)
 
     def critical(self, format: str, **fields: Any) -> None:
-        """Write what should never happen."""
+        """Write an error that should never happen."""
         self._write(logging.CRITICAL, format, fields)

@@ -1,13 +1,12 @@
-"""What a process of a host reports of its replication: status, hooks, systemd, spans.
+"""The monitoring of replication inside a host: status, hooks, systemd and spans.
 
-Theory of operation: there is one :class:`Monitoring` for each homeserver object, made
-with the first part of ours that has something to report. It holds the observers; from
-the start of replication on it also looks at the status every few seconds, as a
-stand-alone process does, and writes log lines about what is stalled, calls hooks, tells
-systemd and feeds its watchdog. Readiness, reloading and stopping are the host's own to
-report to systemd: it does so itself.
+Theory of operation: each homeserver object has one :class:`Monitoring`, created with
+the first replaced part that reports an event. It owns the observers. Once replication
+has started it also checks the status every few seconds, as a stand-alone process does:
+it logs stalled writers, calls hooks, notifies systemd and feeds its watchdog. The host
+itself reports readiness, reloads and stops to systemd.
 
-It holds no reference to the homeserver, which is the key under which it is kept.
+It has no reference to the homeserver, which is its key in a weak dictionary.
 """
 
 from __future__ import annotations
@@ -50,26 +49,26 @@ from synapse_replication.instrumentation.tracing import TracingObserver
 
 __all__ = ["HOOKS", "TRACING", "Monitoring", "load_hooks"]
 
-#: The variable with the dotted names of functions ``(host, config)`` that subscribe to
-#: hooks, separated by commas.
+#: The environment variable with the dotted names of functions ``(host, config)`` that
+#: subscribe to hooks, separated by commas.
 HOOKS: Final = "SYNAPSE_REPLICATION_HOOKS"
-#: The variable with the URL of a collector of spans (OTLP over HTTP).
+#: The environment variable with the URL of a collector of spans (OTLP over HTTP).
 TRACING: Final = "SYNAPSE_REPLICATION_TRACING_ENDPOINT"
 
-#: How often the lag is sampled, and stalls are looked for, in s.
+#: The interval at which the lag is sampled and stalls are checked, in s.
 SAMPLE_EVERY = 5.0
 
-#: Its writer announces it only in deployments where other instances send to servers.
+#: Streams that are announced only if other instances send to remote servers.
 _NOT_EXPECTED = frozenset({"federation"})
 
 
 class Monitoring:
-    """Watches the replication of one homeserver object.
+    """Monitors the replication of one homeserver object.
 
-    :ivar status: says how replication stands.
-    :ivar hooks: lets code subscribe to what happens.
-    :ivar metrics: counts it.
-    :ivar observer: what all parts of ours report to.
+    :ivar status: tracks the replication status.
+    :ivar hooks: delivers events to subscribed callbacks.
+    :ivar metrics: updates the metrics.
+    :ivar observer: the observer to which all replaced parts report.
     """
 
     def __init__(self, hs: Any, metrics: ReplicationMetrics) -> None:
@@ -93,7 +92,7 @@ class Monitoring:
         self._spans = SpanExport(tracing, server_name, instance_name)
         observers = [self.status, self.hooks, LoggingObserver(logger), self.metrics]
         if tracing is not None:
-            # A span that goes nowhere costs 4 us in each background process.
+            # A span that is not exported still costs 4 us per background process.
             observers.append(TracingObserver(self._spans.tracer, server_name))
         self.observer: ReplicationObserver = CompositeObserver(observers)
         self._logger = logger
@@ -103,10 +102,10 @@ class Monitoring:
         self._sampling: DelayedCall | None = None
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
-        """Look at the status from now on; replication starts.
+        """Start the periodic checks, because replication starts.
 
         :param handler: the command handler of the homeserver.
-        :param host: what functions that subscribe to hooks are called with.
+        :param host: the host that is passed to functions that subscribe to hooks.
         """
         host.hooks = self.hooks
         for subscribe in load_hooks(os.environ.get(HOOKS, "")):
@@ -123,13 +122,14 @@ class Monitoring:
         self._start_systemd()
 
     def encode_status(self) -> bytes:
-        """Return how replication stands now, as JSON."""
+        """Return the current replication status as JSON."""
         return encode_status(self.status.snapshot())
 
     def stop(self) -> Deferred[None] | None:
-        """Report that the process stops, and look no more.
+        """Report that the process stops, and end the periodic checks.
 
-        :return: fires when the last spans were sent; ``None`` if there are none.
+        :return: a Deferred that fires when the last spans are sent; ``None`` if spans
+            are not exported.
         """
         self.hooks.stopping()
         self.hooks.stop()
@@ -141,7 +141,7 @@ class Monitoring:
         return self._spans.stop(self._reactor)
 
     def _sample(self) -> None:
-        # First, so that an exception cannot stop the timer.
+        # Reschedule first, so that an exception cannot stop the timer.
         self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
         self.status.sample()
         self._stalls.update(self.status.snapshot())
@@ -151,8 +151,8 @@ class Monitoring:
             self._notify = open_notify_socket(os.environ)
             feed_every = watchdog_interval(os.environ, os.getpid())
         except SupervisorError as error:
-            # The host starts all the same, as it would without us.
-            self._logger.error("systemd is not told anything: {error}", error=error)
+            # The host starts nevertheless, as it would without this package.
+            self._logger.error("Cannot notify systemd: {error}", error=error)
             return
         if self._notify is None:
             return
@@ -185,7 +185,7 @@ def load_hooks(names: str) -> list[Callable[[Any, dict[str, Any]], object]]:
 
 
 def _expected_writers(worker_config: Any) -> list[tuple[str, str]]:
-    """Return the (stream, writer) pairs whose positions have to arrive."""
+    """Return the (stream, writer) pairs whose positions are expected."""
     streams = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
     return [
         (name, writer)

@@ -1,10 +1,10 @@
-"""What our code tells of itself, in the logs and metrics of the host.
+"""The observer of a host: it writes to the host's logs and metrics.
 
-Theory of operation: a metric that the host has already, under the name that its
-dashboards know, is counted in as it is. Some of the host's are functions that its
-own code answers when they are read; where our code runs instead, those are taken
-out of the registry and ours take their names. The host's process may hold several
-homeservers (its tests do), each with an observer of its own, kept as long as it.
+Theory of operation: metrics that the host already defines, with the names that its
+dashboards use, are updated as they are. Gauges that call a function of the replaced
+code when they are read are removed from the registry, and this package registers its
+own metrics under their names. A process may contain several homeserver objects (the
+host's tests do); each has an observer of its own, which lives as long as it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "watch_backlog",
 ]
 
-#: Modules of the host that define metrics with the names of ours.
+#: Modules of the host that define metrics whose names this package uses, too.
 _MODULES = (
     "synapse.replication.tcp.protocol",
     "synapse.replication.tcp.handler",
@@ -52,7 +52,7 @@ _monitoring: weakref.WeakKeyDictionary[Any, Monitoring] = weakref.WeakKeyDiction
 
 
 def monitoring_of(hs: Any) -> Monitoring:
-    """Return what watches a homeserver: one for all its parts."""
+    """Return the monitoring of a homeserver, which all its parts share."""
     monitoring = _monitoring.get(hs)
     if monitoring is None:
         monitoring = _monitoring[hs] = Monitoring(hs, host_metrics())
@@ -60,10 +60,10 @@ def monitoring_of(hs: Any) -> Monitoring:
 
 
 def observer_of(hs: Any) -> ReplicationObserver:
-    """Return the observer of a homeserver: one for all its parts."""
+    """Return the observer of a homeserver, which all its parts share."""
     observer = _observers.get(hs)
     if observer is None:
-        # The host's log is set up by now.
+        # The host has set up its log by now.
         announcement.write()
         observer = _observers[hs] = monitoring_of(hs).observer
     return observer
@@ -72,13 +72,13 @@ def observer_of(hs: Any) -> ReplicationObserver:
 def hooks_of(hs: Any) -> ReplicationHooks:
     """Return the hooks of a homeserver, for code that runs inside it.
 
-    :param hs: the homeserver, or what the host gives to its modules.
+    :param hs: the homeserver, or the ``ModuleApi`` that the host passes to its modules.
     """
     return monitoring_of(getattr(hs, "_hs", hs)).hooks
 
 
 def watch_backlog(hs: Any, backlog: Backlog) -> None:
-    """Have the use of a homeserver's backlog read at each scrape."""
+    """Read the size of a homeserver's backlog at each scrape."""
     monitoring_of(hs).metrics.watch_backlog(backlog)
 
 
@@ -94,10 +94,10 @@ def host_metrics() -> ReplicationMetrics:
 def adopt_metrics(
     namespace: Mapping[str, Any], registry: CollectorRegistry
 ) -> dict[str, Any]:
-    """Find a module's metrics that have names of ours.
+    """Return a module's metrics that have names of this package's metrics, by name.
 
-    Those that something is counted in are given, by name. Those that are functions
-    are taken out of the registry: what they would ask is not there any more.
+    Gauges that call a function are removed from the registry instead, because the code
+    that they call is not running.
     """
     names = {definition.name for definition in METRICS}
     found = {}

@@ -1,6 +1,6 @@
-"""Positions of writers, where a host's rules differ from ours.
+"""Positions of writers, with the rules of a host where they differ.
 
-Found by driving the installed package from outside, with ids on a real sequence.
+The rules were determined by driving the installed package with a real sequence.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ __all__ = ["HostPositions"]
 
 
 class HostPositions(WriterPositions):
-    """Where each writer stands, as a host expects it.
+    """The position of each writer, as a host expects it.
 
-    - An unwritten stream stands at 1, and 1 is usable: a host's own sequences begin
-      at 2, so that one that gives 1 is not used for replication.
-    - While ids of ours are in flight, what others finish does not move what we
-      announce; once none is, it does. Slower than our own rule, and as safe.
+    - A stream without rows is at position 1, and the id 1 is usable: the host's own
+      sequences begin at 2, so a sequence that returns 1 is not used for replication.
+    - While ids of this process are in flight, finished ids of other writers do not
+      advance its announced position. This is slower than this package's own rule, and
+      as safe.
     """
 
     _first_is_taken = False
 
     def is_usable(self, fetch: int, id_: int) -> bool:
-        """Return whether an id that was given may be used."""
+        """Return whether an allocated id may be used."""
         if id_ != FIRST_POSITION or self._first_is_taken:
             return super().is_usable(fetch, id_)
         return self._fetches[fetch] <= FIRST_POSITION and id_ not in self._in_flight
 
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
-        """Record which ids a fetch brought, or that it failed (none)."""
+        """Record the ids that a fetch returned; none if it failed."""
         super().end_fetch(fetch, ids)
         self._first_is_taken = self._first_is_taken or FIRST_POSITION in ids
 

@@ -1,4 +1,4 @@
-"""``synapse.replication.tcp.protocol`` on our line protocol."""
+"""Replacements for ``synapse.replication.tcp.protocol``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ __all__ = ["ClientReplicationStreamProtocol", "ServerReplicationStreamProtocol"]
 
 
 class _Reusable(protocol.BaseReplicationStreamProtocol):
-    """May be made long before it is connected, and be connected again.
+    """A protocol that can be connected more than once.
 
-    A host's tests do that with one object, and do not tell it the end of the
-    connection in between.
+    A host's tests reconnect one object without calling ``connectionLost`` in between.
     """
 
     def makeConnection(self, transport: Any) -> None:
@@ -29,7 +28,7 @@ class _Reusable(protocol.BaseReplicationStreamProtocol):
 class ServerReplicationStreamProtocol(
     _Reusable, protocol.ServerReplicationStreamProtocol
 ):
-    """The end that was connected to."""
+    """The server's end of a connection."""
 
     def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
         observer = observer_of(hs)
@@ -44,7 +43,7 @@ class ServerReplicationStreamProtocol(
 class ClientReplicationStreamProtocol(
     _Reusable, protocol.ClientReplicationStreamProtocol
 ):
-    """The end that connected."""
+    """The client's end of a connection."""
 
     def __init__(
         self,

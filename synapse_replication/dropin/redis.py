@@ -1,10 +1,10 @@
-"""``synapse.replication.tcp.redis`` on our connections to Redis.
+"""Replacements for ``synapse.replication.tcp.redis``.
 
-Theory of operation: the host asks for one outbound connection, for publishing and
-for its cache, and gives it to the factory of the subscription. Both are ours when
-this part is replaced; what the subscription sends then goes through the outbound
-connection's sender, pipelined, and the extension's channel is subscribed to, if the
-command handler is ours as well.
+Theory of operation: the host opens one outbound connection, for publishing and for its
+cache, and passes it to the factory of the subscription. If this part is replaced, both
+are of this package: commands that the subscription sends are pipelined through the
+outbound connection's sender, and the extension's channel is subscribed to if the
+command handler is replaced, too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
     "lazyUnixConnection",
 ]
 
-#: How long a connection may take to be made, in s.
+#: The timeout for connecting, in s.
 _CONNECT_TIMEOUT = 30.0
 
 
 class SynapseRedisFactory(SenderFactory):
-    """Keeps the outbound connections up."""
+    """The reconnecting factory of outbound connections."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class SynapseRedisFactory(SenderFactory):
 
 
 class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
-    """Keeps the subscription up.
+    """The reconnecting factory of the subscription.
 
-    :param outbound_redis_connection: what is sent goes out here.
-    :param channel_names: more channels, by what follows ``<server_name>/``.
+    :param outbound_redis_connection: the connection on which commands are published.
+    :param channel_names: further channels, by the part after ``<server_name>/``.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
                 handler, hs.run_as_background_process, observer
             ),
             sender=sender,
-            # Its messages and ours must go the same way, in order.
+            # Extension messages and commands must use one connection, in order.
             extension=(
                 extension_of(handler) if isinstance(sender, RedisSender) else None
             ),
@@ -123,7 +123,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
 
 
 class _ForeignSender:
-    """Publishes on a connection that was not made by us, one line at a time."""
+    """Publishes on a connection of the host, one line at a time."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -131,10 +131,10 @@ class _ForeignSender:
     is_behind = False
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
-        """Do nothing: it never is behind."""
+        """Do nothing: this sender is never behind."""
 
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
-        """Publish lines; what becomes of them is the connection's affair."""
+        """Publish lines. The connection handles errors and retries."""
         for line in lines:
             self._connection.publish(channel, line.decode())
 
@@ -156,7 +156,7 @@ def lazyConnection(
     password: str | None = None,
     replyTimeout: float = 30.0,
 ) -> Any:
-    """Open an outbound connection; it is there at once, and is used when it is up."""
+    """Open an outbound connection, and return its handler before it is connected."""
     factory = _outbound(
         hs, f"{host}:{port}", dbid, reconnect, username, password, replyTimeout
     )
@@ -182,7 +182,7 @@ def lazyUnixConnection(
     password: str | None = None,
     replyTimeout: float = 30.0,
 ) -> Any:
-    """Open an outbound connection by a Unix socket."""
+    """Open an outbound connection to a Unix socket."""
     factory = _outbound(hs, path, dbid, reconnect, username, password, replyTimeout)
     hs.get_reactor().connectUNIX(path, factory, timeout=_CONNECT_TIMEOUT)
     return factory.handler
@@ -210,7 +210,7 @@ def _outbound(
     )
     if not reconnect:
         factory.stopTrying()
-    # For a host that ends without having started replication.
+    # For a host that shuts down without having started replication.
     hs.register_sync_shutdown_handler(
         phase="during", eventType="shutdown", shutdown_func=partial(close, factory)
     )
@@ -218,7 +218,7 @@ def _outbound(
 
 
 def close(factory: Any) -> None:
-    """Write what was said on a factory's connections, close them, make no more."""
+    """Flush and close a factory's connections, and stop it from reconnecting."""
     if isinstance(factory, SenderFactory):
         factory.sender.flush()
     factory.stopTrying()

@@ -1,4 +1,4 @@
-"""``synapse.replication.tcp.resource`` on our streamer and server factory."""
+"""Replacements for ``synapse.replication.tcp.resource``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ReplicationStreamProtocolFactory", "ReplicationStreamer"]
 
 
 class ReplicationStreamProtocolFactory(ServerFactory):
-    """Makes the server's end of each direct TCP connection."""
+    """Creates the server's end of each direct TCP connection."""
 
     noisy = False
 
@@ -24,7 +24,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self._hs = hs
         self._protocol = installed("protocol", "ServerReplicationStreamProtocol")
         self._handler = hs.get_replication_command_handler()
-        # Rows are to be streamed as soon as there is somebody to stream to.
+        # Create the streamer, so that rows are sent as soon as a client connects.
         hs.get_replication_streamer()
 
     @override
@@ -35,7 +35,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
 
 class ReplicationStreamer(streamer.ReplicationStreamer):
-    """Sends what this process writes, from its making on."""
+    """Sends the rows that this process writes; starts in its constructor."""
 
     def __init__(self, hs: Any) -> None:
         handler = hs.get_replication_command_handler()

@@ -1,16 +1,15 @@
-"""The host's streams: its own ``Stream`` objects, as the handlers want them.
+"""Adapts the host's own ``Stream`` objects to the interface of the handlers.
 
-Theory of operation: the host's classes know their tables, their caches and their
-rows; they are asked for tokens, pages and parsed rows. What they do not say, the
-rules of each stream and who writes it, comes from the registry of standard streams.
+Theory of operation: the host's classes know their tables, their caches and their rows,
+and supply tokens, pages and parsed rows. The rules of each stream, and its writers,
+come from the registry of standard streams.
 
-Up to which token this process has received the rows of another writer is recorded
-here, per writer, and not asked of the host. The host's own answer is at least the
-position that *all* writers have reached together, and what a second writer announces
-moves that past a row of the first that this process never received: the first
-writer's POSITION would then look redundant. The host's answer is the baseline only:
-it is read once, before any row or POSITION can be handled, when nothing is cached
-that an earlier row could have made stale.
+The token up to which this process has received another writer's rows is recorded here,
+per writer, and not read from the host. The host's own value is at least the position
+that *all* writers have reached together. An announcement by a second writer moves it
+past a row of the first that this process never received, and the first writer's
+POSITION would then look redundant. The host's value is only the baseline: it is read
+once, before any row or POSITION can be delivered, when no cache can be stale.
 """
 
 from __future__ import annotations
@@ -32,35 +31,36 @@ from synapse_replication.streams.stream import StreamDescription, StreamUpdateRe
 
 __all__ = ["HostRowCodec", "HostStream", "HostStreams"]
 
-#: No instance has this name: of it the host says how far all writers are together.
+#: No instance has this name. For it, the host returns the position that all writers
+#: have reached together.
 _UNKNOWN_WRITER = ""
 
 
 class HostRowCodec(RowCodec[Any]):
-    """Between JSON text and the host's own row classes."""
+    """Converts between JSON text and the host's own row classes."""
 
     def __init__(self, stream_name: str, parse_row: Callable[[Any], Any]) -> None:
         self.stream_name = stream_name
         self._parse_row = parse_row
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
-        """Decode rows that came together.
+        """Decode rows that arrived together.
 
-        :raises RowDecodeError: if one of them is no row of this stream.
+        :raises RowDecodeError: if one of them is not a row of this stream.
         """
         rows = []
         for index, text in enumerate(texts):
             try:
                 rows.append(self._parse_row(decode_json(text)))
             except Exception as error:
-                # What the host's own class says of a wrong row is its own affair.
+                # The host's own class may raise anything for an invalid row.
                 raise RowDecodeError(self.stream_name, index, repr(error)) from error
         return DecodedRows(rows)
 
     def from_json(self, value: Any) -> Any:
-        """Make a row of a JSON value.
+        """Return the row for a JSON value.
 
-        :raises RowDecodeError: if it is no row of this stream.
+        :raises RowDecodeError: if it is not a row of this stream.
         """
         try:
             return self._parse_row(value)
@@ -68,18 +68,20 @@ class HostRowCodec(RowCodec[Any]):
             raise RowDecodeError(self.stream_name, 0, repr(error)) from error
 
     def to_json(self, row: Any) -> Any:
-        """Return the value itself: the host gives rows to send as JSON values."""
+        """Return ``row``: the host supplies the rows to send as JSON values."""
         return row
 
 
 class HostStream:
     """One of the host's streams, as a :class:`Stream`.
 
-    :param instance_name: this process.
-    :param writers: the declared writers; none if anybody may write.
-    :param trusts_ids: the host's ids come from our generator: what they say of
-        local updates is so.
-    :param ids: the generator of the stream's ids, if it is ours and has a sequence.
+    :param stream: the host's own object.
+    :param instance_name: the name of this process.
+    :param writers: the declared writers; none if every instance may write.
+    :param trusts_ids: whether the host's ids come from this package's generator, so
+        that its answers about local updates are correct.
+    :param ids: the generator of the stream's ids, if it is this package's and has a
+        sequence.
     :ivar original: the host's own object.
     """
 
@@ -95,7 +97,7 @@ class HostStream:
         self.original = stream
         self._ids = ids
         self._read_sequence = None if ids is None else ids.get_max_allocated_token
-        # What the sequence had given out when it was read last.
+        # The sequence's last value when it was last read.
         self._allocated = 0
         self._instance_name = instance_name
         self._writers = tuple(writers)
@@ -106,16 +108,16 @@ class HostStream:
             name,
             HostRowCodec(name, stream.parse_row),
             idempotent=known is not None and known.description.idempotent,
-            # Whatever is in the database is not begun again.
+            # Ids of streams in the database never start over.
             resettable=held_in_memory,
             held_in_memory=held_in_memory,
             announce_own_moves_only=(
                 known is not None and known.description.announce_own_moves_only
             ),
         )
-        self._tells_local_updates = trusts_ids and not held_in_memory
-        # The host resets the tokens of a stream held in memory itself; only of what
-        # is for another server it knows nothing, except in its writer.
+        self._knows_local_updates = trusts_ids and not held_in_memory
+        # The host resets the tokens of streams held in memory itself, except for the
+        # stream "federation", whose position only its writer knows.
         self._received: dict[str, int] | None = None
         if not held_in_memory or name == "federation":
             self._baseline = int(stream.current_token(_UNKNOWN_WRITER))
@@ -134,9 +136,9 @@ class HostStream:
     def advance(self, instance_name: str, token: int, *, is_position: bool) -> bool:
         """Record that the rows of a writer up to ``token`` were delivered.
 
-        :param is_position: the writer announced it; it may have begun again, or a
-            greater position may have been false.
-        :return: ``False`` if it is a row at or below the writer's position.
+        :param is_position: whether the writer announced the token; then it may be lower
+            than before, because the writer restarted or a greater one was false.
+        :return: ``False`` for a row at or below the writer's position.
         """
         if self._received is None:
             return True
@@ -148,9 +150,9 @@ class HostStream:
     def writers_behind(self, instance_name: str, token: int) -> list[str]:
         """Return the writers whose rows a position of another writer may reveal.
 
-        The host takes a position that is announced for a finished token, whoever
-        wrote its rows, and moves the token up to which its users have seen
-        everything. Rows of these writers may be at or below it and not here yet.
+        The host treats an announced position as a finished token, whichever instance
+        wrote its rows, and moves the token up to which its users have seen everything.
+        Rows of these writers may be at or below that token and not yet received.
         """
         received = self._received
         if not received or token <= int(self.original.current_token(_UNKNOWN_WRITER)):
@@ -168,10 +170,10 @@ class HostStream:
         return self._writers
 
     def seen_by_all(self, instance_name: str, token: int) -> int:
-        """Return the token that every writer will have reached by a position.
+        """Return the token that every writer has reached once a position is recorded.
 
-        The host lets its users see everything up to it, and beyond it as long as each
-        id is known to be finished.
+        The host shows its users everything up to that token, and beyond it as long as
+        each id is known to be finished.
 
         :param instance_name: the writer that announced ``token``.
         """
@@ -183,9 +185,10 @@ class HostStream:
         return min(token, max(int(of(_UNKNOWN_WRITER)), min(reached, default=token)))
 
     def minimal_local_current_token(self) -> int:
-        """Return what this process, as a writer, may announce.
+        """Return the position that this process, as a writer, may announce.
 
-        Not what others announced beyond the sequence, if our ids know of it.
+        If this package's generator supplies the ids, the position is never beyond the
+        sequence, even if other writers announced greater ones.
         """
         token = int(self.original.current_token(self._instance_name))
         if self._ids is None:
@@ -193,20 +196,21 @@ class HostStream:
         return min(token, abs(self._ids.get_announceable_token()))
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether we may have written rows after ``from_token``.
+        """Return whether this process may have written rows after ``from_token``.
 
-        What the host's own ids say of it is not always so; ours keep it.
+        The answer of the host's own generator is not always correct, so it is ``True``
+        unless this package's generator supplies the ids.
         """
-        if not self._tells_local_updates:
+        if not self._knows_local_updates:
             return True
         return int(self.original.minimal_local_current_token()) > from_token
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        What is implausibly far is compared with the sequence first.
+        An implausibly great ``upto_token`` is compared with the sequence first.
         """
         last_token = None
         if self._read_sequence is not None and not self.is_plausible(
@@ -222,12 +226,12 @@ class HostStream:
             instance_name, from_token, upto_token
         )
         if self.description.held_in_memory and not limited and upto < upto_token:
-            # Its writer has got no further.
+            # The writer itself is at this position.
             last_token = upto
         return StreamUpdateResult(updates, upto, limited, last_token)
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
-        """Return whether a writer may be at a token, as far as is known here."""
+        """Return whether a token is plausible, without reading the sequence."""
         if instance_name == self._instance_name:
             return True
         if self.description.held_in_memory:
@@ -238,7 +242,7 @@ class HostStream:
 
 
 def find_generator(instance_name: str, stream_name: str) -> SequenceReader | None:
-    """Return the generator of a stream's ids, if it is ours."""
+    """Return the generator of a stream's ids, if it is one of this package."""
     known = STANDARD_STREAMS.get(stream_name)
     if known is None or known.sequence is None:
         return None
@@ -246,13 +250,13 @@ def find_generator(instance_name: str, stream_name: str) -> SequenceReader | Non
 
 
 def ids_are_ours() -> bool:
-    """Return whether the host's ids come from our generator."""
+    """Return whether the host uses this package's id generator."""
     module = importlib.import_module("synapse.storage.util.id_generators")
     return issubclass(module.MultiWriterIdGenerator, MultiWriterIdGenerator)
 
 
 class HostStreams:
-    """All of the host's streams, and those that this process writes."""
+    """The host's streams, and those of them that this process writes."""
 
     def __init__(self, hs: Any) -> None:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
@@ -279,7 +283,7 @@ class HostStreams:
         return self._streams
 
     def get_streams_to_replicate(self) -> Sequence[HostStream]:
-        """Return those that this process writes."""
+        """Return the streams that this process writes."""
         return self._written
 
 
@@ -292,13 +296,13 @@ def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
     if known is not None and known.anybody_writes:
         return True
     if stream_name == "federation" and worker_config.send_federation:
-        # Who sends to other servers itself has nothing to pass on.
+        # A process that sends to other servers itself does not write the stream.
         return False
     return instance_name in declared_writers(worker_config, stream_name)
 
 
 def declared_writers(worker_config: Any, stream_name: str) -> Sequence[str]:
-    """Return the configured writers of a stream; none if anybody may write it.
+    """Return the configured writers of a stream; none if every instance may write it.
 
     :param worker_config: the host's configuration of workers.
     """

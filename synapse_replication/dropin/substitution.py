@@ -1,12 +1,12 @@
-"""Putting our implementation in the place of a host's.
+"""Replaces names in a host's modules by this package's implementations.
 
-Theory of operation: a :class:`Substitution` names what stands where, and what its
-callers rely on: how it is called, and its methods. :func:`check` compares that with
-what is installed, without changing anything. :func:`substitute` then puts ours into
-the module, and also wherever another module of the host took the old one by
-``from ... import``: a host that is half swapped is worse than one that is not.
+Theory of operation: a :class:`Substitution` describes a name of the host, its
+signature, and the methods that its callers use. :func:`check` compares that with the
+installed host, without changing anything. :func:`substitute` then replaces the name in
+its module, and in every module of the host that imported it with ``from ... import``,
+so that the host never uses a mixture of both implementations.
 
-Nothing here knows which names there are; see ``table.py``.
+``table.py`` lists the names.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["Substitution", "SubstitutionError", "check", "shape", "substitute"]
 
 
 class SubstitutionError(ReplicationError):
-    """What is installed is not what we know how to replace.
+    """The installed host differs from the one that can be replaced.
 
-    :ivar problems: every difference that was found.
+    :ivar problems: a text for each difference.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -38,17 +38,17 @@ class SubstitutionError(ReplicationError):
 
 @attrs.frozen
 class Substitution:
-    """One name of the host, and what we put in its place.
+    """One name of the host and its replacement.
 
-    :ivar part: what it belongs to, for choosing.
+    :ivar part: the part to which it belongs, which an operator can select.
     :ivar module: the host's module.
-    :ivar name: the name in it.
-    :ivar replacement: ours, as ``module:name``.
-    :ivar shapes: the calls that we know, as :func:`shape` writes them; the host's
-        must be one of them. Empty for a value that is not called.
-    :ivar methods: the shapes of the methods that the host calls, without ``self``.
-    :ivar extends: what ``replacement`` names is called with the host's own, and gives
-        what takes its place.
+    :ivar name: the name in that module.
+    :ivar replacement: the replacement, as ``module:name``.
+    :ivar shapes: the accepted signatures, in the format of :func:`shape`; empty for a
+        value that is not called.
+    :ivar methods: the signatures of the methods that the host calls, without ``self``.
+    :ivar extends: whether ``replacement`` names a function that is called with the
+        host's object and returns the replacement.
     """
 
     part: str
@@ -63,18 +63,18 @@ class Substitution:
         return f"{self.module}.{self.name}"
 
     def load_replacement(self, original: Any) -> Any:
-        """Import ours, or have it made of the host's."""
+        """Import the replacement; if it extends ``original``, derive it from that."""
         module, _, name = self.replacement.partition(":")
         ours = getattr(importlib.import_module(module), name)
         return ours(original) if self.extends else ours
 
 
 def shape(function: Any, *, is_method: bool = False) -> str:
-    """Write how something is called: names and kinds of parameters.
+    """Return a signature as text: the names and kinds of its parameters.
 
-    Types and values of defaults are left out; that there is one is written ``=``.
+    Annotations and default values are omitted; a default is indicated by ``=``.
 
-    :param is_method: it is the function of a method: leave ``self`` out.
+    :param is_method: whether it is the function of a method; ``self`` is omitted then.
     """
     if isinstance(function, (staticmethod, classmethod)):
         is_method = isinstance(function, classmethod)
@@ -101,9 +101,9 @@ def shape(function: Any, *, is_method: bool = False) -> str:
 
 
 def check(substitutions: Iterable[Substitution]) -> list[str]:
-    """Compare what is installed with what we know.
+    """Compare the installed host with the substitutions.
 
-    :return: a text for each difference; none if all is well.
+    :return: a text for each difference; none if they match.
     """
     problems = []
     for substitution in substitutions:
@@ -126,14 +126,14 @@ def _check_one(substitution: Substitution) -> list[str]:
             known = " or ".join(substitution.shapes)
             problems.append(f"{substitution} is called as {found}, not {known}")
     for name, expected in substitution.methods.items():
-        # getattr_static: neither bound nor a property's value.
+        # getattr_static() neither binds methods nor evaluates properties.
         try:
             method = inspect.getattr_static(original, name)
         except AttributeError:
             problems.append(f"{substitution}.{name} is missing")
             continue
         if not (callable(method) or isinstance(method, (staticmethod, classmethod))):
-            problems.append(f"{substitution}.{name} is no method")
+            problems.append(f"{substitution}.{name} is not a method")
         elif (found := shape(method, is_method=True)) != expected:
             problems.append(
                 f"{substitution}.{name} is called as {found}, not {expected}"
@@ -142,11 +142,10 @@ def _check_one(substitution: Substitution) -> list[str]:
 
 
 def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
-    """Put ours in place, after a check of all.
+    """Check all substitutions, then apply them.
 
-    :return: what stood there before, by dotted name.
-    :raises SubstitutionError: if something is not as we know it; nothing was changed.
-        Or some module still holds an original.
+    :return: the original objects, by dotted name.
+    :raises SubstitutionError: if the installed host differs; nothing was changed then.
     """
     substitutions = list(substitutions)
     if problems := check(substitutions):
@@ -154,7 +153,7 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
     originals: dict[str, Any] = {}
     replaced: dict[int, tuple[Any, Any]] = {}
     loaded = []
-    # All of ours first: an import that fails must change nothing.
+    # Import all replacements first, so that a failing import changes nothing.
     for known in substitutions:
         original = getattr(sys.modules[known.module], known.name)
         replacement = known.load_replacement(original)

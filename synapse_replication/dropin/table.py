@@ -1,7 +1,7 @@
-"""What is replaced in Synapse, and how its callers call it.
+"""The names of Synapse that are replaced, with their signatures.
 
-Each entry was found by looking at the installed packages from outside: names, and
-the parameters that ``inspect.signature`` gives.
+The entries come from inspecting the installed packages: their names, and the parameters
+that ``inspect.signature`` returns.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from synapse_replication.dropin.substitution import Substitution
 
 __all__ = ["PARTS", "PROVEN_VERSIONS", "SUBSTITUTIONS"]
 
-#: The versions of matrix-synapse that all of this was shown to work with.
+#: The versions of matrix-synapse with which this table was tested.
 PROVEN_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 
-#: What can be chosen, with what it is.
+#: The parts that an operator can select, with a description.
 PARTS: Final = {
     "commands": "the commands of the protocol",
     "protocol": "both ends of a direct TCP connection",
     "handler": "the command handler and the streamer",
     "redis": "connections to Redis",
-    "backlog": "what was sent last, kept for those who missed it",
+    "backlog": "recently sent rows, retained for readers that missed them",
     "external_cache": "the cache in Redis that all processes share",
     "ids": "ids and positions in the database",
 }
@@ -195,7 +195,7 @@ _REDIS = (
 )
 
 _BACKLOG = (
-    # What a host mounts where a listener has the resource ``replication``.
+    # The class that a host mounts on listeners with the resource ``replication``.
     Substitution(
         part="backlog",
         module="synapse.replication.http",

@@ -120,7 +120,7 @@ class SubstituteTests(SynchronousTestCase):
             ({"shapes": ("()",)}, "is called as (hs, *names, port=), not ()"),
             ({"methods": {"gone": "()"}}, "Theirs.gone is missing"),
             ({"methods": {"send": "()"}}, "Theirs.send is called as (command), not ()"),
-            ({"methods": {"not_a_method": "()"}}, "not_a_method is no method"),
+            ({"methods": {"not_a_method": "()"}}, "not_a_method is not a method"),
         ):
             (problem,) = check([self._known(**changes)])
             self.assertIn(said, problem)
