@@ -1,1 +1,1 @@
-"""What goes over the wire, to and from values: pure, without I/O."""
+"""The wire format: lines and messages to and from values. Pure, without I/O."""

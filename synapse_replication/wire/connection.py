@@ -1,11 +1,12 @@
 """A line connection without a socket: its states, buffers and time limits.
 
-Theory of operation: an adapter hands in the bytes that arrived and the time
-(:meth:`LineConnection.receive_data`), asks what to write
-(:meth:`LineConnection.data_to_send`) after each call, and calls
+Theory of operation: an adapter passes the bytes that arrived and the time to
+:meth:`LineConnection.receive_data`, writes the bytes that
+:meth:`LineConnection.data_to_send` returns after each call, and calls
 :meth:`LineConnection.tick` when it is due. When :attr:`LineConnection.state` has
-become ``CLOSING`` it writes what is left, closes its transport gracefully, and
-aborts it when :meth:`LineConnection.tick` says so. Nothing here calls out.
+become ``CLOSING``, the adapter writes the remaining bytes, closes its transport
+gracefully, and aborts it once :attr:`LineConnection.close_hangs` is set. This module
+never calls back into the adapter.
 
 States::
 
@@ -13,26 +14,28 @@ States::
          |                                                      ^
          +----------------------close, error--------------------+
 
-The handshake of a client is SERVER with the right name; that of a server is NAME,
-before which it accepts PING and ERROR alone. So nothing that a web browser can be made
-to send is acted on: a server also closes on a request line or a header of HTTP,
-wherever it stands. In ``CLOSING`` whatever arrives is discarded, and nothing more can
-be sent: a connection that was closed for an error is never resumed.
+A client is established when it receives SERVER with the expected name; a server is
+established when it receives NAME, before which it accepts only PING and ERROR. A
+server also closes the connection on an HTTP request line or header in any line. So a
+web browser that is tricked into connecting cannot make the server act. In ``CLOSING``,
+received data is discarded and nothing more can be enqueued: a connection that was
+closed for an error is never resumed.
 
-Bounds: a line has at most 16384 bytes each way. While the transport is paused, lines
-wait up to a :class:`PendingLimit`, 10,000 lines and 16 MiB; what would pass it closes
-the connection. So a peer that does not read costs no more than that, what the
-transport buffers, and the chunk during which it was paused.
+Bounds: a line has at most 16384 bytes in either direction. While the transport is
+paused, up to a :class:`PendingLimit` of lines is buffered (10,000 lines and 16 MiB by
+default); exceeding it closes the connection. So a peer that does not read costs at
+most that much memory, plus the transport's buffer and the chunk during which the
+transport was paused.
 
-Extension: a client that speaks the extension says so in its first PING, where it harms
-nobody; a server that does, too, answers with the same, and only then do lines of it
-go either way (:attr:`LineConnection.extension_agreed`). What a server says to others
-is the classic wire, byte for byte.
+Extension: a client that speaks the extension marks its first PING, which stock servers
+ignore. A server that speaks it answers with the same mark. Only then do both ends send
+extension lines (:attr:`LineConnection.extension_agreed`). A server's output to other
+clients is the standard protocol, byte for byte.
 
-Time, all in s: a PING goes out after 5 s without any other line. After the peer's
-first PING, 25 s of silence end the connection; a peer that never sends one may be
-a person, and is never cut off. A client waits 10 s for SERVER, so that a wrong
-port shows itself.
+Time limits, all in s: a PING is sent after 5 s without another line. After the peer's
+first PING, 25 s of silence close the connection; a peer that never sends PING may be a
+person using a terminal, and is never timed out. A client waits 10 s for SERVER, so
+that connecting to a wrong port is reported.
 """
 
 from __future__ import annotations
@@ -89,25 +92,25 @@ __all__ = [
 
 #: The longest line in bytes, without its end.
 MAX_LINE_LENGTH: Final = 16384
-#: After how many s without another line a PING is sent.
+#: Idle time after which a PING is sent, in s.
 PING_INTERVAL: Final = 5.0
-#: How many s of silence end a connection, and how long a close may take.
+#: Silence after which a connection is closed, and the time limit of a close, in s.
 TIMEOUT: Final = 25.0
-#: How many s a client waits for the server's first line.
+#: The time that a client waits for the server's first line, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0
-#: How many s a server waits for NAME: time enough for a person to type it.
+#: The time that a server waits for NAME, in s: enough for a person to type it.
 NAME_TIMEOUT: Final = 60.0
-#: About how many bytes are written at once.
+#: The approximate size of one write, in bytes.
 WRITE_SIZE: Final = 65536
-#: The longest NAME that is kept: it becomes a label of metrics.
+#: NAME is truncated to this many characters, because it becomes a metric label.
 _MAX_NAME_LENGTH: Final = 64
-#: The longest text of an ERROR that we send, in characters.
+#: The longest text of an ERROR that this end sends, in characters.
 _MAX_ERROR_LENGTH: Final = 1000
-#: How much is shown of the first word of something that is no SERVER, in bytes.
+#: How many bytes of an unexpected first word are quoted in the error.
 _FIRST_WORD: Final = 12
-#: Rounding must not make a due time that is never reached, in s.
+#: The shortest delay until the next tick, in s: rounding must not cause a busy loop.
 _SHORTEST_DELAY: Final = 0.001
-#: The first words of lines of HTTP, in upper case; no command has such a name.
+#: First words of HTTP lines, in upper case. No command has such a name.
 _HTTP_WORDS: Final = frozenset(
     [
         "GET",
@@ -125,22 +128,22 @@ _HTTP_WORDS: Final = frozenset(
 )
 #: What a server accepts before NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
-#: A call that is due is late by more than that, in s, only if the process did not run
-#: or its clock stepped.
+#: A tick that is later than this, in s, means that the process was suspended or that
+#: its clock stepped.
 _LATE: Final = 1.0
-#: How a TLS record of a handshake or of an alert begins.
+#: The first bytes of a TLS handshake record and of a TLS alert record.
 _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
 
 class Role(enum.Enum):
-    """Which end of the connection we are."""
+    """Which end of the connection this object is."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class ConnectionState(enum.Enum):
-    """How far a connection has come."""
+    """State of a connection; see the module's diagram."""
 
     CONNECTING = "connecting"
     ESTABLISHED = "established"
@@ -152,23 +155,23 @@ class CloseReason(enum.Enum):
     """Why a connection was closed."""
 
     CLEAN = "clean"  #: the peer closed
-    LOST = "lost"  #: the transport broke
+    LOST = "lost"  #: the transport failed
     PEER_ERROR = "peer_error"  #: the peer sent ERROR
-    PROTOCOL_ERROR = "protocol_error"  #: the peer did wrong
+    PROTOCOL_ERROR = "protocol_error"  #: the peer violated the protocol
     TIMED_OUT = "timed_out"
     CONGESTED = "congested"  #: the peer reads too slowly
-    SHUTDOWN = "shutdown"  #: we were asked to close
+    SHUTDOWN = "shutdown"  #: this end was asked to close
 
 
 @attrs.frozen
 class Received:
-    """What one chunk of bytes brought.
+    """The result of parsing one chunk of bytes.
 
     :ivar items: rows and commands for the handler, and messages of the extension, in
         order.
-    :ivar counts: how many commands came, by name; the connection's own
-        (PING, NAME, ...) among them.
-    :ivar refused: what did not parse or was not allowed.
+    :ivar counts: the number of commands by name, including those that the connection
+        handles itself (PING, NAME, ...).
+    :ivar refused: an error for each line that did not parse or was not allowed.
     """
 
     items: list[ReceivedItem | ExtensionLine] = attrs.Factory(list)
@@ -178,10 +181,10 @@ class Received:
 
 @attrs.frozen
 class PendingLimit:
-    """How much may wait for a peer that does not read.
+    """Limit of what is buffered for a peer that does not read.
 
-    :ivar lines: commands.
-    :ivar bytes: of their lines, ends included.
+    :ivar lines: the number of lines.
+    :ivar bytes: their total size, line ends included.
     """
 
     lines: int = 10_000
@@ -192,16 +195,16 @@ class LineConnection:
     """One end of a connection.
 
     :param role: which end.
-    :param server_name: the homeserver's name: what a client expects in SERVER.
+    :param server_name: the homeserver's name, which a client expects in SERVER.
     :param now: monotonic time in s.
-    :param limit: how much may wait while the transport is paused.
-    :param speaks_extension: this end speaks the extension, if the peer does.
-    :ivar state: where it stands.
-    :ivar peer_name: what the peer's NAME said; ``None`` before.
-    :ivar extension_agreed: the peer speaks the extension, and so does this end.
-    :ivar close_reason: why it closes; ``None`` while this end does not.
-    :ivar close_text: the same for people.
-    :ivar close_hangs: the transport is to be aborted.
+    :param limit: how much may be buffered while the transport is paused.
+    :param speaks_extension: speak the extension if the peer does.
+    :ivar state: the current state.
+    :ivar peer_name: the peer's NAME; ``None`` until it is received.
+    :ivar extension_agreed: both ends speak the extension.
+    :ivar close_reason: why the connection was closed; ``None`` while it is open.
+    :ivar close_text: the same, as text for people.
+    :ivar close_hangs: closing took too long, so the transport must be aborted.
     """
 
     def __init__(
@@ -226,9 +229,9 @@ class LineConnection:
         self.close_reason: CloseReason | None = None
         self.close_text = ""
         self.close_hangs = False
-        # What arrived of a line whose end did not; None until anything arrives.
+        # The incomplete last line received so far; None until any data arrives.
         self._line_start: bytes | None = None
-        # How many lines, and the lines with their ends.
+        # Number of lines, and the lines with their ends.
         self._pending: deque[tuple[int, bytes]] = deque()
         self._pending_lines = self._pending_bytes = 0
         self._writing_paused = False
@@ -239,23 +242,23 @@ class LineConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can still be sent and received."""
+        """Whether lines can still be sent and received."""
         return self.state in (ConnectionState.CONNECTING, ConnectionState.ESTABLISHED)
 
     @property
     def pending_lines(self) -> int:
-        """How many lines wait to be sent."""
+        """The number of lines waiting to be sent."""
         return self._pending_lines
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of lines wait to be sent."""
+        """The number of bytes waiting to be sent."""
         return self._pending_bytes
 
     # -- receiving ------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> Received:
-        """Take a chunk of bytes, cut anywhere."""
+        """Parse a chunk of bytes, which may begin and end within a line."""
         received = Received()
         if not self.is_open:
             return received
@@ -264,7 +267,7 @@ class LineConnection:
             self._line_start = b""
             if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
                 text = "the peer speaks TLS, and this end of the connection does not"
-                self._refuse(received, RemoteProtocolError(text), now)
+                self._reject(received, RemoteProtocolError(text), now)
                 return received
         if self._line_start:
             data = self._line_start + data
@@ -274,7 +277,7 @@ class LineConnection:
         if self.state is ConnectionState.CONNECTING:
             if self._is_server:
                 if any(b" HTTP/1." in line for line in lines):
-                    self._refuse(received, _http_error(), now)
+                    self._reject(received, _http_error(), now)
             else:
                 self._check_first_line(lines, received, now)
         if self._speaks_extension and LINE_PREFIX in data:
@@ -283,7 +286,7 @@ class LineConnection:
             self._receive_items(read_lines(lines), received, now)
         if too_long and self.is_open:
             text = f"line is longer than {MAX_LINE_LENGTH} bytes"
-            self._refuse(received, RemoteProtocolError(text), now)
+            self._reject(received, RemoteProtocolError(text), now)
         return received
 
     def _receive_with_extension(
@@ -294,7 +297,7 @@ class LineConnection:
             if line.startswith(LINE_PREFIX):
                 self._receive_items(read_lines(lines[start:index]), received, now)
                 start = index
-                # Not asked for, it is a command that nobody knows.
+                # If the extension was not agreed, the line is an unknown command.
                 if self.is_open and self.extension_agreed:
                     received.counts[COUNTED_AS] += 1
                     received.items.append(ExtensionLine(line[len(LINE_PREFIX) :]))
@@ -309,27 +312,30 @@ class LineConnection:
                 return
             if isinstance(item, (RdataRun, InterleavedRun)):
                 if self._needs_name("RDATA"):
-                    self._refuse(received, _no_name_error(), now)
+                    self._reject(received, _no_name_error(), now)
                     return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
             elif isinstance(item, RefusedLine):
                 if isinstance(item.error, UnknownCommandError):
-                    # A newer peer may say what we do not know.
+                    # A newer peer may send commands that are unknown here: skip them.
                     name = item.error.command_name
                     if name.upper() in _HTTP_WORDS:
-                        self._refuse(received, _http_error(), now)
+                        self._reject(received, _http_error(), now)
                     elif self._needs_name(name):
-                        self._refuse(received, _no_name_error(), now)
+                        self._reject(received, _no_name_error(), now)
                     else:
                         received.refused.append(item.error)
                 else:
-                    self._refuse(received, item.error, now)
+                    self._reject(received, item.error, now)
             else:
                 self._receive_command(item, received, now)
 
     def _cut_at_too_long_line(self, lines: list[bytes]) -> bool:
-        """Remove the first line that is too long, and all after it."""
+        """Remove the first line that is too long and all lines after it.
+
+        :return: whether there was such a line, complete or not.
+        """
         if lines and max(map(len, lines)) > MAX_LINE_LENGTH:
             lengths = list(map(len, lines))
             del lines[next(i for i, n in enumerate(lengths) if n > MAX_LINE_LENGTH) :]
@@ -342,16 +348,16 @@ class LineConnection:
     ) -> None:
         first = next(filter(None, lines), None)
         if first is not None and not first.startswith(b"SERVER "):
-            # Enough to know HTTP or SSH by, and too little for a secret.
+            # Enough to recognise HTTP or SSH, too short to reveal a secret.
             shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
             text = (
-                f"the first line begins not with SERVER but '{shown}': is this the "
+                f"the first line begins with '{shown}' instead of SERVER: is this the "
                 "port of a replication listener?"
             )
-            self._refuse(received, RemoteProtocolError(text), now)
+            self._reject(received, RemoteProtocolError(text), now)
 
     def _needs_name(self, command_name: str) -> bool:
-        """Return whether NAME has to come first: nothing was said of who is there."""
+        """Return whether the peer must send NAME before this command."""
         return (
             self._is_server
             and self.state is ConnectionState.CONNECTING
@@ -364,9 +370,9 @@ class LineConnection:
         name = command.NAME
         received.counts[name] += 1
         if self._needs_name(name):
-            self._refuse(received, _no_name_error(), now)
+            self._reject(received, _no_name_error(), now)
         elif name not in self._allowed:
-            self._refuse(received, ForbiddenCommandError(name), now)
+            self._reject(received, ForbiddenCommandError(name), now)
         elif isinstance(command, PingCommand):
             self._peer_pings = True
             if self._speaks_extension and PING_MARK in command.data.split(" "):
@@ -380,11 +386,11 @@ class LineConnection:
             else:
                 text = (
                     f"wrong server: this is '{excerpt(command.data)}', "
-                    f"and '{self._server_name}' was expected"
+                    f"but '{self._server_name}' was expected"
                 )
-                self._refuse(received, RemoteProtocolError(text), now)
+                self._reject(received, RemoteProtocolError(text), now)
         elif isinstance(command, ErrorCommand):
-            # Stock peers repeat the line that they could not read.
+            # Stock peers quote the line that they could not parse.
             text = excerpt(without_lines(command.data))
             self._close(CloseReason.PEER_ERROR, text, now)
         else:
@@ -393,13 +399,13 @@ class LineConnection:
     # -- sending --------------------------------------------------------------------
 
     def send_lines(self, command_name: str, lines: Sequence[bytes], now: float) -> bool:
-        """Put lines of one command up for sending, in order.
+        """Enqueue lines of one command, in order.
 
-        :param lines: without their ends; at least one.
-        :return: whether they will be sent. If not, the connection is closing, now
-            perhaps because the peer has failed to keep up.
-        :raises LineTooLongError: if one is too long; none is sent.
-        :raises LocalProtocolError: if one holds a line's end; none is sent.
+        :param lines: without their line ends; at least one.
+        :return: whether they were enqueued. If not, the connection is closing; this
+            call may have closed it because the peer has failed to keep up.
+        :raises LineTooLongError: if a line is too long; none is enqueued.
+        :raises LocalProtocolError: if a line contains a newline; none is enqueued.
         """
         longest = max(map(len, lines))
         if longest > MAX_LINE_LENGTH:
@@ -407,7 +413,7 @@ class LineConnection:
         data = b"\n".join(lines) + b"\n"
         if data.count(b"\n") != len(lines):
             raise LocalProtocolError(
-                f"{command_name} cannot be sent: a line holds the end of a line"
+                f"{command_name} cannot be sent: a line contains a newline"
             )
         if not self.is_open:
             return False
@@ -424,9 +430,9 @@ class LineConnection:
         return True
 
     def data_to_send(self) -> bytes:
-        """Take what is to be written now: about 64 KiB; in ``CLOSING`` the rest.
+        """Return about 64 KiB of pending data; in ``CLOSING``, all of it.
 
-        Call it until nothing is left; the transport may pause between.
+        Call it until it returns nothing; the transport may pause between calls.
         """
         if self._writing_paused and self.is_open:
             return b""
@@ -441,26 +447,26 @@ class LineConnection:
         return b"".join(chunks)
 
     def pause_writing(self) -> None:
-        """Record that the transport's buffer is full: what is sent waits."""
+        """Buffer lines from now on: the transport's buffer is full."""
         self._writing_paused = True
 
     def resume_writing(self) -> None:
-        """Record that the transport takes more."""
+        """Stop buffering: the transport accepts data again."""
         self._writing_paused = False
 
     # -- time and the end -----------------------------------------------------------
 
     def is_ping_due(self, now: float) -> bool:
-        """Return whether it is time to send a PING, for want of other lines."""
+        """Return whether a PING must be sent because the connection was idle."""
         return self.is_open and now >= self._ping_due
 
     def tick(self, now: float) -> float:
-        """End what has lasted too long.
+        """Close the connection if a time limit has passed.
 
-        Only time in which this could run counts: if the call is late, the clock may
-        have stepped, and what the peer sent meanwhile has not been read yet.
+        A late call does not count against the peer: the process may have been
+        suspended, and what the peer sent meanwhile has not been read yet.
 
-        :return: after how many s to call again.
+        :return: the delay until the next call, in s.
         """
         late = now - self._tick_due
         if late > _LATE:
@@ -474,7 +480,7 @@ class LineConnection:
                 f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
                 if self._is_server
                 else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
-                "a replication listener, and is TLS set alike at both ends?"
+                "a replication listener, and is TLS enabled at both ends or at neither?"
             )
             self._close(CloseReason.TIMED_OUT, text, now)
         elif now >= self._silence_ends:
@@ -485,7 +491,7 @@ class LineConnection:
             if self.is_open
             else self._closing_since + TIMEOUT
         )
-        # What the due times depend on may change meanwhile: look often enough.
+        # The first PING received, or resumed writing, may move a due time forward.
         delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
         self._tick_due = now + delay
         return delay
@@ -506,23 +512,24 @@ class LineConnection:
 
     @property
     def _ping_due(self) -> float:
-        # While the transport is paused, older lines are on their way.
+        # While the transport is paused, older lines are still being sent.
         return math.inf if self._writing_paused else self._last_sent + PING_INTERVAL
 
     def close(self, now: float) -> None:
-        """Close in good order: what waits is still sent."""
+        """Close gracefully: pending lines are still sent."""
         if self.is_open:
             self._close(CloseReason.SHUTDOWN, "shut down", now)
 
     def close_with_error(self, text: str, now: float) -> None:
-        """Tell the peer that it did wrong, and close. What waits is dropped."""
+        """Send ERROR and close. Pending lines are dropped."""
         if self.is_open:
             self._close(CloseReason.PROTOCOL_ERROR, text, now)
 
     def connection_lost(self, clean: bool, text: str) -> None:
-        """Record that the transport is gone.
+        """Record that the transport was disconnected.
 
-        :param clean: the peer closed it, as opposed to: it broke.
+        :param clean: the peer closed it; false if the transport failed.
+        :param text: the reason, for people.
         """
         self.state = ConnectionState.CLOSED
         self._drop_pending()
@@ -530,7 +537,7 @@ class LineConnection:
             self.close_reason = CloseReason.CLEAN if clean else CloseReason.LOST
             self.close_text = text
 
-    def _refuse(
+    def _reject(
         self, received: Received, error: RemoteProtocolError, now: float
     ) -> None:
         received.refused.append(error)
@@ -557,8 +564,10 @@ class LineConnection:
 
 
 def _http_error() -> RemoteProtocolError:
-    return RemoteProtocolError("this is a replication listener, which speaks no HTTP")
+    return RemoteProtocolError(
+        "this is a replication listener, which does not speak HTTP"
+    )
 
 
 def _no_name_error() -> RemoteProtocolError:
-    return RemoteProtocolError("send NAME first: it says who connects")
+    return RemoteProtocolError("send NAME first: it identifies the connection")

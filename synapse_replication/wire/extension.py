@@ -1,10 +1,11 @@
-"""What processes of this package tell one another, and stock peers never see.
+"""Messages of the extension: exchanged by this package's instances only.
 
 Theory of operation: on the Redis channel ``<server_name>/replication_ext`` each
-process says who it is (its *epoch*, random, made anew at each start) and how far
-it has told the others about each stream that it writes. It says so in order with
-its rows and positions on the main channel, through the same connection: a reader
-that has handled what came before such a message, and is behind it, missed something.
+instance publishes its *epoch* (random, chosen at each start) and, for each stream that
+it writes, the token up to which it has sent or announced everything. It publishes
+these messages through the same connection as its rows and positions on the main
+channel, hence in order with them. A reader that has handled everything before such a
+message, and is still behind the reported token, has missed something.
 
 One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
 
@@ -13,24 +14,26 @@ One message is one JSON object of at most :data:`MAX_LENGTH` bytes::
      "time": 1700000000000,
      "positions": {"events": [1847, 1699999999000]}}
 
-``positions`` has a token and the time at which it was reached (ms since the epoch of
-1970) of each stream. The types:
+``positions`` holds, for each stream, a token and the time at which it was reached (ms
+since 1970). The types:
 
 ``hello``
-    The process came, or came back to the channel.
+    The instance started, or reconnected to the channel.
 ``heartbeat``
-    It is there. Sent each second while something moves, else every few seconds.
+    The instance is alive. Sent every second while a stream advances, else every few
+    seconds.
 ``goodbye``
-    It goes, in order; its positions are final.
+    The instance is shutting down cleanly; its positions are final.
 ``rows``
-    Rows of the one stream in ``positions`` follow on the main channel; before them,
-    it stood there.
+    Rows of the one stream in ``positions`` follow on the main channel; the token is
+    the stream's position before them.
 
-Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, between peers that
-both showed that they speak it; see :mod:`synapse_replication.wire.connection`.
+Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``, sent once both ends
+have shown that they speak the extension; see
+:mod:`synapse_replication.wire.connection`.
 
-Fields that are not known here are counted and skipped, and so are messages of
-another version or type: a newer peer may send them.
+Unknown fields, and messages of another version or type, are counted and skipped: a
+newer peer may send them.
 """
 
 from __future__ import annotations
@@ -62,17 +65,17 @@ __all__ = [
 #: What follows ``<server_name>/`` in the name of the channel.
 CHANNEL: Final = "replication_ext"
 VERSION: Final = 1
-#: A word of a PING, after its time: who says it speaks this version, or a later one.
+#: A word of a PING, after its time: the sender speaks this version or a later one.
 PING_MARK: Final = f"{CHANNEL}/{VERSION}"
-#: How a message's line begins over direct TCP.
+#: The start of a message's line over direct TCP.
 LINE_PREFIX: Final = b"REPLICATION_EXT "
 #: The name under which messages are counted among the commands.
 COUNTED_AS: Final = "EXTENSION"
 #: The longest message, in bytes.
 MAX_LENGTH: Final = 64 * 1024
-#: The longest name of an instance, an epoch, a stream or a place, in characters.
+#: The longest instance name, epoch, stream name or location, in characters.
 MAX_NAME_LENGTH: Final = 255
-#: The streams in one message.
+#: The most streams in one message.
 MAX_STREAMS: Final = 500
 
 _INT64: Final = 2**63
@@ -93,7 +96,7 @@ _FIELDS: Final = frozenset(
 
 
 class MessageType(enum.Enum):
-    """What a message says; see the module."""
+    """Type of a message; the module's docstring explains each."""
 
     HELLO = "hello"
     HEARTBEAT = "heartbeat"
@@ -106,17 +109,17 @@ _TYPES: Final = {kind.value: kind for kind in MessageType}
 
 @attrs.frozen
 class ExtensionLine:
-    """A message that came over direct TCP; it may not parse."""
+    """A message that was received over direct TCP, not parsed yet."""
 
     payload: bytes
 
 
 @attrs.frozen
 class StreamPosition:
-    """How far a writer told the others about a stream.
+    """The position of a writer in one of its streams.
 
     :ivar token: all rows up to it were sent, or announced by a POSITION.
-    :ivar time_ms: when it got there, ms since the epoch.
+    :ivar time_ms: when the writer reached it, ms since 1970.
     """
 
     token: int
@@ -127,15 +130,16 @@ class StreamPosition:
 class ExtensionMessage:
     """One message.
 
-    :ivar epoch: of the process: random, made anew at each start.
-    :ivar where: for people: where the process runs; empty if it does not say.
-    :ivar version: of the software; empty if it does not say.
-    :ivar time_ms: when the message was made, ms since the epoch.
-    :ivar positions: of the streams that the process writes, by name.
-    :ivar has_backlog: the process can be asked for what it sent last. Said only if not.
-    :ivar follows: in a ``hello`` over direct TCP: the streams that the process follows;
-        ``None`` if it does not say, and then it follows all.
-    :ivar unknown_fields: how many fields were skipped.
+    :ivar epoch: of the sending instance: random, chosen at each start.
+    :ivar where: where the instance runs, for people; empty if not stated.
+    :ivar version: the version of its software; empty if not stated.
+    :ivar time_ms: when the message was made, ms since 1970.
+    :ivar positions: positions of the streams that the instance writes, by stream name.
+    :ivar has_backlog: the instance serves its recent rows from a backlog. The wire
+        carries the field only if it is false.
+    :ivar follows: in a ``hello`` over direct TCP, the streams that the instance
+        follows; ``None`` if not stated, which means all.
+    :ivar unknown_fields: the number of fields that were skipped.
     """
 
     type: MessageType
@@ -151,7 +155,7 @@ class ExtensionMessage:
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
-    """Write a message as it is published."""
+    """Encode a message as JSON."""
     value: dict[str, Any] = {
         "v": VERSION,
         "type": message.type.value,
@@ -173,19 +177,21 @@ def encode_message(message: ExtensionMessage) -> bytes:
 
 
 def parse_message(payload: bytes) -> ExtensionMessage:
-    """Read a message.
+    """Parse a message.
 
-    :raises UnknownExtensionError: if it is of another version or type; no fault.
-    :raises ExtensionMessageError: if it is no message. The text repeats nothing of it.
+    :raises UnknownExtensionError: if it is of another version or type, which is not a
+        violation of the protocol.
+    :raises ExtensionMessageError: if it is not a valid message. The error's text quotes
+        nothing of it.
     """
     if len(payload) > MAX_LENGTH:
-        _refuse(f"it has {len(payload)} bytes; {MAX_LENGTH} are allowed")
+        _raise_invalid(f"it has {len(payload)} bytes; {MAX_LENGTH} are allowed")
     try:
         value = decode_json(payload)
     except ValueError:
-        _refuse("it is not JSON")
+        _raise_invalid("it is not JSON")
     if not isinstance(value, dict):
-        _refuse("it is no JSON object")
+        _raise_invalid("it is not a JSON object")
     version = _integer(value.get("v"), "v")
     if version != VERSION:
         raise UnknownExtensionError(f"version {version}")
@@ -208,11 +214,11 @@ def parse_message(payload: bytes) -> ExtensionMessage:
 
 def _positions(value: Any) -> dict[str, StreamPosition]:
     if not isinstance(value, dict) or len(value) > MAX_STREAMS:
-        _refuse(f"positions is no object of at most {MAX_STREAMS} streams")
+        _raise_invalid(f"positions is not an object of at most {MAX_STREAMS} streams")
     positions = {}
     for name, position in value.items():
         if not isinstance(position, list) or len(position) < 2:
-            _refuse("a position is not a token and a time")
+            _raise_invalid("a position is not a token and a time")
         positions[_name(name, "a stream")] = StreamPosition(
             _integer(position[0], "a token"), _integer(position[1], "a time")
         )
@@ -221,7 +227,7 @@ def _positions(value: Any) -> dict[str, StreamPosition]:
 
 def _streams(value: Any) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MAX_STREAMS:
-        _refuse(f"streams is no list of at most {MAX_STREAMS} names")
+        _raise_invalid(f"streams is not a list of at most {MAX_STREAMS} names")
     return frozenset(_name(name, "a stream") for name in value)
 
 
@@ -232,16 +238,18 @@ def _name(value: Any, what: str) -> str:
         or not value.isprintable()
         or " " in value
     ):
-        _refuse(f"{what} is not one word of at most {MAX_NAME_LENGTH} characters")
+        _raise_invalid(
+            f"{what} is not one word of at most {MAX_NAME_LENGTH} characters"
+        )
     return value
 
 
 def _integer(value: Any, what: str) -> int:
-    # True is an int, too.
+    # isinstance() would accept True.
     if type(value) is not int or not -_INT64 <= value < _INT64:
-        _refuse(f"{what} is no whole number of 64 bits")
+        _raise_invalid(f"{what} is not a 64-bit integer")
     return value
 
 
-def _refuse(reason: str) -> NoReturn:
+def _raise_invalid(reason: str) -> NoReturn:
     raise ExtensionMessageError(reason)

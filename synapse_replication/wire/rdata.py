@@ -1,16 +1,16 @@
-"""RDATA lines, many at a time: from lines to runs of rows, and back.
+"""RDATA lines in bulk: from lines to runs of rows, and back.
 
-Theory of operation: nearly every line of a busy link is RDATA, so those are not
-made into commands one by one. :func:`read_lines` takes the lines that arrived
-together and gathers them by stream into runs, parallel lists of tokens and of rows:
-an :class:`RdataRun` while they are of one writer, an :class:`InterleavedRun`, with a
-list of the writers, as soon as they are not. The rows stay JSON text: whoever takes
-them out of a queue decodes them, with the types of their stream, and text is the
-smallest form in which they can wait. Every other line becomes a command.
+Theory of operation: nearly every line of a busy link is RDATA, so these lines are not
+turned into commands one by one. :func:`read_lines` takes the lines that arrived
+together and groups them by stream into runs, which are parallel lists of tokens and
+rows: an :class:`RdataRun` if one writer wrote all of them, an :class:`InterleavedRun`,
+with a list of the writers, if several did. The rows stay JSON text, which is the most
+compact form for a queue; the consumer of the queue decodes them with the row type of
+their stream. Every other line becomes a command.
 
-What keeps its order: the rows of one stream, of all its writers; and every other
-command against all rows before and after it. Rows of different streams between
-two other commands may be regrouped.
+Order is preserved among the rows of one stream, of all its writers, and between every
+other command and all rows before and after it. Rows of different streams between two
+other commands may be regrouped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _BATCH = BATCH.encode()
-#: Fewer digits than the greatest 64-bit integer has: no need to compare.
+#: One digit less than the largest 64-bit integer: such tokens need no range check.
 _SAFE_DIGITS = 18
 
 
@@ -52,10 +52,9 @@ _SAFE_DIGITS = 18
 class RdataRun:
     """Rows of one writer of one stream that arrived together.
 
-    :ivar tokens: the token of each row, ``None`` in all but the last row of a
-        batch. A batch may go on in a later run of the same writer.
-    :ivar rows: the JSON text of each row, not looked at yet; as long as
-        ``tokens``.
+    :ivar tokens: the token of each row, ``None`` for all but the last row of a
+        batch. A batch may continue in a later run of the same writer.
+    :ivar rows: the JSON text of each row, not validated yet; as long as ``tokens``.
     """
 
     stream_name: str
@@ -79,7 +78,7 @@ class InterleavedRun:
     rows: list[bytes]
 
     def part(self, start: int, end: int) -> InterleavedRun:
-        """Take out the rows from ``start`` to before ``end``."""
+        """Return a run of the rows in ``[start:end]``."""
         return InterleavedRun(
             self.stream_name,
             self.instance_names[start:end],
@@ -88,7 +87,7 @@ class InterleavedRun:
         )
 
     def without(self, instance_name: str) -> InterleavedRun:
-        """Leave out the rows of one writer; at most one other is left, perhaps."""
+        """Return a run without the rows of one writer, perhaps an empty one."""
         kept = [name != instance_name for name in self.instance_names]
         return InterleavedRun(
             self.stream_name,
@@ -98,7 +97,7 @@ class InterleavedRun:
         )
 
     def runs(self) -> Iterator[RdataRun]:
-        """Take it apart: a run at each row of another writer, in order."""
+        """Split into runs of consecutive rows of one writer, in order."""
         start = 0
         for instance_name, of_writer in groupby(self.instance_names):
             end = start + sum(1 for _ in of_writer)
@@ -113,7 +112,7 @@ class InterleavedRun:
 
 @attrs.frozen
 class RefusedLine:
-    """A line that is no command.
+    """A line that is not a valid command.
 
     :ivar error: what is wrong with it.
     :ivar stream_name: the stream, if a row of it was lost with the line.
@@ -129,18 +128,18 @@ ReceivedItem: TypeAlias = RdataRun | InterleavedRun | Command | RefusedLine
 
 
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
-    """Read lines that arrived together.
+    """Parse lines that arrived together.
 
-    A run of a stream ends at every line that is not RDATA. Blank lines are passed
-    over. Never raises: what does not parse is in the answer, in its place.
+    A run of a stream ends at every line that is not RDATA. Blank lines are skipped.
+    Never raises: an invalid line becomes a :class:`RefusedLine` in its place.
 
     :param lines: in the order of arrival, without their ends.
     """
     items: list[ReceivedItem] = []
-    # Of each stream, the run that may still grow.
+    # The run of each stream that may still grow.
     open_runs: dict[bytes, _OpenRun] = {}
     names: dict[bytes, str] = {}
-    # What is open of the last row's stream, see _OpenRun.
+    # The open run of the last row's stream, unpacked; see _OpenRun.
     last_stream: bytes | None = None
     first_writer = b""
     writers: list[str] | None = None
@@ -175,7 +174,9 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
                     assert writers is not None
                     writers.append(names[writer])
             except ValueError as error:
-                items.append(_refuse(words, UnparsableLineError("RDATA", str(error))))
+                items.append(
+                    _refused_line(words, UnparsableLineError("RDATA", str(error)))
+                )
             else:
                 tokens.append(token)
                 rows.append(row)
@@ -190,7 +191,7 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
 
 
 #: The first writer's name as bytes; the writer of each row, if there are several; the
-#: tokens; the rows; and where the run stands among the items.
+#: tokens; the rows; and the run's index among the items.
 _OpenRun: TypeAlias = tuple[bytes, list[str] | None, list[int | None], list[bytes], int]
 
 
@@ -201,7 +202,7 @@ def _begin_run(stream: bytes, writer: bytes, items: list[ReceivedItem]) -> _Open
 
 
 def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
-    """Go on with a run of one writer as one of several."""
+    """Replace a run of one writer by a run of several."""
     first_writer, _, tokens, rows, index = known
     run = items[index]
     assert isinstance(run, RdataRun)
@@ -212,7 +213,7 @@ def _interleave(known: _OpenRun, items: list[ReceivedItem]) -> _OpenRun:
 
 @lru_cache(maxsize=1024)
 def _read_name(name: bytes) -> str:
-    """Return a name; names that were found good are remembered."""
+    """Decode and validate a name; valid names are cached."""
     return check_name(name.decode())
 
 
@@ -227,19 +228,19 @@ def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
         name = words[0].decode("utf-8", "replace")
         error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")
     except RemoteProtocolError as raised:
-        # Frames of the traceback hold the line, which may be long, several times.
+        # The frames of the traceback hold several references to a possibly long line.
         error = raised.with_traceback(None)
         error.__context__ = None
-    return _refuse(words, error)
+    return _refused_line(words, error)
 
 
-def _refuse(words: list[bytes], error: RemoteProtocolError) -> RefusedLine:
+def _refused_line(words: list[bytes], error: RemoteProtocolError) -> RefusedLine:
     if words[0] != b"RDATA" or len(words) < 3:
         return RefusedLine(error)
     try:
         return RefusedLine(error, _read_name(words[1]), _read_name(words[2]))
     except ValueError:
-        # Of a writer that nobody follows.
+        # The stream or the writer is invalid, too: no position depends on the row.
         return RefusedLine(error)
 
 
@@ -248,9 +249,9 @@ def rdata_lines(
     instance_name: str,
     batches: Iterable[tuple[int, Sequence[bytes]]],
 ) -> list[bytes]:
-    """Write RDATA lines, without their ends.
+    """Return RDATA lines, without their ends.
 
-    :param batches: a token, and the JSON texts of its rows: at least one.
+    :param batches: pairs of a token and the JSON texts of its rows, at least one each.
     """
     head = f"RDATA {stream_name} {instance_name} ".encode()
     batch_head = head + _BATCH + b" "

@@ -55,7 +55,7 @@ class WebPageTests(HostileTestCase):
         before = self.received(deployment, WRITERS[0], "REMOTE_SERVER_UP")
         with self.peer(deployment, WRITERS[0], request) as connection:
             answer = self.read_until_closed(connection)[:500]
-        self.assertIn(b"speaks no HTTP", answer)
+        self.assertIn(b"does not speak HTTP", answer)
         self.assertNotIn(b"POSITION", answer)
         self.assertNotIn(b"RDATA", answer)
         received = self.received(deployment, WRITERS[0], "REMOTE_SERVER_UP")

@@ -108,7 +108,8 @@ class GreetingTests(ProtocolTestCase):
             transport.take(1000)
             protocol.dataReceived(line + b"\nNAME w\nREPLICATE\n")
             self.assertEqual(
-                transport.buffer, b"ERROR send NAME first: it says who connects\n"
+                transport.buffer,
+                b"ERROR send NAME first: it identifies the connection\n",
             )
             self.assertTrue(transport.disconnecting)
         self.assertEqual((self.handler.calls, self.observer.links), ([], []))
@@ -127,7 +128,7 @@ class GreetingTests(ProtocolTestCase):
             protocol.makeConnection(transport)
             protocol.dataReceived(request)
             self.assertTrue(transport.disconnecting)
-            self.assertIn(b"which speaks no HTTP", transport.buffer)
+            self.assertIn(b"which does not speak HTTP", transport.buffer)
         self.assertEqual((self.handler.calls, self.observer.links), ([], []))
         protocol = self.connected_server()
         protocol.dataReceived(post)

@@ -291,7 +291,7 @@ class FirstLineTests(SynchronousTestCase):
         self.assertIs(self.connection.close_reason, CloseReason.PROTOCOL_ERROR)
         self.assertEqual(
             drain(self.connection),
-            b"ERROR wrong server: this is 'other.test', and 'repl.test' was expected\n",
+            b"ERROR wrong server: this is 'other.test', but 'repl.test' was expected\n",
         )
 
     def test_other_protocol(self) -> None:

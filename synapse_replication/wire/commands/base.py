@@ -1,4 +1,4 @@
-"""What all commands have in common: the class, and how their fields are read."""
+"""The base class of commands, and functions that parse and check their fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 #: The longest name of a stream, an instance, a server or a task, in bytes.
 MAX_NAME_LENGTH: Final = 255
-#: The longest id that a user may have chosen, or that is made of such ones, in bytes.
+#: The longest id that users may influence (user, device, lock key), in bytes.
 MAX_ID_LENGTH: Final = 4096
 
 _INT64_DIGITS: Final = 19
@@ -30,28 +30,28 @@ _INT64_MIN: Final = -(2**63)
 
 
 def parse_token(text: str) -> int:
-    """Read a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
+    """Parse a token: ``-?[0-9]+`` in ASCII, within a signed 64-bit integer.
 
-    :raises ValueError: if it is none. The message does not repeat the text.
+    :raises ValueError: if the text is not a token. The message does not quote it.
     """
     digits = text[1:] if text[:1] == "-" else text
-    # isdigit() alone takes the digits of other scripts. The length is checked
-    # before int(), whose work grows with the square of it.
+    # isdigit() alone accepts the digits of other scripts. The length is checked
+    # before int(), which takes time quadratic in it.
     if not (digits.isascii() and digits.isdigit()):
-        raise ValueError("a token is a decimal number")
+        raise ValueError("the token is not a decimal number")
     if (
         len(digits) > _INT64_DIGITS
         or not _INT64_MIN <= (token := int(text)) <= _INT64_MAX
     ):
-        raise ValueError("a token fits 64 bits")
+        raise ValueError("the token does not fit in 64 bits")
     return token
 
 
 def check_name(name: str) -> str:
-    """Return a name if it may be stored, shown and logged.
+    """Return the name if it is safe to store, display and log.
 
-    :raises ValueError: if it is empty, long or not printable. The message does not
-        repeat it.
+    :raises ValueError: if it is empty, too long or not printable. The message does
+        not quote it.
     """
     if not name:
         raise ValueError("a field is empty")
@@ -63,7 +63,7 @@ def check_name(name: str) -> str:
 
 
 class Command(abc.ABC):
-    """What one line says."""
+    """A command: the parsed form of one line."""
 
     __slots__ = ()
 
@@ -73,72 +73,72 @@ class Command(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_line(cls, line: str) -> Command:
-        """Read what follows the name and the space.
+        """Parse the part of a line after the command's name and the space.
 
-        :raises UnparsableLineError: if it is not of this command's form.
+        :raises UnparsableLineError: if it is not valid for this command.
         """
 
     @abc.abstractmethod
     def to_line(self) -> str:
-        """Write what follows the name and the space.
+        """Return the part of the line after the command's name and the space.
 
-        :raises LocalProtocolError: if a field holds what a line cannot say.
+        :raises LocalProtocolError: if a field cannot be represented in a line.
         """
 
     def encode(self) -> bytes:
-        """Write the whole line, without its end.
+        """Return the whole line, without its end.
 
-        :raises LocalProtocolError: if a field holds what a line cannot say, for
-            instance a line's end.
+        :raises LocalProtocolError: if a field cannot be represented in a line, for
+            instance because it contains a newline.
         """
         return encode_text(self.NAME, f"{self.NAME} {self.to_line()}")
 
     @classmethod
     def redis_channel_name(cls, prefix: str) -> str:
-        """Name the Redis channel that the command is published on.
+        """Return the Redis channel on which the command is published.
 
         :param prefix: the homeserver's name.
         """
         return prefix
 
     def get_logcontext_id(self) -> str:
-        """Name what handling the command is about, for a host's log context."""
+        """Return a label for the host's log context while the command is handled."""
         return self.NAME
 
     @classmethod
-    def _refuse(cls, reason: object) -> NoReturn:
+    def _raise_unparsable(cls, reason: object) -> NoReturn:
         raise UnparsableLineError(cls.NAME, str(reason)) from None
 
     @classmethod
     def _words(cls, line: str, count: int) -> list[str]:
-        """Split into ``count`` words, of which the last takes what is left."""
+        """Split into ``count`` words; the last is the rest of the line."""
         words = line.split(" ", count - 1)
         if len(words) != count:
-            cls._refuse(f"it has {len(words)} fields, not {count}")
+            cls._raise_unparsable(f"it has {len(words)} fields, not {count}")
         if "" in words:
-            cls._refuse("a field is empty")
+            cls._raise_unparsable("a field is empty")
         return words
 
     @classmethod
     def _word(cls, text: str) -> str:
-        """Take what must be one word: an id or a server's name."""
+        """Return the text if it is one word, such as an id or a server name."""
         if not text or " " in text:
-            cls._refuse("it is not one word")
+            cls._raise_unparsable("it is not one word")
         return text
 
     @classmethod
     def _name(cls, text: str) -> str:
-        """Return a name of one word that others may be shown."""
+        """Return the text if it is a valid name of one word."""
         try:
             return check_name(cls._word(text))
         except ValueError as error:
-            cls._refuse(error)
+            cls._raise_unparsable(error)
 
     @classmethod
     def _id(cls, text: str) -> str:
-        """Return an id that users may have chosen: it is only bounded."""
+        """Return an id that users may influence: only its length is checked."""
         if len(text.encode("utf-8", "replace")) > MAX_ID_LENGTH:
-            cls._refuse(f"an id has more than {MAX_ID_LENGTH} bytes")
+            cls._raise_unparsable(f"an id has more than {MAX_ID_LENGTH} bytes")
         return text
 
     @classmethod
@@ -146,17 +146,17 @@ class Command(abc.ABC):
         try:
             return parse_token(text)
         except ValueError as error:
-            cls._refuse(error)
+            cls._raise_unparsable(error)
 
     @classmethod
     def _json(cls, value: Any) -> str:
         try:
             return encode_json(value).decode()
         except ValueError as error:
-            cls._refuse_to_send(error)
+            cls._raise_unsendable(error)
 
     @classmethod
-    def _refuse_to_send(cls, reason: object) -> NoReturn:
+    def _raise_unsendable(cls, reason: object) -> NoReturn:
         raise LocalProtocolError(f"{cls.NAME} cannot be sent: {reason}") from None
 
 
@@ -165,9 +165,9 @@ def decode_fields(
 ) -> Any:
     """Decode the fields of a command.
 
-    :raises UnparsableLineError: if they are not what the decoder expects.
+    :raises UnparsableLineError: if they do not match the decoder's type.
     """
-    # The fields may be secret: a decoder's message names places, never values.
+    # The fields may be secret; the decoder's message has paths but never values.
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -175,18 +175,17 @@ def decode_fields(
 
 
 def encode_text(name: str, text: str) -> bytes:
-    """Encode what is to stand in one line.
+    """Encode the text of one line.
 
-    :param name: of the command, for the error.
-    :raises LocalProtocolError: if it holds a line's end, or is not Unicode text.
+    :param name: the command's name, for the error.
+    :raises LocalProtocolError: if the text contains a newline or cannot be encoded
+        as UTF-8.
     """
     if "\n" in text:
-        raise LocalProtocolError(
-            f"{name} cannot be sent: a field holds the end of a line"
-        )
+        raise LocalProtocolError(f"{name} cannot be sent: a field contains a newline")
     try:
         return text.encode()
     except UnicodeEncodeError:
         raise LocalProtocolError(
-            f"{name} cannot be sent: a field is not Unicode text"
+            f"{name} cannot be sent: a field cannot be encoded as UTF-8"
         ) from None

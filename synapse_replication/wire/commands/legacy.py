@@ -1,4 +1,4 @@
-"""Commands that older peers send, and we do not."""
+"""Commands that only older peers send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CACHE_KEYS = msgspec.json.Decoder(list[Any] | None)
 
 @attrs.frozen
 class RemovePusherCommand(Command):
-    """A pusher is to be removed. Sent by older peers only.
+    """Request to remove a pusher. Sent by older peers only.
 
     :ivar app_id: has no spaces.
     :ivar push_key: may have spaces.
@@ -35,7 +35,7 @@ class RemovePusherCommand(Command):
         app_id, rest = cls._words(line, 2)
         push_key, space, user_id = rest.rpartition(" ")
         if not space:
-            cls._refuse("it has 2 fields, not 3")
+            cls._raise_unparsable("it has 2 fields, not 3")
         return cls(app_id, push_key, user_id)
 
     @override
@@ -45,7 +45,7 @@ class RemovePusherCommand(Command):
 
 @attrs.frozen
 class InvalidateCacheCommand(Command):
-    """An entry of a cache is stale. Sent by older peers only.
+    """Notice that an entry of a cache is stale. Sent by older peers only.
 
     :ivar keys: JSON values; ``None`` for the whole cache.
     """

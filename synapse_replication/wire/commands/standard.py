@@ -1,16 +1,15 @@
 """The commands of the protocol, and their lines.
 
-A line is a command's name, a space, and the rest, which each class reads in
-:meth:`Command.from_line` and writes in :meth:`Command.to_line`; the two are
-inverse. Names of classes and fields are those that the field knows.
+A line is a command's name, a space, and the rest, which each class parses in
+:meth:`Command.from_line` and encodes in :meth:`Command.to_line`; the two are inverse.
+Classes and fields have the names that Synapse uses.
 
-What a line cannot tell apart:
+Ambiguities of the format:
 
-* in USER_SYNC the device id stands between two fields that have no spaces, so
-  it may have spaces itself; a user id may not. A device id of ``None`` (the
-  text) reads as no device id at all.
-* the older USER_SYNC without a device id and the newer one are told apart by the
-  number of words; both write the newer form.
+* In USER_SYNC the device id is the only field that may contain spaces, because none of
+  the fields around it may. The text ``None`` as a device id means that there is none.
+* The older USER_SYNC without a device id differs from the newer one by the number of
+  words; both are encoded in the newer form.
 """
 
 from __future__ import annotations
@@ -62,15 +61,15 @@ __all__ = [
     "parse_token",
 ]
 
-#: What stands in the place of the token in all but the last row of a batch.
+#: Replaces the token in all but the last row of a batch.
 BATCH: Final = "batch"
-#: Fewer digits than the greatest 64-bit integer has: no need to compare.
+#: One digit less than the largest 64-bit integer: such tokens need no range check.
 _SAFE_DIGITS: Final = 18
 
 
 @attrs.frozen
 class _TextCommand(Command):
-    """A command that is one text to the end of the line."""
+    """A command with one field: the rest of the line."""
 
     data: str
 
@@ -83,7 +82,7 @@ class _TextCommand(Command):
 
 
 class _WordCommand(_TextCommand):
-    """A command that is one word."""
+    """A command with one field: a word."""
 
     __slots__ = ()
 
@@ -103,7 +102,7 @@ class ServerCommand(_WordCommand):
 
 
 class NameCommand(_TextCommand):
-    """A name for the connection, for people.
+    """A label for the connection, for people.
 
     :ivar data: the name.
     """
@@ -115,7 +114,7 @@ class NameCommand(_TextCommand):
 class PingCommand(_TextCommand):
     """Keep-alive.
 
-    :ivar data: anything; usually ms since the epoch.
+    :ivar data: arbitrary; usually the time in ms since 1970.
     """
 
     __slots__ = ()
@@ -123,7 +122,7 @@ class PingCommand(_TextCommand):
 
 
 class ErrorCommand(_TextCommand):
-    """What the peer did wrong; the sender closes next.
+    """Report of a protocol violation; the sender then closes the connection.
 
     :ivar data: a text for people.
     """
@@ -133,7 +132,7 @@ class ErrorCommand(_TextCommand):
 
 
 class RemoteServerUpCommand(_WordCommand):
-    """A remote homeserver can be reached again.
+    """Notice that a remote homeserver can be reached again.
 
     :ivar data: its name.
     """
@@ -143,7 +142,7 @@ class RemoteServerUpCommand(_WordCommand):
 
 
 class NewActiveTaskCommand(_WordCommand):
-    """A scheduled task may be run now.
+    """Request to run a scheduled task.
 
     :ivar data: its id.
     """
@@ -153,7 +152,7 @@ class NewActiveTaskCommand(_WordCommand):
 
 
 class CancelTaskCommand(_WordCommand):
-    """A scheduled task is to be stopped.
+    """Request to stop a scheduled task.
 
     :ivar data: its id.
     """
@@ -164,13 +163,13 @@ class CancelTaskCommand(_WordCommand):
 
 @attrs.frozen
 class ReplicateCommand(Command):
-    """Every instance is asked for the positions of the streams that it writes."""
+    """Request to every instance for the positions of the streams that it writes."""
 
     NAME: ClassVar[str] = "REPLICATE"
 
     @classmethod
     def from_line(cls, line: str) -> ReplicateCommand:
-        """Read the line; older peers put arguments there, which mean nothing now."""
+        """Ignore the rest of the line: older peers send obsolete arguments."""
         return cls()
 
     @override
@@ -180,11 +179,11 @@ class ReplicateCommand(Command):
 
 @attrs.frozen
 class PositionCommand(Command):
-    """A writer moved on and wrote nothing in ``(prev_token, new_token]``.
+    """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
 
     :ivar instance_name: the writer, not the peer that relayed the line.
     :ivar prev_token: the last token that this writer announced.
-    :ivar new_token: where it is now. Equal in a first announcement.
+    :ivar new_token: its current token; equal to ``prev_token`` in a first announcement.
     """
 
     NAME: ClassVar[str] = "POSITION"
@@ -212,13 +211,13 @@ class PositionCommand(Command):
         )
 
 
-# Not frozen: a frozen class takes as long to set its fields as the row to decode, and
-# this is the command that comes by the million.
+# Not frozen: setting the fields of a frozen class takes as long as decoding the row,
+# and this is by far the most frequent command.
 @attrs.define
 class RdataCommand(Command):
     """One row of a stream.
 
-    Many rows at a time go through :mod:`synapse_replication.wire.rdata`.
+    Received rows are parsed in bulk by :mod:`synapse_replication.wire.rdata` instead.
 
     :ivar instance_name: the writer.
     :ivar token: ``None`` if more rows of the same token follow.
@@ -238,7 +237,7 @@ class RdataCommand(Command):
         try:
             row = decode_json(text)
         except ValueError as error:
-            cls._refuse(error)
+            cls._raise_unparsable(error)
         return cls(
             cls._name(stream_name),
             cls._name(instance_name),
@@ -257,7 +256,7 @@ class RdataCommand(Command):
         try:
             text = encode_json(self.row)
         except ValueError as error:
-            self._refuse_to_send(error)
+            self._raise_unsendable(error)
         if self.token is None:
             return b"%bbatch %b" % (head, text)
         return b"%b%d %b" % (head, self.token, text)
@@ -265,18 +264,18 @@ class RdataCommand(Command):
 
 @lru_cache(maxsize=1024)
 def _rdata_head(stream_name: str, instance_name: str) -> bytes:
-    """Write what the rows of a writer begin with. JSON text cannot end a line."""
+    """Return the common start of a writer's lines; JSON text contains no newline."""
     return encode_text(RdataCommand.NAME, f"RDATA {stream_name} {instance_name} ")
 
 
 @attrs.frozen
 class UserSyncCommand(Command):
-    """A user began or ended to sync with a process.
+    """Notice that a user started or stopped syncing with an instance.
 
-    :ivar instance_id: the process, by the random id of its start.
+    :ivar instance_id: the random id of the instance's epoch.
     :ivar user_id: has no spaces.
     :ivar device_id: may have spaces. ``None`` if not known.
-    :ivar last_sync_ms: when the user was last seen there, ms since the epoch.
+    :ivar last_sync_ms: when the user was last seen there, ms since 1970.
     """
 
     NAME: ClassVar[str] = "USER_SYNC"
@@ -289,20 +288,20 @@ class UserSyncCommand(Command):
     @classmethod
     @override
     def from_line(cls, line: str) -> UserSyncCommand:
-        # From both ends: a device id may have spaces.
+        # Split from both ends, because a device id may have spaces.
         ends = line.rsplit(" ", 2)
         if len(ends) != 3:
-            cls._refuse("it has fewer than 4 fields")
+            cls._raise_unparsable("it has fewer than 4 fields")
         front, state, last_sync_ms = ends
         if state not in ("start", "end"):
-            cls._refuse("the last field but one is neither start nor end")
-        who = front.split(" ", 2)
-        if len(who) < 2 or "" in who[:2]:
-            cls._refuse("it has fewer than 4 fields")
-        device_id = who[2] if len(who) == 3 else "None"
+            cls._raise_unparsable("the second last field is neither start nor end")
+        ids = front.split(" ", 2)
+        if len(ids) < 2 or "" in ids[:2]:
+            cls._raise_unparsable("it has fewer than 4 fields")
+        device_id = ids[2] if len(ids) == 3 else "None"
         return cls(
-            cls._id(who[0]),
-            cls._id(who[1]),
+            cls._id(ids[0]),
+            cls._id(ids[1]),
             None if device_id == "None" else cls._id(device_id),
             state == "start",
             cls._integer(last_sync_ms),
@@ -319,9 +318,9 @@ class UserSyncCommand(Command):
 
 @attrs.frozen
 class ClearUserSyncsCommand(Command):
-    """A process tells that nobody syncs with it any more.
+    """Notice that no user syncs with an instance any more.
 
-    :ivar instance_id: the process, by the random id of its start.
+    :ivar instance_id: the random id of the instance's epoch.
     """
 
     NAME: ClassVar[str] = "CLEAR_USER_SYNC"
@@ -339,9 +338,10 @@ class ClearUserSyncsCommand(Command):
 
 @attrs.frozen
 class FederationAckCommand(Command):
-    """A federation sender has handled the ``federation`` stream up to a token.
+    """Acknowledgement by a federation sender of the ``federation`` stream's rows.
 
     :ivar instance_name: the sender; ``None`` in the older form.
+    :ivar token: it has handled all rows up to this token.
     """
 
     NAME: ClassVar[str] = "FEDERATION_ACK"
@@ -363,11 +363,11 @@ class FederationAckCommand(Command):
 
 @attrs.frozen
 class UserIpCommand(Command):
-    """A request of a user came in. Published on a Redis channel of its own.
+    """Notice of a user's request. Published on a Redis channel of its own.
 
     :ivar user_id: has no spaces.
-    :ivar access_token: secret, so it is left out of the ``repr``.
-    :ivar last_seen: ms since the epoch.
+    :ivar access_token: secret, therefore omitted from the ``repr``.
+    :ivar last_seen: ms since 1970.
     """
 
     NAME: ClassVar[str] = "USER_IP"
@@ -403,9 +403,9 @@ class UserIpCommand(Command):
 
 @attrs.frozen
 class LockReleasedCommand(Command):
-    """A lock was given back, so that those who wait for it may try.
+    """Notice that a lock was released, so that waiters may try to acquire it.
 
-    :ivar instance_name: the process that held it.
+    :ivar instance_name: the instance that held it.
     """
 
     NAME: ClassVar[str] = "LOCK_RELEASED"
@@ -464,24 +464,24 @@ _FROM_BOTH = frozenset(
     }
 )
 
-#: The names of what a server may send to a client.
+#: The names of the commands that a server may send to a client.
 VALID_SERVER_COMMANDS: Final = _FROM_BOTH | {"SERVER"}
 
-#: The names of what a client may send to a server: all, but the server's own.
+#: The names of the commands that a client may send to a server: all but SERVER.
 VALID_CLIENT_COMMANDS: Final = frozenset(COMMANDS) - {"SERVER"}
 
 
 def parse_command_from_line(line: str) -> Command:
-    """Read a line.
+    """Parse a line.
 
     :param line: without its end.
-    :raises UnknownCommandError: if its first word is no command that we know.
-    :raises UnparsableLineError: if it is not of its command's form.
+    :raises UnknownCommandError: if its first word is not a known command.
+    :raises UnparsableLineError: if the rest is not valid for the command.
     """
     words = line.split(" ", 4)
     if len(words) == 5 and words[0] == "RDATA":
-        # The usual one, without a detour. What is unusual or wrong is found below.
-        # Names are checked once a chunk by read_lines(), which reads received rows.
+        # Fast path; unusual and invalid lines are handled below. Names are not checked
+        # here: received rows are parsed by read_lines(), which checks them.
         _, stream_name, instance_name, token, text = words
         if (
             stream_name
@@ -504,5 +504,5 @@ def parse_command_from_line(line: str) -> Command:
 
 
 def encode_command(command: Command) -> bytes:
-    """Write a line, without its end; see :meth:`Command.encode`."""
+    """Return a command's line, without its end; see :meth:`Command.encode`."""
     return command.encode()
