@@ -1,1 +1,1 @@
-"""Catch-up over HTTP from the process that wrote."""
+"""Catch-up over HTTP from the writer of the rows."""

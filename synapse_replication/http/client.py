@@ -1,16 +1,16 @@
-"""Asking a writer's process for rows that only it has.
+"""HTTP client that fetches missed rows from their writer.
 
 ``GET <base>/_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>
 ?from_token=&upto_token=`` with ``Authorization: Bearer <secret>``, answered with
 ``{"updates": [[token, row], ...], "upto_token": n, "limited": bool}``.
 
-Stock processes keep an answer by its ``<txn_id>`` alone for half an hour, so
-each request, one that repeats another included, has a new random one. They
-answer 500 to a wrong secret; ours answer 401.
+Stock instances cache a response by its ``<txn_id>`` for half an hour, so every request,
+retries included, has a new random one. They answer 500 to a wrong secret; instances of
+this package answer 401.
 
-Processes that speak our extension are also told the ``epoch`` of which rows are
-wanted, and answer 409 if they are of another; with ``backlog=1`` they answer from what
-they sent last, or 410. Stock processes are not sent these.
+Requests to an instance that speaks the extension also have ``epoch``; the instance
+answers 409 if its epoch differs. With ``backlog=1`` it answers from its backlog, or 410
+if the rows are not in it. Stock instances are not sent these parameters.
 """
 
 from __future__ import annotations
@@ -48,42 +48,42 @@ from synapse_replication.transport.tls import client_context, explain
 
 __all__ = ["HttpCatchUpClient", "Location", "make_agent"]
 
-#: The longest answer that is read, in bytes.
+#: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
-#: How long a request may take, its answer included, in s.
+#: Time limit of a request, its response included, in s.
 REQUEST_TIMEOUT = 30.0
-#: How long a writer may take to answer from its backlog, in s: it is in its memory,
-#: and there is another source.
+#: Time limit of a request to a writer's backlog, in s: short, because the backlog is in
+#: memory and the caller has another source.
 BACKLOG_TIMEOUT = 3.0
-#: How long a process may take to say how it stands, in s.
+#: Time limit of a status request, in s.
 STATUS_TIMEOUT = 5.0
-#: How long a connection may take to be made, in s.
+#: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
 
-_SECRET_MEND = "give both processes the same worker_replication_secret"
+_SECRET_HINT = "configure the same worker_replication_secret for both processes"
 
 
 class Location(Protocol):
-    """Where a process of the homeserver serves HTTP replication."""
+    """The address at which an instance serves HTTP replication."""
 
     @property
     def host(self) -> str | None:
-        """The name or address of the process, unless it has a Unix socket."""
+        """Host name or IP address; ``None`` for a Unix socket."""
         ...
 
     @property
     def port(self) -> int | None:
-        """The port of the process, unless it has a Unix socket."""
+        """Port; ``None`` for a Unix socket."""
         ...
 
     @property
     def tls(self) -> bool:
-        """Whether the process is reached over TLS."""
+        """Whether to connect over TLS."""
         ...
 
     @property
     def path(self) -> str | None:
-        """A Unix socket, in place of host and port."""
+        """Path of a Unix socket; ``None`` if host and port are set."""
         ...
 
 
@@ -98,7 +98,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 def _base_url(location: Location) -> DecodedURL:
     if location.path is not None:
-        # The connections of a pool are told apart by host, so each socket has one.
+        # A pool identifies connections by host, so each socket gets one of its own.
         url = URL(scheme="http", host=_socket_host(location.path))
     else:
         scheme = "https" if location.tls else "http"
@@ -139,37 +139,37 @@ def make_agent(
     locations: Mapping[str, Location],
     tls_for: Callable[[str], Any] = client_context,
 ) -> tuple[IAgent, Any]:
-    """Make an agent that keeps connections open, to ports, TLS and Unix sockets.
+    """Return an agent with persistent connections over TCP, TLS and Unix sockets.
 
-    :param locations: those that will be asked.
-    :param tls_for: makes what connects over TLS to a host, by its name, for each
+    :param locations: the locations that may be requested.
+    :param tls_for: returns the TLS connection creator for a host name, called for each
         connection; the default trusts the system's authorities.
-    :return: the agent, and its ``HTTPConnectionPool``, to be closed in the end.
+    :return: the agent, and its ``HTTPConnectionPool``, which the caller must close.
     """
-    # twisted.web is untyped here and there.
+    # twisted.web is only partly typed.
     web: Any = twisted.web.client
     pool = web.HTTPConnectionPool(reactor, persistent=True)
-    # A request that is made again has another txn_id, so it is made by us.
+    # A retry needs a new txn_id, so the pool must not repeat a request by itself.
     pool.retryAutomatically = False
-    sockets = [place.path for place in locations.values() if place.path is not None]
+    sockets = [at.path for at in locations.values() if at.path is not None]
     endpoints = _Endpoints(reactor, sockets, tls_for)
     agent: IAgent = web.Agent.usingEndpointFactory(reactor, endpoints, pool)
     return agent, pool
 
 
 class HttpCatchUpClient:
-    """Fetches rows from the process that wrote them. It tries once.
+    """Client of the writers' replication resources. It does not retry.
 
     :param agent: see :func:`make_agent`.
-    :param locations: where each process is, by its instance name (``instance_map``).
+    :param locations: the address of each instance, by its name (``instance_map``).
     :param secret: the ``worker_replication_secret``.
     :param clock: the reactor.
-    :param timeout: for a request and its answer, in s.
-    :param max_answer_length: the longest answer that is read, in bytes.
-    :param make_txn_id: makes a random text, different each time.
-    :param epoch_of: gives the epoch of a process that speaks our extension, or
+    :param timeout: time limit of a request and its response, in s.
+    :param max_answer_length: the longest accepted response body, in bytes.
+    :param make_txn_id: returns a new random text at each call.
+    :param epoch_of: returns the epoch of an instance that speaks the extension, else
         ``None``.
-    :param observer: told of each request for rows.
+    :param observer: notified of each request for rows.
     """
 
     def __init__(
@@ -196,7 +196,10 @@ class HttpCatchUpClient:
         self._observer = observer or ReplicationObserver()
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
-        """Return the update function of one stream. The writer sets the page's size."""
+        """Return the update function of one stream.
+
+        It ignores its limit: the writer chooses the page size.
+        """
 
         async def fetch(
             instance_name: str, from_token: int, upto_token: int, limit: int
@@ -210,10 +213,10 @@ class HttpCatchUpClient:
     async def get_updates_since(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises HttpCatchUpError: if the process is not known, did not answer in time,
-            or refused.
+        :raises HttpCatchUpError: if the instance has no known address, did not respond
+            in time, or responded with an error.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
         epoch = self._epoch_of(instance_name)
@@ -222,7 +225,7 @@ class HttpCatchUpClient:
         page = await self._get(stream_name, instance_name, query, self._timeout)
         if page.limited or page.upto_token >= upto_token:
             return page
-        # The writer has got no further than that.
+        # The page is complete, so the writer's current token is below upto_token.
         return attrs.evolve(page, last_token=page.upto_token)
 
     async def get_backlog(
@@ -233,22 +236,22 @@ class HttpCatchUpClient:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Fetch rows in ``(from_token, upto_token]`` that a writer sent, one page.
+        """Fetch one page of rows in ``(from_token, upto_token]`` from a backlog.
 
-        :param epoch: of the writer.
-        :raises HttpCatchUpError: as before; its status is 409 if the writer has
-            another epoch, and 410 if it does not have the rows any more.
+        :param epoch: the expected epoch of the writer.
+        :raises HttpCatchUpError: if the request fails; the error's status is 409 if
+            the writer has another epoch, and 410 if the rows are not in its backlog.
         """
         query = {"from_token": str(from_token), "upto_token": str(upto_token)}
         query.update(epoch=epoch, backlog="1")
         return await self._get(stream_name, instance_name, query, BACKLOG_TIMEOUT)
 
     async def get_status(self, instance_name: str) -> bytes:
-        """Ask a process of this package how its replication stands.
+        """Fetch the replication status of an instance of this package.
 
-        :return: JSON, not looked at.
-        :raises HttpCatchUpError: as before; its status is 404 if it is another's
-            process.
+        :return: the JSON text, not validated.
+        :raises HttpCatchUpError: if the request fails; the error's status is 404 if
+            the instance does not run this package.
         """
         path = ("status",)
         _, body = await self._ask("status", instance_name, path, {}, STATUS_TIMEOUT)
@@ -271,7 +274,7 @@ class HttpCatchUpClient:
             answer = _decode_answer(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise HttpCatchUpError(
-                "GET", shown, 200, f"this is no page of rows: {error}"
+                "GET", shown, 200, f"the response is not a page of rows: {error}"
             ) from error
         return StreamUpdateResult(answer.updates, answer.upto_token, answer.limited)
 
@@ -284,9 +287,9 @@ class HttpCatchUpClient:
         timeout: float,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[str, bytes]:
-        """Ask a process for something below its replication path.
+        """Send a GET request for a path below the replication resource.
 
-        :return: the URL, for people, and the answer.
+        :return: the URL, as text for people, and the response body.
         """
         location = self._locations.get(instance_name)
         if location is None:
@@ -294,7 +297,7 @@ class HttpCatchUpClient:
                 "GET",
                 f"{what} of {instance_name}",
                 None,
-                "nobody knows where that process is",
+                "the address of that instance is not configured",
                 f"add {instance_name} to instance_map",
             )
         url = _base_url(location).child("_synapse", "replication", *path)
@@ -309,8 +312,8 @@ class HttpCatchUpClient:
         except Exception as error:
             text = self._scrub(_explain(error))
             if self._clock.seconds() - started >= timeout:
-                # What cancelling raises depends on how far the request got.
-                text = f"nothing came within {timeout:g} s"
+                # A cancelled request raises different errors in different phases.
+                text = f"no response within {timeout:g} s"
             raise HttpCatchUpError("GET", shown, None, text) from error
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))
@@ -344,7 +347,7 @@ def _show(path: str, url: DecodedURL) -> str:
 
 
 def _explain(error: Exception) -> str:
-    # twisted.web's errors hold what they come from.
+    # twisted.web's errors wrap their causes.
     reasons: Sequence[Failure] = getattr(error, "reasons", ())
     causes = [reason.value for reason in reasons if reason.value is not None]
     return "; ".join(map(explain, causes or [error]))
@@ -352,20 +355,21 @@ def _explain(error: Exception) -> str:
 
 def _hint_for(status: int) -> str:
     if status in (401, 403):
-        return _SECRET_MEND
+        return _SECRET_HINT
     if status == 404:
         return "point instance_map at a listener that has the replication resource"
     if status == 500:
         return (
-            f"see its log; stock processes answer so to a wrong secret: {_SECRET_MEND}"
+            "see its log; a stock instance answers 500 to a wrong secret: "
+            f"{_SECRET_HINT}"
         )
     return ""
 
 
 class _Body(TwistedProtocol):
-    """Gathers an answer, up to a bound.
+    """Collects a response body of bounded length.
 
-    :ivar finished: fires with the whole; cancelling it cuts the connection.
+    :ivar finished: fires with the body; cancelling it aborts the connection.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -380,7 +384,7 @@ class _Body(TwistedProtocol):
         if self._length > self._max_length and not self.finished.called:
             self._parts = []
             self.finished.errback(
-                ValueError(f"the answer is longer than {self._max_length} bytes")
+                ValueError(f"the response is longer than {self._max_length} bytes")
             )
             self._abort()
 
@@ -393,7 +397,7 @@ class _Body(TwistedProtocol):
             self.finished.errback(reason)
 
     def _abort(self) -> None:
-        # Some transports of the test kit of treq have none.
+        # Some transports of treq's test kit do not have the method.
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()

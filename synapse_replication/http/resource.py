@@ -1,15 +1,16 @@
-"""Serving the rows that this process wrote to those who missed them.
+"""HTTP resource that serves this instance's rows to readers that missed them.
 
-Answers are not kept: a request changes nothing, so that one that is repeated
-may be answered anew, whatever its ``txn_id``.
-stream 400 ``M_UNKNOWN``, a path without ``txn_id`` 404, another method 405. A wrong
-secret is 401 here.
+Requests are idempotent, so responses are not cached: a repeated ``txn_id`` gets a fresh
+response. Errors are 400 ``M_MISSING_PARAM`` or ``M_INVALID_PARAM`` for a parameter, 400
+``M_UNKNOWN`` for an unknown stream, 404 for a path without ``txn_id``, 405 for another
+method, and 401 for a wrong secret.
 
-Readers that speak our extension say for which ``epoch`` of this process they ask: 409
-if it is another, since the rows might be too. With ``backlog=1`` they ask for what this
-process sent last and still has in memory: 410 if it does not.
+Readers that speak the extension pass the ``epoch`` from which they expect rows; the
+response is 409 if this instance has another one, whose rows may differ. With
+``backlog=1`` they request rows from the backlog; the response is 410 if the rows are
+not in it.
 
-``GET /_synapse/replication/status`` is answered with how this process stands.
+``GET /_synapse/replication/status`` returns the status of this instance's replication.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ENDPOINT = b"get_repl_stream_updates"
 
 
 class _RefusedError(ReplicationError):
-    """A request that gets an error for an answer."""
+    """A request that is answered with an error."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -47,15 +48,16 @@ class _RefusedError(ReplicationError):
 
 
 class ReplicationResource(Resource):
-    """Answers at ``/_synapse/replication/``, where it is to be put.
+    """The resource to be mounted at ``/_synapse/replication/``.
 
-    :param streams: all that this process knows, and which of them it writes.
-    :param instance_name: this process: only its own rows are served.
-    :param secret: what a request must bear; anybody may ask if ``None``.
-    :param observer: told of failures of ours.
-    :param epoch: of this process; ``None`` if it does not speak the extension.
-    :param backlog: what this process sent last.
-    :param status: says as JSON how this process's replication stands, at ``status``.
+    :param streams: all streams of this instance, and those that it writes.
+    :param instance_name: this instance; only its own rows are served.
+    :param secret: the bearer token of a request; ``None`` to require none.
+    :param observer: notified of refused requests and of failures.
+    :param epoch: of this instance; ``None`` if it does not speak the extension.
+    :param backlog: rows that this instance sent last; ``None`` for none.
+    :param status: returns the status of this instance's replication as JSON, served at
+        ``status``.
     """
 
     isLeaf = True  # noqa: N815
@@ -82,11 +84,11 @@ class ReplicationResource(Resource):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether requests for the backlog are answered from it."""
+        """Whether requests with ``backlog=1`` are served."""
         return self._backlog is not None
 
     def under_root(self) -> Resource:
-        """Make a root resource that has this one in its place."""
+        """Return a root resource that serves this one at its path."""
         root, synapse = Resource(), Resource()  # type: ignore[no-untyped-call]
         root.putChild(b"_synapse", synapse)
         synapse.putChild(b"replication", self)
@@ -129,9 +131,9 @@ class ReplicationResource(Resource):
         try:
             with serving:
                 body = _encode(await self._fetch(stream, from_token, upto_token))
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure("serving rows over HTTP", error)
-            # Another failure's text is for our log, not for others.
+            # The text of an unexpected error may reveal internals: only log it.
             text = str(error) if isinstance(error, CatchUpError) else "internal error"
             body = _refuse(request, _RefusedError(500, "M_UNKNOWN", text))
         if not went_away:
@@ -139,19 +141,19 @@ class ReplicationResource(Resource):
             request.finish()
 
     def _read(self, request: Any) -> tuple[Stream, int, int]:
-        """Read what is asked for.
+        """Parse and check a request for rows.
 
-        :raises _RefusedError: if it is refused.
+        :raises _RefusedError: if the request is refused.
         """
         path: Sequence[bytes] = request.postpath
         if len(path) != 3 or path[0] != _ENDPOINT or not path[2]:
-            raise _RefusedError(404, "M_UNRECOGNIZED", "there is nothing here")
+            raise _RefusedError(404, "M_UNRECOGNIZED", "this path does not exist")
         self._check_method(request)
         self._check_secret(request)
         epochs = request.args.get(b"epoch")
         if epochs and self._epoch is not None and epochs != [self._epoch.encode()]:
             raise _RefusedError(
-                409, "M_UNKNOWN", "this process started again: it has another epoch"
+                409, "M_UNKNOWN", "this process was restarted: its epoch differs"
             )
         stream = self._find(path[1].decode("utf-8", "replace"))
         return (
@@ -164,7 +166,7 @@ class ReplicationResource(Resource):
     def _check_method(request: Any) -> None:
         if request.method != b"GET":
             request.setHeader(b"Allow", b"GET")
-            raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is answered here")
+            raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is allowed")
 
     def _check_secret(self, request: Any) -> None:
         if self._secret is None:
@@ -184,7 +186,7 @@ class ReplicationResource(Resource):
     def _find(self, name: str) -> Stream:
         stream = self._streams.get_streams().get(name)
         if stream is None:
-            raise _RefusedError(400, "M_UNKNOWN", "there is no stream of that name")
+            raise _RefusedError(400, "M_UNKNOWN", "no stream has that name")
         if stream.description.held_in_memory and all(
             ours.description.name != name
             for ours in self._streams.get_streams_to_replicate()
@@ -192,8 +194,8 @@ class ReplicationResource(Resource):
             raise _RefusedError(
                 400,
                 "M_UNKNOWN",
-                f"{name} is in the memory of its writer, and {self._instance_name} "
-                "does not write it; ask the writer",
+                f"{name} is held in memory by its writer, and {self._instance_name} "
+                "does not write it; request it from the writer",
             )
         return stream
 
@@ -226,7 +228,7 @@ def _integer(request: Any, name: bytes) -> int:
         return parse_token(values[0].decode("ascii", "replace"))
     except ValueError:
         raise _RefusedError(
-            400, "M_INVALID_PARAM", f"parameter {name.decode()} is no integer"
+            400, "M_INVALID_PARAM", f"parameter {name.decode()} is not an integer"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Trying again, a bounded number of times, what may work the next time."""
+"""Bounded retries of requests that may succeed the next time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def with_retries(
     first_delay: float = 0.25,
     max_delay: float = 5.0,
 ) -> UpdateFunction:
-    """Make an update function that asks again when there was no answer or a 5xx.
+    """Return an update function that retries after a 5xx or a missing response.
 
-    Each request is a new one (with a new ``txn_id``): fetching changes nothing,
-    so that one whose answer was lost may be repeated.
+    Requests are idempotent, and each retry has a new ``txn_id``, so a request whose
+    response was lost can be repeated.
 
-    :param random: gives a number in [0, 1); delays vary by half.
-    :param attempts: requests at most.
-    :param first_delay: before the second request, in s; doubled each time.
-    :param max_delay: s at most.
+    :param random: returns a number in [0, 1), which shortens a delay by up to half.
+    :param attempts: the most requests.
+    :param first_delay: the delay before the second request, in s; then doubled.
+    :param max_delay: the longest delay, in s.
     """
     backoff = Backoff(first_delay, max_delay, jitter=random)
 
@@ -40,8 +40,8 @@ def with_retries(
             try:
                 return await fetch(instance_name, from_token, upto_token, limit)
             except HttpCatchUpError as error:
-                helps = error.status is None or error.status >= 500
-                if attempt == attempts or not helps:
+                is_retryable = error.status is None or error.status >= 500
+                if attempt == attempts or not is_retryable:
                     raise
             await clock.sleep(backoff.delay(attempt))
         raise AssertionError("at least one attempt is made")

@@ -1,4 +1,4 @@
-"""Factories of the line protocol: one that listens, one that keeps a link up."""
+"""Twisted factories of the line protocol: a server and a reconnecting client."""
 
 from __future__ import annotations
 
@@ -46,25 +46,26 @@ __all__ = [
 #: The delay before the first new attempt, and the longest one, in s.
 INITIAL_DELAY: Final = 0.5
 MAX_DELAY: Final = 5.0
-#: Connections of a listener that are open at a time, unless it is configured.
+#: Default limit of a listener's simultaneous connections.
 MAX_CONNECTIONS: Final = 500
-#: By how much the delay grows from one attempt to the next.
+#: The factor between the delays of successive attempts.
 GROWTH: Final = 1.7
-#: After these the link was of no use: the peer, or we, took offence.
-_USELESS: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
+#: Reasons that do not reset the delay: reconnecting will probably fail again.
+_PROTOCOL_FAILURES: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
 
 
 class ReplicationStreamProtocolFactory(ServerFactory):
-    """Makes the server's end of each connection.
+    """Factory of the server's end of connections.
 
-    Listen with it on any stream endpoint (``tcp:``, ``ssl:``, ``unix:``). To stop,
+    It works with any stream endpoint (``tcp:``, ``ssl:``, ``unix:``). To shut down,
     stop the port first, then wait for :meth:`close_connections`.
 
-    :param limit: how much may wait for each peer that does not read.
+    :param limit: how much may be buffered for each peer that does not read.
     :param extension: speaks the extension with peers that do.
-    :param max_connections: that are open at a time. To make room for one more, the one
-        that has waited longest without a NAME is closed; if none does, the new one is.
-    :ivar connections: those that are open.
+    :param max_connections: the most simultaneous connections. To make room for another
+        one, the oldest connection that has not sent NAME is closed; if there is none,
+        the new connection is refused.
+    :ivar connections: the open connections.
     """
 
     noisy = False
@@ -98,8 +99,8 @@ class ReplicationStreamProtocolFactory(ServerFactory):
             self._observer.failure(
                 "accepting a direct TCP connection",
                 ConnectionError(
-                    f"{self._max_connections} peers are connected, as many as "
-                    "direct_tcp.max_connections allows"
+                    f"{self._max_connections} peers are connected, the limit of "
+                    "direct_tcp.max_connections"
                 ),
             )
             return None
@@ -117,19 +118,19 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         return protocol
 
     def close_connections(self) -> Deferred[None]:
-        """Close every connection in good order.
+        """Close every connection gracefully.
 
-        :return: fires when the last one is gone, 25 s later at most.
+        :return: fires when the last one is closed, after 25 s at the latest.
         """
         done: Deferred[None] = Deferred()
         self._waiting.append(done)
         for connection in tuple(self.connections):
             connection.close()
-        self._tell_if_done()
+        self._notify_if_done()
         return done
 
     def buffers(self) -> list[ConnectionBuffers]:
-        """Look how much waits in the buffers of each connection."""
+        """Return the fill levels of each connection's buffers."""
         return [connection.buffers() for connection in self.connections]
 
     def _make_room(self) -> bool:
@@ -137,7 +138,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         if silent is None:
             return False
         silent.abort()
-        # Its transport may tell of its end later.
+        # Its transport may report the disconnection later.
         self._forget(silent)
         return True
 
@@ -147,9 +148,9 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:
         self._forget(protocol)
-        self._tell_if_done()
+        self._notify_if_done()
 
-    def _tell_if_done(self) -> None:
+    def _notify_if_done(self) -> None:
         if not self.connections:
             waiting, self._waiting = self._waiting, []
             for done in waiting:
@@ -157,20 +158,20 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
 
 class DirectTcpReplicationClientFactory(ClientFactory):
-    """Keeps a connection to a server up, for ever, until :meth:`stop`.
+    """Client factory that reconnects until :meth:`stop`.
 
-    Give it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
-    call :meth:`connect` with any stream endpoint; one of these, once.
+    Pass it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
+    call :meth:`connect` with any stream endpoint; do one of these, once.
 
-    The delay between attempts grows to 5 s. It starts anew only after a link that
-    was up (SERVER was seen) and did not end by an ERROR of either end: a server
-    that accepts and then closes is not hammered.
+    The delay between attempts grows to 5 s. It is reset only after a link that was
+    established (SERVER was received) and not closed with ERROR by either end, so that
+    a server that accepts and then closes is not flooded with connections.
 
-    :param client_name: what this process calls itself.
-    :param jitter: gives a number from 0 to 1, by which a delay is shortened, to
-        half at most: many clients of one server do not all come back at once.
-    :param limit: how much may wait for a server that does not read.
-    :param extension: speaks the extension, if the server does.
+    :param client_name: the name of this instance.
+    :param jitter: returns a number from 0 to 1, which shortens each delay by up to
+        half, so that many clients of one server do not reconnect at the same moment.
+    :param limit: how much may be buffered for a server that does not read.
+    :param extension: speaks the extension if the server does.
     """
 
     noisy = False
@@ -199,15 +200,15 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._extension = extension
         self._failures = 0
         self._where = ""
-        self._try: Callable[[], object] = _nothing
-        self._give_up: Callable[[], object] = _nothing
+        self._try: Callable[[], object] = _do_nothing
+        self._give_up: Callable[[], object] = _do_nothing
         self._retry: DelayedCall | None = None
         self._stopped: Deferred[None] | None = None
 
     def connect(self, endpoint: IStreamClientEndpoint, where: str = "") -> None:
-        """Begin to connect by an endpoint.
+        """Start connecting to an endpoint.
 
-        :param where: it connects to, for log lines: a ``HOST:PORT`` or the like.
+        :param where: the endpoint's address for log lines, for instance ``HOST:PORT``.
         """
         self._where = where
 
@@ -220,9 +221,9 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         connect()
 
     def stop(self) -> Deferred[None]:
-        """Close the connection in good order and make no other.
+        """Close the connection gracefully and do not reconnect.
 
-        :return: fires when it is gone, 25 s later at most.
+        :return: fires when it is closed, after 25 s at the latest.
         """
         if self._stopped is None:
             self._stopped = Deferred()
@@ -237,7 +238,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         return self._stopped
 
     def buffers(self) -> list[ConnectionBuffers]:
-        """Look how much waits in the connection's buffers."""
+        """Return the fill levels of the connection's buffers."""
         return [] if self.connection is None else [self.connection.buffers()]
 
     # -- from Twisted ---------------------------------------------------------------
@@ -273,28 +274,28 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     def _failed(self, reason: Failure) -> None:
         if self._stopped is None:
             assert reason.value is not None
-            self._try_again(explain(reason.value))
+            self._schedule_retry(explain(reason.value))
 
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:
         self.connection = None
         if self._stopped is not None:
             self._stopped.callback(None)
         elif protocol.is_established:
-            if protocol.close_reason not in _USELESS:
+            if protocol.close_reason not in _PROTOCOL_FAILURES:
                 self._failures = 0
-            self._try_again(None)
+            self._schedule_retry(None)
         else:
-            self._try_again(f"no link was made: {protocol.close_text}")
+            self._schedule_retry(f"the link was not established: {protocol.close_text}")
 
-    def _try_again(self, why: str | None) -> None:
+    def _schedule_retry(self, reason: str | None) -> None:
         self._failures += 1
         delay = self._backoff.delay(self._failures)
-        if why is not None:
+        if reason is not None:
             self._observer.connection_failed(
-                self.client_name, at(self._where, why), delay
+                self.client_name, at(self._where, reason), delay
             )
         self._retry = self._clock.call_later(delay, self._try)
 
 
-def _nothing() -> None:
-    """Stand for what there is not yet."""
+def _do_nothing() -> None:
+    """Stand in for a callback that is not set yet."""

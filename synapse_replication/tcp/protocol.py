@@ -1,14 +1,15 @@
 """The line protocol on a Twisted transport: bytes in, bytes out.
 
-Theory of operation: states, buffers and time limits are those of a
-:class:`~synapse_replication.wire.connection.LineConnection`; the classes here
-give it what arrives, write what it has to send, and call it when its time is due.
-What it received goes to the handler a chunk at a time. The same classes serve
-plain TCP, TLS and Unix sockets.
+Theory of operation: a :class:`~synapse_replication.wire.connection.LineConnection`
+implements states, buffers and time limits; the classes here feed it received data,
+write what it returns, and call it when its next tick is due. The received items go to
+the handler, one chunk at a time. The same classes serve plain TCP, TLS and Unix
+sockets.
 
-The extension, if the process has one, hears of the link once the peer has shown that it
-speaks it, before anything that came after that is handled. The client shows it first:
-what it says to a server is heard by no stranger.
+If the process speaks the extension, its extension handler is notified of the link as
+soon as the peer has shown that it speaks the extension too, before anything that
+arrived later is handled. The client shows it first: unlike a server, it knows with
+whom it talks.
 """
 
 from __future__ import annotations
@@ -69,33 +70,34 @@ __all__ = [
     "ServerReplicationStreamProtocol",
 ]
 
-#: How long a client may take to be let in over TLS, in s.
+#: Time limit of a client's TLS handshake, in s.
 HANDSHAKE_TIMEOUT: Final = 10.0
 
 
 @implementer(IPushProducer)
 class BaseReplicationStreamProtocol(Protocol):
-    """What both ends of a connection have in common.
+    """Base class of both ends of a connection.
 
     :param server_name: the homeserver's name.
-    :param clock: the host's time.
-    :param handler: is told when the link comes up and goes down, and what arrives
-        on it; PING, NAME, SERVER, ERROR and refused lines are dealt with here.
-    :param observer: is told of counts and refusals.
-    :param closed: is called with this object at the very end.
-    :param limit: how much may wait for a peer that does not read.
+    :param clock: the host's clock.
+    :param handler: notified when the link comes up and goes down, and of the items
+        that arrive on it; PING, NAME, SERVER, ERROR and refused lines are handled
+        here.
+    :param observer: notified of counts and refused lines.
+    :param closed: called with this object after everything else.
+    :param limit: how much may be buffered for a peer that does not read.
     :param extension: speaks the extension with peers that do; ``None`` for none.
-    :ivar name: what the connection is called in logs and metrics; at a server the
-        peer's NAME, once it gave one.
-    :ivar is_established: the link came up: the handler was told of it.
-    :ivar close_reason: why it was closed, once it was.
-    :ivar close_text: the same for people.
+    :ivar name: label of the connection in logs and metrics; at a server, the peer's
+        NAME once it was received.
+    :ivar is_established: the link came up and the handler was notified.
+    :ivar close_reason: why the connection was closed; ``None`` while it is open.
+    :ivar close_text: the same, as text for people.
     """
 
     role: ClassVar[Role]
     relays: bool
     is_direct = True
-    #: One peer that reads slowly holds up nobody; in the end it is closed.
+    #: A peer that reads slowly does not delay others; it is closed in the end.
     is_behind = False
 
     def __init__(
@@ -121,7 +123,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._next_tick: DelayedCall | None = None
 
     def _begin(self) -> None:
-        """Be as one that was never connected."""
+        """Reset to the state before the first connection."""
         self.is_established = False
         self._connection = LineConnection(
             self.role,
@@ -136,16 +138,16 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @property
     def close_reason(self) -> CloseReason | None:
-        """Why the connection closed; None while it is open."""
+        """Why the connection was closed; ``None`` while it is open."""
         return self._connection.close_reason
 
     @property
     def close_text(self) -> str:
-        """What was wrong, for logs; empty while the connection is open."""
+        """Why it was closed, as text for logs; empty while it is open."""
         return self._connection.close_text
 
     def greeting(self) -> Sequence[Command]:
-        """Return what is sent first."""
+        """Return the commands to send first."""
         raise NotImplementedError
 
     @property
@@ -156,9 +158,9 @@ class BaseReplicationStreamProtocol(Protocol):
 
     @override
     def connectionMade(self) -> None:
-        # A transport knows it as a streaming producer of what it writes.
+        # As a streaming producer, this object is paused when the buffer is full.
         self._transport.registerProducer(self, True)
-        # Lines are gathered here already; waiting for more costs latency.
+        # Lines are already batched here; Nagle's algorithm would only add latency.
         if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
             set_no_delay(True)
         for command in self.greeting():
@@ -180,7 +182,7 @@ class BaseReplicationStreamProtocol(Protocol):
         if connection.extension_agreed and not self._is_extension_up:
             self._begin_extension()
         if received.items and self.is_established:
-            self._hand_over(received.items)
+            self._dispatch(received.items)
         self._flush()
 
     @override
@@ -203,16 +205,16 @@ class BaseReplicationStreamProtocol(Protocol):
             self._closed(self)
 
     def pauseProducing(self) -> None:
-        """Send no more for now: the transport's buffer is full."""
+        """Stop sending: the transport's buffer is full."""
         self._connection.pause_writing()
 
     def resumeProducing(self) -> None:
-        """Send on: the transport's buffer is empty."""
+        """Resume sending: the transport's buffer is empty."""
         self._connection.resume_writing()
         self._flush()
 
     def stopProducing(self) -> None:
-        """Ignore that the transport goes down: ``connectionLost`` reports it, too."""
+        """Do nothing: ``connectionLost`` reports the disconnection as well."""
 
     # -- from the handler: a ReplicationConnection ------------------------------------
 
@@ -221,7 +223,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self.send_lines(command.NAME, [encode_command(command)])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
-        """Send lines; nothing is sent once the connection closes."""
+        """Send lines of one command; ignored once the connection is closing."""
         if self._connection.send_lines(command_name, lines, self._clock.seconds()):
             self._observer.commands_sent(self.name, command_name, len(lines))
         self._flush()
@@ -231,8 +233,9 @@ class BaseReplicationStreamProtocol(Protocol):
         try:
             self.send_lines(COUNTED_AS, [LINE_PREFIX + each for each in payloads])
         except LineTooLongError as error:
-            # Of hundreds of streams; over Redis it would do.
-            self._observer.failure(f"telling {self.name} our positions", error)
+            # Hundreds of streams in one message exceed a line, though not the limit
+            # over Redis.
+            self._observer.failure(f"reporting positions to {self.name}", error)
 
     def close_with_error(self, text: str) -> None:
         """Send ERROR, then close the connection."""
@@ -240,23 +243,23 @@ class BaseReplicationStreamProtocol(Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Close in good order: what waits is still sent."""
+        """Close gracefully: pending lines are still sent."""
         self._connection.close(self._clock.seconds())
         self._flush()
 
     def abort(self) -> None:
-        """Close at once; what waits is dropped."""
+        """Close at once; pending lines are dropped."""
         self._transport.abortConnection()
 
     # -- for metrics ----------------------------------------------------------------
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of commands wait because the transport is paused."""
+        """The number of bytes buffered because the transport is paused."""
         return self._connection.pending_bytes
 
     def buffers(self) -> ConnectionBuffers:
-        """Look how much waits in the connection's buffers."""
+        """Return the fill levels of the connection's buffers."""
         transport = read_buffers(self.transport)
         return ConnectionBuffers(
             self.name,
@@ -282,8 +285,8 @@ class BaseReplicationStreamProtocol(Protocol):
             self.send_command(self._ping(PING_MARK))
         self._extension.extension_up(self)
 
-    def _hand_over(self, items: Sequence[ReceivedItem | ExtensionLine]) -> None:
-        """Return the handler and the extension what is theirs, in order."""
+    def _dispatch(self, items: Sequence[ReceivedItem | ExtensionLine]) -> None:
+        """Pass items to the handler and messages to the extension, in order."""
         waiting: list[ReceivedItem] = []
         for item in items:
             if not isinstance(item, ExtensionLine):
@@ -327,7 +330,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
 @implementer(IHandshakeListener)
 class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The end that was connected to. The link is up once the client sent its NAME."""
+    """The server's end. The link is established when the client's NAME arrives."""
 
     role = Role.SERVER
     relays = True
@@ -345,7 +348,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def connectionMade(self) -> None:
         super().connectionMade()
         if ISSLTransport.providedBy(self.transport):
-            # Until then anybody may be there, or nobody.
+            # Until the handshake is complete, the client is not authenticated.
             self._handshake_timer = self._clock.call_later(
                 HANDSHAKE_TIMEOUT, self._handshake_timed_out
             )
@@ -359,7 +362,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
         if self._stop_handshake_timer() and not isinstance(
             reason.value, ConnectionDone
         ):
-            self._not_let_in(_explain(reason))
+            self._report_handshake_failure(_explain(reason))
         super().connectionLost(reason)
 
     def _stop_handshake_timer(self) -> bool:
@@ -370,13 +373,17 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     def _handshake_timed_out(self) -> None:
         self._handshake_timer = None
-        self._not_let_in(f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s")
+        self._report_handshake_failure(
+            f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s"
+        )
         self._transport.abortConnection()
 
-    def _not_let_in(self, why: str) -> None:
+    def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None
-        who = getattr(self.transport.getPeer(), "host", "over a Unix socket")
-        self._observer.failure("letting in a client", ConnectionError(f"{who}: {why}"))
+        host = getattr(self.transport.getPeer(), "host", "over a Unix socket")
+        self._observer.failure(
+            "accepting a TLS client", ConnectionError(f"{host}: {reason}")
+        )
 
 
 def _explain(reason: Failure) -> str:
@@ -385,13 +392,13 @@ def _explain(reason: Failure) -> str:
 
 
 class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
-    """The end that connected. The link is up once SERVER gave the right name.
+    """The client's end. The link is established when SERVER has the expected name.
 
-    Asking for positions (REPLICATE) is the handler's: one that only listens does not.
+    The handler requests positions with REPLICATE; a passive handler does not.
 
-    :param client_name: what this process calls itself in NAME; also the name of the
-        connection, since the server gives none.
-    :param server_name: the homeserver that is expected at the other end.
+    :param client_name: this instance's name, sent in NAME; also the label of the
+        connection, since the server does not send one.
+    :param server_name: the homeserver's name that SERVER must have.
     """
 
     role = Role.CLIENT
@@ -422,6 +429,6 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     @override
     def greeting(self) -> Sequence[Command]:
-        # A stock server skips what stands in a PING.
+        # A stock server ignores the text of a PING.
         marks = [] if self._extension is None else [PING_MARK]
         return [NameCommand(self.name), self._ping(*marks)]

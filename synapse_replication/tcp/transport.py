@@ -1,4 +1,4 @@
-"""What is asked of a transport, be it plain TCP, TLS or a Unix socket."""
+"""The interface of the transports used: plain TCP, TLS or a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class ReplicationTransport(Protocol):
         ...
 
     def loseConnection(self) -> None:
-        """Close once all is written."""
+        """Close once everything is written."""
         ...
 
     def abortConnection(self) -> None:
-        """Close at once; what is not written is discarded."""
+        """Close at once; unwritten data is discarded."""
         ...
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Register what writes, to be paused and resumed."""
+        """Register the producer to be paused and resumed."""
         ...
 
     def unregisterProducer(self) -> None:
@@ -35,5 +35,5 @@ class ReplicationTransport(Protocol):
         ...
 
     def resumeProducing(self) -> None:
-        """Read again."""
+        """Resume reading."""
         ...

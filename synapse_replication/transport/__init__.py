@@ -1,1 +1,1 @@
-"""What connections share: TLS and bounded buffers."""
+"""Code shared by all kinds of connections: TLS, timeouts and buffer sizes."""

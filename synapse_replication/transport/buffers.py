@@ -1,7 +1,4 @@
-"""The buffers of a transport: plain, TLS or a Unix socket's.
-
-How full they are, and how much is read at once.
-"""
+"""Buffers of a transport (plain, TLS or a Unix socket): fill levels and read size."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from twisted.protocols.policies import ProtocolWrapper
 
 __all__ = ["LARGEST_READ", "USUAL_READ", "ReadSize", "TransportBuffers", "read_buffers"]
 
-#: Bytes that a transport asks its socket for, unless told otherwise.
+#: A transport's default read size, in bytes.
 USUAL_READ = 65536
-#: The same at most, where more comes than that.
+#: The largest read size, in bytes, used while the peer sends without a break.
 LARGEST_READ = 4 * USUAL_READ
 
 
 @attrs.frozen
 class TransportBuffers:
-    """Bytes on their way, 0 where the transport does not tell.
+    """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
-    :ivar send: not given to the kernel yet.
+    :ivar send: not passed to the kernel yet.
     :ivar kernel_send: in the kernel, not acknowledged by the peer.
     :ivar kernel_read: in the kernel, not read by this process.
     """
@@ -36,19 +33,20 @@ class TransportBuffers:
 
 
 class ReadSize:
-    """Has a transport read more at once while its peer sends without a break.
+    """Increases a transport's read size while its peer sends without a break.
 
-    Each stream costs something for each read in which it has rows, whether few or
-    many. To ask for as much when little comes would cost each small read its memory.
-    A transport with TLS reads as it likes. Twisted knows one size for both ways: where
-    we write much on the same connection, as much may wait there before we are paused.
+    Each read has a fixed cost for every stream of which it brings rows, so larger reads
+    are cheaper under load; they would only waste memory on an idle link. A TLS
+    transport ignores the size. Twisted has one setting for both directions: with a
+    larger read size, more unwritten data may accumulate on the connection before its
+    producer is paused.
     """
 
     def __init__(self) -> None:
         self._size = USUAL_READ
 
     def received(self, transport: Any, length: int) -> None:
-        """Choose the size of the next read by what the last one brought, in bytes."""
+        """Choose the next read's size from the length of the last one, in bytes."""
         size = self._size
         if length >= size:
             size = min(2 * size, LARGEST_READ)
@@ -59,12 +57,12 @@ class ReadSize:
 
 
 def read_buffers(transport: Any) -> TransportBuffers:
-    """Look how much lies in a transport's buffers."""
+    """Return the fill levels of a transport's buffers."""
     while isinstance(transport, ProtocolWrapper):
-        # TLS stands on another one; what it calls its handle is not the kernel's.
+        # TLS wraps another transport, and its own handle is not a file descriptor.
         transport = transport.transport
     return TransportBuffers(
-        # Twisted has no public name for these.
+        # Twisted has no public attributes for these.
         len(getattr(transport, "dataBuffer", b""))
         - getattr(transport, "offset", 0)
         + getattr(transport, "_tempDataLen", 0),
@@ -80,6 +78,6 @@ def _ask_kernel(transport: Any, request: int) -> int:
     try:
         answer = fcntl.ioctl(get_handle(), request, bytes(4))
     except (OSError, ValueError):
-        # Closed meanwhile, or a system that does not know the request.
+        # The socket was closed, or the system does not support the request.
         return 0
     return int(struct.unpack("i", answer)[0])

@@ -1,10 +1,10 @@
-"""Time-outs that are not misled by a clock that steps.
+"""Timeouts that tolerate a clock that steps.
 
-Theory of operation: the reactor's clock may step forward by more than a whole time-out
-while nothing ran: a laptop was suspended, a virtual machine was paused, the machine's
-clock was set, a test advanced it. What was to time out would do so at once, before the
-reactor had a chance to read an answer that is there already. So a time-out is waited
-for in several steps, one after another; a step of the clock ends one of them at most.
+Theory of operation: the reactor's clock may step forward by more than a whole timeout
+without any code having run: a laptop was suspended, a virtual machine was paused, the
+system clock was set, a test advanced it. A plain timeout would then fire at once,
+before the reactor could read an answer that has already arrived. So a timeout is split
+into consecutive delayed calls, of which a step of the clock can end at most one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 __all__ = ["Timeout"]
 
-#: Between them the reactor reads what has arrived.
+#: The number of delayed calls per timeout; between them the reactor reads data.
 STEPS = 6
 
 
 class Timeout:
-    """Calls a function after a time in which the reactor ran.
+    """Calls a function after a time during which the reactor ran.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
     :param seconds: the time, in s.
     :param func: called with ``args``.
@@ -50,13 +50,13 @@ class Timeout:
             self._func(*self._args)
 
     def active(self) -> bool:
-        """Return whether the function is still to be called."""
+        """Return whether the call is still pending."""
         return self._call.active()
 
     def cancel(self) -> None:
-        """Never call the function.
+        """Cancel the call.
 
-        :raises twisted.internet.error.AlreadyCalled: if it was called.
-        :raises twisted.internet.error.AlreadyCancelled: if this is the second time.
+        :raises twisted.internet.error.AlreadyCalled: if the function was called.
+        :raises twisted.internet.error.AlreadyCancelled: if it was cancelled before.
         """
         self._call.cancel()

@@ -1,7 +1,7 @@
-"""TLS between processes: contexts from PEM files, and what its errors mean.
+"""TLS between processes: contexts from PEM files, and explanations of TLS errors.
 
-Whoever is connected to is always verified: by an authority, and by its name. Whoever
-connects is, if it is asked for a certificate.
+A client always verifies the server's certificate: its authority and its name. A server
+verifies clients if it is configured to require certificates.
 """
 
 from __future__ import annotations
@@ -36,24 +36,23 @@ _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
 )
 
-#: What the end of OpenSSL's words means, and what to do.
+#: Meaning of an OpenSSL error and what to do, by the end of its message.
 _MEANINGS = {
-    "certificate verify failed": "the certificate of the other end is of no authority "
-    "that is trusted here, or has expired",
-    "peer did not return a certificate": "the other end connected without a "
-    "certificate; give it one",
-    "alert certificate required": "the other end asks for a certificate; give this "
-    "process one",
-    "alert unknown ca": "the other end does not trust the authority of the "
-    "certificate that it was shown",
-    "alert bad certificate": "the other end refuses the certificate that it was shown",
-    "alert handshake failure": "the other end refuses, perhaps for want of a "
+    "certificate verify failed": "the peer's certificate was not issued by an "
+    "authority that is trusted here, or has expired",
+    "peer did not return a certificate": "the peer connected without a certificate; "
+    "configure one for it",
+    "alert certificate required": "the peer asks for a certificate; configure one for "
+    "this process",
+    "alert unknown ca": "the peer does not trust the authority of this process's "
     "certificate",
-    "alert certificate expired": "the certificate that the other end was shown has "
-    "expired",
-    "wrong version number": "the other end does not speak TLS",
-    "http request": "the other end speaks HTTP without TLS",
-    "unexpected eof while reading": "the other end hung up during TLS",
+    "alert bad certificate": "the peer rejects this process's certificate",
+    "alert handshake failure": "the peer rejects the connection, perhaps because it "
+    "requires a certificate",
+    "alert certificate expired": "this process's certificate has expired",
+    "wrong version number": "the peer does not speak TLS",
+    "http request": "the peer speaks HTTP without TLS",
+    "unexpected eof while reading": "the peer closed the connection during TLS",
 }
 
 
@@ -64,20 +63,20 @@ def client_context(
     certificate_file: Path | None = None,
     private_key_file: Path | None = None,
 ) -> Any:
-    """Make what connects to a server and verifies it.
+    """Return a connection creator that verifies the server.
 
-    Files are read for each connection.
+    The files are read for each connection.
 
-    :param hostname: the name, or the address, that its certificate must have.
-    :param authority_file: PEM certificates that are trusted, or a folder of such
+    :param hostname: the name or address that the server's certificate must have.
+    :param authority_file: PEM certificates that are trusted, or a directory of such
         files; the system's if ``None``.
-    :param certificate_file: shown if the server asks for it, with those between it
-        and its authority behind it.
-    :param private_key_file: its key; ``None`` if that is in the same file.
+    :param certificate_file: certificate to present if the server requests one,
+        followed by its intermediate certificates.
+    :param private_key_file: its private key; ``None`` if it is in the same file.
     :raises OSError: if a file cannot be read.
-    :raises ValueError: if a file does not hold what it should.
+    :raises ValueError: if a file does not contain the expected PEM data.
     """
-    return _ReadAnew(
+    return _ReloadingCreator(
         partial(
             _read_context, hostname, authority_file, certificate_file, private_key_file
         )
@@ -85,12 +84,14 @@ def client_context(
 
 
 @implementer(IOpenSSLClientConnectionCreator)
-class _ReadAnew:
-    """Makes each connection of files as they are then: certificates are renewed.
+class _ReloadingCreator:
+    """Connection creator that reads the files for each connection.
 
-    While they do not fit together those of before serve on, and that is logged.
+    So renewed certificates take effect without a restart. While the files cannot be
+    loaded, for instance because only one of a pair was replaced, the previous context
+    remains in use and a warning is logged.
 
-    :param read: makes a context; it must work the first time.
+    :param read: returns a context; the first call must succeed.
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
@@ -98,12 +99,13 @@ class _ReadAnew:
         self._latest = read()
 
     def clientConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
-        """Make the TLS side of one connection; Twisted's name."""
+        """Create the TLS side of one connection. Called by Twisted."""
         try:
             self._latest = self._read()
         except (OSError, ValueError) as error:
             _log.warn(
-                "A TLS connection is made with the files of before: {error}",
+                "A TLS connection uses the certificates loaded before, because the "
+                "files cannot be loaded: {error}",
                 error=error,
             )
         connection: SSL.Connection = self._latest.clientConnectionForTLS(tlsProtocol)
@@ -140,15 +142,15 @@ def server_context(
     *,
     client_authority_file: Path | None = None,
 ) -> CertificateOptions:
-    """Make what serves, and lets in whom it should.
+    """Return the options of a TLS server.
 
-    :param certificate_file: its certificate, with those between it and its authority
-        behind it.
-    :param private_key_file: its key; ``None`` if that is in the same file.
-    :param client_authority_file: clients need a certificate of one of these
-        authorities (a file, or a folder of files); ``None`` to ask for none.
+    :param certificate_file: the server's certificate, followed by its intermediate
+        certificates.
+    :param private_key_file: its private key; ``None`` if it is in the same file.
+    :param client_authority_file: authorities (a file, or a directory of files) that
+        must have issued the clients' certificates; ``None`` to require none.
     :raises OSError: if a file cannot be read.
-    :raises ValueError: if a file does not hold what it should.
+    :raises ValueError: if a file does not contain the expected PEM data.
     """
     own, chain = _read_own(certificate_file, private_key_file)
     authority = None
@@ -165,12 +167,12 @@ def server_context(
 
 
 def explain(error: BaseException) -> str:
-    """Say in words what an error of a connection is, and what to do if it is TLS's."""
+    """Return a connection error as text; for a TLS error, with its meaning."""
     if isinstance(error, VerificationError):
         wanted = ", ".join(_show(e.mismatched_id) for e in error.errors)
         return (
-            f"TLS: the certificate of the other end is not for {wanted}; connect by a "
-            "name that it has"
+            f"TLS: the peer's certificate is not for {wanted}; connect by a name that "
+            "the certificate has"
         )
     if not isinstance(error, SSL.Error):
         return one_line(error)
@@ -187,28 +189,28 @@ def _show(wanted: Any) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """Take the words out of the list that OpenSSL's errors hold."""
+    """Return the messages of an OpenSSL error as one text."""
     if error.args and isinstance(error.args[0], list):
         return "; ".join(str(entry[-1]) for entry in error.args[0])
     return ", ".join(str(part) for part in error.args)
 
 
-def _read_pems(place: Path) -> list[bytes]:
-    files = [place]
-    if place.is_dir():
-        files = sorted(file for file in place.iterdir() if file.is_file())
+def _read_pems(path: Path) -> list[bytes]:
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file())
     found = _PEM_CERTIFICATE.findall(b"\n".join(file.read_bytes() for file in files))
     if not found:
-        raise ValueError(f"{place} holds no PEM certificate")
+        raise ValueError(f"{path} contains no PEM certificate")
     return found
 
 
-def _read_certificates(place: Path) -> list[Certificate]:
+def _read_certificates(path: Path) -> list[Certificate]:
     try:
-        return [Certificate.loadPEM(pem) for pem in _read_pems(place)]
+        return [Certificate.loadPEM(pem) for pem in _read_pems(path)]
     except crypto.Error as error:
         raise ValueError(
-            f"{place} holds a certificate that cannot be read: {_words(error)}"
+            f"{path} contains a certificate that cannot be parsed: {_words(error)}"
         ) from error
 
 
@@ -221,12 +223,14 @@ def _read_own(
     try:
         pair = PrivateCertificate.loadPEM(first.dumpPEM() + b"\n" + key)  # type: ignore[no-untyped-call]
     except (crypto.Error, VerifyError) as error:
-        raise _no_pair(certificate_file, private_key_file, error) from error
+        raise _key_mismatch(certificate_file, private_key_file, error) from error
     return pair, [other.original for other in others]
 
 
-def _no_pair(certificate: Path, key: Path | None, error: BaseException) -> ValueError:
+def _key_mismatch(
+    certificate: Path, key: Path | None, error: BaseException
+) -> ValueError:
     return ValueError(
-        f"{key or certificate} does not hold the private key of {certificate}: "
+        f"{key or certificate} does not contain the private key of {certificate}: "
         f"{_words(error)}"
     )

@@ -88,9 +88,13 @@ class TlsTests(FilesMixin):
             (
                 own | {"private_key_file": str(stranger.private_key)},
                 "synapse_replication.tls",
-                "stranger.key does not hold the private key",
+                "stranger.key does not contain the private key",
             ),
-            (own | {"client_ca_file": empty}, "listeners[0].tls", "empty.pem holds no"),
+            (
+                own | {"client_ca_file": empty},
+                "listeners[0].tls",
+                "empty.pem contains no",
+            ),
             ({"certificate_file": self.certificate}, "synapse_replication.tls", "both"),
             ({"cafile": "x"}, "synapse_replication.tls.cafile", ""),
         ):

@@ -252,7 +252,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
         self.assertNoResult(asking)
         self.clock.advance(2)
         error = self.failureResultOf(asking, HttpCatchUpError).value
-        self.assertIn("did not answer: nothing came within 30 s", str(error))
+        self.assertIn("did not answer: no response within 30 s", str(error))
 
     def test_too_long(self) -> None:
         """An answer without end is cut off."""
@@ -379,7 +379,7 @@ class RealSocketTests(TestCase):
 
         self.assertEqual(await ask(), 2)
         refusals: list[tuple[dict[str, Any], str]] = [
-            ({"trusted": other}, "of no authority that is trusted here"),
+            ({"trusted": other}, "not issued by an authority that is trusted here"),
             ({"name": "by_name"}, "is not for localhost"),
             ({"own": None}, "asks for a certificate"),
             ({"own": stranger}, "does not trust the authority"),

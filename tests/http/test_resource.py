@@ -204,7 +204,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         url = _BASE + "get_repl_stream_updates/typing/abc"
         status, body = self.ask(url)
         self.assertEqual(status, 400)
-        self.assertIn("ask the writer", body["error"])
+        self.assertIn("request it from the writer", body["error"])
         self.treq = self.make_treq(Directory(self.typing, writes=[self.typing]))
         self.assertEqual(self.ask(url)[0], 200)
 

@@ -165,7 +165,7 @@ class AlertTests(DeploymentTestCase):
         self.assertEqual(code, 1, text)
         self.assertIn("reader1: 2 of 2 streams stalled", text)
         self.assertIn("master: does not answer", text)
-        self.assertIn("nothing came within 5 s", text)
+        self.assertIn("no response within 5 s", text)
         self.assertIn("ReplicationStalled, writer_gone", self.log_of("worker"))
 
         # As the runbook says: it hangs, so it is started again.

@@ -164,7 +164,7 @@ class TlsTests(DeploymentTestCase):
                 "misled",
                 "127.0.0.1",
                 self.tls(self.client, "other"),
-                "of no authority that is trusted here",
+                "not issued by an authority that is trusted here",
             ),
             ("lost", "localhost", self.tls(self.client), "is not for localhost"),
         )
@@ -183,7 +183,7 @@ class TlsTests(DeploymentTestCase):
                 self.wait_until(
                     "main says who was refused",
                     lambda: (
-                        "letting in a client failed: 127.0.0.1: TLS"
+                        "accepting a TLS client failed: 127.0.0.1: TLS"
                         in self.log_of("main")
                     ),
                 )

@@ -49,7 +49,7 @@ class TlsServerTests(ProtocolTestCase):
         why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
         self.server.connectionLost(Failure(why))
         ((what, error),) = self.failures
-        self.assertEqual(what, "letting in a client")
+        self.assertEqual(what, "accepting a TLS client")
         self.assertIn("192.168.1.1: TLS: peer did not return a certificate: ", error)
         self.assertEqual(self.observer.links, [])
         self.assertEqual(self.closed, [self.server])
@@ -69,5 +69,5 @@ class TlsServerTests(ProtocolTestCase):
         self.assertTrue(self.transport.aborted)
         self.assertEqual(
             self.failures,
-            [("letting in a client", "192.168.1.1: no TLS handshake within 10 s")],
+            [("accepting a TLS client", "192.168.1.1: no TLS handshake within 10 s")],
         )

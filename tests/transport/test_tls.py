@@ -135,7 +135,8 @@ class CertificatesTests(TestCase):
             certificate_file=other.certificate, private_key_file=other.private_key
         )
         self.assert_refused(
-            "does not trust the authority", "of no authority that is trusted here"
+            "does not trust the authority",
+            "not issued by an authority that is trusted here",
         )
 
     async def test_server_of_another_authority(self) -> None:
@@ -143,7 +144,8 @@ class CertificatesTests(TestCase):
         other = PrivateAuthority(self.folder, "other")
         await self.connect(authority_file=other.certificate)
         self.assert_refused(
-            "of no authority that is trusted here", "does not trust the authority"
+            "not issued by an authority that is trusted here",
+            "does not trust the authority",
         )
 
     async def test_another_name(self) -> None:
@@ -243,7 +245,7 @@ class CertificatesTests(TestCase):
         for make in makes:
             with self.assertRaisesRegex(
                 ValueError,
-                r"server\.key does not hold the private key of .*client\.crt",
+                r"server\.key does not contain the private key of .*client\.crt",
             ):
                 make()
 
