@@ -1,13 +1,14 @@
-"""What a writer sent last, kept for readers that missed it.
+"""Backlogs: the rows that a writer sent last, retained for readers that missed them.
 
-Theory of operation: a :class:`StreamBacklog` holds the rows of one stream that this
-process sent, as JSON text, in ``(start, end]``, and knows that there were no others of
-it in that range. A reader that lacks rows after ``start`` gets them from here; one that
-lacks more asks the database.
+Theory of operation: a :class:`StreamBacklog` holds, as JSON text, all rows of one
+stream that this instance wrote in ``(start, end]``. A reader whose position is at or
+above ``start`` can fetch its missing rows from here; any other reader queries the
+database.
 
-The range never has a hole. Each addition says from which token it goes on; if that is
-not where the backlog ends, something was skipped unseen, and it begins anew. What
-is over the bound is forgotten from the old end, a whole token at a time.
+The range never has a hole. Each addition names the token that it continues from; if
+that is not ``end``, rows may be missing in between, and the backlog restarts at the
+addition. When a bound is exceeded, the oldest rows are removed, a whole token at a
+time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
 
 __all__ = ["Backlog", "BacklogOptions", "StreamBacklog"]
 
-#: What a row costs in memory besides its text, bytes, about.
+#: Approximate memory that a row takes in addition to its text, in bytes.
 _ROW_OVERHEAD = 80
 
 
@@ -30,9 +31,9 @@ _ROW_OVERHEAD = 80
 class BacklogOptions:
     """The bounds of each stream's backlog.
 
-    :ivar max_rows: rows at most; 0 keeps nothing.
-    :ivar max_bytes: memory at most, about.
-    :ivar page_rows: rows in one answer. A token with more is answered whole.
+    :ivar max_rows: the most rows; 0 retains nothing.
+    :ivar max_bytes: the most memory, approximately, in bytes.
+    :ivar page_rows: rows per page. The rows of one token are never split.
     """
 
     max_rows: int = 10_000
@@ -41,10 +42,10 @@ class BacklogOptions:
 
 
 class StreamBacklog:
-    """The rows of one stream that were sent last.
+    """The rows of one stream that were sent last: those in ``(start, end]``.
 
-    :ivar start: rows above it are here; ``None`` before the first addition.
-    :ivar end: rows up to it are here.
+    :ivar start: the exclusive lower bound; ``None`` before the first addition.
+    :ivar end: the inclusive upper bound; ``None`` before the first addition.
     """
 
     def __init__(self, options: BacklogOptions) -> None:
@@ -57,22 +58,22 @@ class StreamBacklog:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return self._rows
 
     @property
     def size(self) -> int:
-        """How much memory they take, in bytes, about."""
+        """The approximate memory that the rows take, in bytes."""
         return self._bytes
 
     def add(
         self, prev_token: int | None, batches: Sequence[tuple[int, Sequence[bytes]]]
     ) -> None:
-        """Take rows that were sent.
+        """Add rows that were sent.
 
-        :param prev_token: there is no other row between it and the first of these;
-            ``None`` if that is not known.
-        :param batches: a token and the JSON texts of all its rows, ascending.
+        :param prev_token: no row lies between it and the first of these; ``None`` if
+            no such token is known.
+        :param batches: pairs of a token and the JSON texts of all its rows, ascending.
         """
         if not batches:
             return
@@ -86,14 +87,14 @@ class StreamBacklog:
             self._rows += len(texts)
             self._bytes += size
         self.end = batches[-1][0]
-        self._forget_the_oldest()
+        self._remove_oldest()
 
     def resize(self, options: BacklogOptions) -> None:
-        """Have other bounds from now on. Less room forgets the oldest rows."""
+        """Change the bounds. Smaller ones remove the oldest rows at once."""
         self._options = options
-        self._forget_the_oldest()
+        self._remove_oldest()
 
-    def _forget_the_oldest(self) -> None:
+    def _remove_oldest(self) -> None:
         options = self._options
         while self._rows > options.max_rows or self._bytes > options.max_bytes:
             self.start, texts, size = self._entries.popleft()
@@ -112,9 +113,9 @@ class StreamBacklog:
         self.start = self.end = token
 
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:
-        """Return the rows in ``(from_token, upto_token]``, one page.
+        """Return one page of the rows in ``(from_token, upto_token]``.
 
-        :return: ``None`` if they are not all here, up to where this process got.
+        :return: ``None`` if rows after ``from_token`` were removed, or none is newer.
         """
         if self.start is None or self.end is None:
             return None
@@ -136,27 +137,27 @@ class StreamBacklog:
 
 
 class Backlog:
-    """The backlogs of all streams that a process writes, by name."""
+    """The backlogs of all streams that this instance writes, by name."""
 
     def __init__(self, options: BacklogOptions) -> None:
         self._options = options
         self._streams: dict[str, StreamBacklog] = {}
 
     def of(self, stream_name: str) -> StreamBacklog:
-        """Return the backlog of a stream; an empty one at first."""
+        """Return the backlog of a stream; it is created empty."""
         backlog = self._streams.get(stream_name)
         if backlog is None:
             backlog = self._streams[stream_name] = StreamBacklog(self._options)
         return backlog
 
     def resize(self, options: BacklogOptions) -> None:
-        """Return all streams other bounds, those that come later too."""
+        """Change the bounds of all streams, including those added later."""
         self._options = options
         for backlog in self._streams.values():
             backlog.resize(options)
 
     def __iter__(self) -> Iterator[tuple[str, StreamBacklog]]:
-        """Return each stream's name and backlog."""
+        """Iterate over pairs of a stream's name and its backlog."""
         return iter(self._streams.items())
 
     def read(

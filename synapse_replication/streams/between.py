@@ -1,8 +1,8 @@
-"""Rows of all writers of a stream, between two tokens of the stream.
+"""Rows of all writers of a stream between two of its tokens.
 
-A :class:`TokenStream` is a stream that has a combined token, a vector clock, and
-returns rows between two of them. Streams that are declared by a table and streams in
-memory do.
+A :class:`TokenStream` is a stream that has a combined token of all its writers, a
+vector clock, and returns the rows between two such tokens. Streams declared by a table
+and streams held in memory are such streams.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["PositionedRow", "RowsBetween", "TokenStream"]
 
 @attrs.frozen
 class PositionedRow:
-    """A row, and where it is.
+    """A row and its position.
 
-    :ivar position: its writer and its id.
-    :ivar row: of the stream's row type.
+    :ivar position: the row's writer and id.
+    :ivar row: the row, of the stream's row type.
     """
 
     position: PersistedPosition
@@ -36,10 +36,10 @@ class PositionedRow:
 class RowsBetween:
     """One page of the rows between two tokens.
 
-    :ivar rows: in ascending order of id; of a stream in memory, whose writers count
-        by themselves, of writer and id.
-    :ivar upto: the token after these rows: the lower bound of the next page.
-    :ivar limited: there are more.
+    :ivar rows: ascending by id; in a stream held in memory, whose writers count
+        independently of one another, by writer and id.
+    :ivar upto: the token after these rows, which is the next page's lower bound.
+    :ivar limited: the page's limit was reached, so more rows may follow.
     """
 
     rows: Sequence[PositionedRow]
@@ -49,14 +49,14 @@ class RowsBetween:
 
 @runtime_checkable
 class TokenStream(Protocol):
-    """A stream with a token for all its writers together."""
+    """A stream with a combined token of all its writers."""
 
     def current_stream_token(self) -> MultiWriterStreamToken:
-        """Return up to where this process has the rows of each writer.
+        """Return the token up to which this process has the rows of each writer.
 
-        Its ``stream`` is the persisted-up-to token: the rows of every writer at or
-        below it were delivered here. 0 for a stream in memory, whose writers count
-        by themselves.
+        The token's ``stream`` is the persisted-up-to token: the rows of every writer
+        at or below it were delivered here. It is 0 for a stream held in memory, whose
+        writers count independently of one another.
         """
         ...
 
@@ -67,12 +67,12 @@ class TokenStream(Protocol):
         *,
         limit: int = ...,
     ) -> Awaitable[RowsBetween]:
-        """Fetch rows of all writers after ``low`` and not after ``high``, one page.
+        """Fetch one page of all writers' rows after ``low`` and not after ``high``.
 
         :param low: ``None`` for the rows from the beginning.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
-        :param limit: the most rows of a page; it is longer where rows of one id
-            would be split.
+        :param limit: the most rows of a page, exceeded only so as not to split the
+            rows of one id.
         :raises CatchUpError: if the source did not answer.
         """
         ...

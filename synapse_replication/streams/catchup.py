@@ -1,14 +1,14 @@
-"""What a writer's claims mean for a reader: decisions, without their effects.
+"""Pure decisions about catching up: what a writer's claims mean for a reader.
 
 Theory of operation: a writer that announces ``POSITION stream writer prev new``
-promises that it wrote nothing in ``(prev, new]``. A reader that stands anywhere
-from ``prev`` to ``new`` has missed nothing. One that stands below ``prev`` may
-have. One that stands *above* ``new`` has either asked somebody who knows more
-(its database), or reads a stream that began again from an earlier token.
+promises that it wrote nothing in ``(prev, new]``. A reader whose position is between
+``prev`` and ``new``, inclusively, has missed nothing. A reader below ``prev`` may have
+missed rows. A reader *above* ``new`` either has newer rows from another source (its
+database), or reads a stream that was reset to an earlier token.
 
-A position that is reported beside the rows, and a range of rows that was dropped,
-are compared with the reader's position in the same way. Each ``plan_*`` function
-returns one of the plans below, and a caller carries it out.
+A reported position (by the extension) and a range of discarded rows are compared with
+the reader's position in the same way. Each ``plan_*`` function returns one of the plans
+below, and the caller carries it out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class InSync:
-    """Nothing was missed: take the new position, ask nobody."""
+    """Nothing was missed: advance to the new position without fetching."""
 
     upto_token: int
 
@@ -76,10 +76,10 @@ class Gap:
 
 @attrs.frozen
 class Reset:
-    """The stream began again: go back to ``restart_token``, then fetch.
+    """The stream was reset: rewind to ``restart_token``, then fetch.
 
-    :ivar restart_token: where to go back to. The rows in
-        ``(restart_token, upto_token]`` are fetched; none if they are equal.
+    :ivar restart_token: the position to rewind to. The rows in
+        ``(restart_token, upto_token]`` are fetched; none if the two are equal.
     """
 
     restart_token: int
@@ -100,7 +100,7 @@ class Extend:
 
 @attrs.frozen
 class Redundant:
-    """We know of more than was announced: nothing to do."""
+    """The reader is ahead of the announcement: nothing to do."""
 
 
 @attrs.frozen
@@ -137,15 +137,17 @@ def plan_catch_up(
     held_in_memory: bool = False,
     is_range_believed: bool = True,
 ) -> InSync | Gap | Reset | Redundant:
-    """Compare a reader's position with what a writer announced.
+    """Compare a reader's position with a writer's announcement.
 
-    :param current: where the reader stands with this writer.
-    :param resettable: the stream may begin again at an earlier token.
-    :param held_in_memory: the writer's rows were lost with its process, so what
-        it has now is all that there is, and little; it is fetched from zero.
-        Rows of other streams are still where they were: only the position moves.
-    :param is_range_believed: ``False`` if the range is fetched although the writer says
-        that it is empty.
+    :param current: the reader's position for this writer.
+    :param prev_token: the lower bound of the range announced as empty.
+    :param new_token: the writer's announced position.
+    :param resettable: the stream may be reset to an earlier token.
+    :param held_in_memory: a reset means that the writer's earlier rows were lost with
+        its process. The few rows that it has now are all fetched, from zero. After a
+        reset of any other stream the rows still exist, and only the position changes.
+    :param is_range_believed: ``False`` to fetch the range although the writer announced
+        it as empty.
     """
     if current == new_token or (
         is_range_believed and prev_token <= current <= new_token
@@ -264,13 +266,13 @@ def plan_dropped_range(
 class Page:
     """Fetched rows, checked and in order.
 
-    Two lists rather than pairs or batches: what the garbage collector need not look
-    at costs it nothing.
+    Two parallel lists rather than pairs: a page then has no containers per row that
+    the garbage collector would have to traverse.
 
-    :ivar tokens: of each row, ascending.
+    :ivar tokens: the token of each row, ascending.
     :ivar values: the rows.
-    :ivar upto_token: all rows up to and including this token are here.
-    :ivar is_encoded: the rows are JSON text, not values.
+    :ivar upto_token: the page has all rows up to and including this token.
+    :ivar is_encoded: the rows are JSON text instead of JSON values.
     """
 
     tokens: list[int]
@@ -279,16 +281,17 @@ class Page:
     is_encoded: bool = False
 
     def batches(self) -> Iterator[tuple[int, list[JsonValue]]]:
-        """Return each token with its rows."""
+        """Iterate over pairs of a token and its rows."""
         return gather_batches(self.tokens, self.values)
 
 
 def gather_batches(
     tokens: Iterable[int], rows: Iterable[T]
 ) -> Iterator[tuple[int, list[T]]]:
-    """Return each token with its rows.
+    """Iterate over pairs of a token and its rows.
 
-    :param tokens: of each row; the same ones stand together.
+    :param tokens: the token of each row; equal tokens are adjacent.
+    :param rows: as many as tokens.
     """
     batch: list[T] = []
     batch_token = 0
@@ -310,18 +313,18 @@ def check_page(
     *,
     take_encoded: bool = False,
 ) -> Page:
-    """Take from a source's answer what was asked for: ``(from_token, upto_token]``.
+    """Return the rows in ``(from_token, upto_token]`` of a source's result.
 
-    A source may answer more than that; what is beyond is left out, since rows
-    before it may still be on their way.
+    A result may contain rows beyond the requested range. They are omitted, since rows
+    with lower tokens may still be in flight.
 
-    :param take_encoded: leave rows that the source has as text as they are.
-    :raises CatchUpError: if the answer does not bring us on.
+    :param take_encoded: leave rows encoded if the source returned them as text.
+    :raises CatchUpError: if the result does not advance beyond ``from_token``.
     """
     reached = min(result.upto_token, upto_token)
     if reached <= from_token:
         raise CatchUpError(
-            f"the source answered up to {result.upto_token} when asked for the rows "
+            f"the source returned rows up to {result.upto_token} when asked for rows "
             f"in ({from_token}, {upto_token}]: it does not have them yet"
         )
     updates = result.updates

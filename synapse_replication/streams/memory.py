@@ -1,25 +1,21 @@
 """A stream that is held in its writer's memory, such as ``typing``.
 
-Theory of operation: the writer keeps its newest rows in a log with a bound on
-rows and on bytes; what is over it is forgotten from the old end, a whole token
-at a time. Readers take rows as they come, and ask the writer's process for those
-that they missed.
+Theory of operation: the writer holds its newest rows in a log that is bounded in rows
+and bytes; the oldest rows are evicted, a whole token at a time. Readers receive rows
+as they are sent, and request rows that they missed from the writer.
 
-A reader that asks for what was forgotten has missed rows for good, and is never
-told otherwise:
+A reader that requests evicted rows has missed them for good:
 
-* If the stream has a ``key`` (for ``typing``, the room), a row says all there is
-  to say about its key, and replaces the older rows of the same key. The newest
-  forgotten row of each key is kept, and such a reader is brought up to date with
-  these: a full resync.
-* Else the request fails with :exc:`CatchUpError`, which names what is gone.
+* If the stream has a ``key`` (for ``typing``, the room), each row is the complete state
+  of its key and replaces older rows of the same key. The newest evicted row of each
+  key is retained, and such a reader receives these: a full resync.
+* Otherwise the request fails with :exc:`CatchUpError`, which names the missing range.
 
-A reader at 0 has read nothing yet, and gets what there is; it does not miss what
-was before its time.
+A reader at 0 has read nothing yet and receives all rows that remain, without an error.
 
-When the writer starts again, so do its tokens, from 0. Readers
-learn of it by a POSITION, go back to 0 and fetch what little the new process has:
-:meth:`MemoryStream.advance` accepts a lower token therefore.
+When the writer restarts, its tokens restart from 0. Readers notice this by its
+POSITION, rewind to 0 and fetch the few rows of the new process. Therefore
+:meth:`MemoryStream.advance` accepts a lower token.
 """
 
 from __future__ import annotations
@@ -66,18 +62,19 @@ class _Entry:
 class MemoryStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in memory.
 
-    :param description: the facts about it.
-    :param instance_name: this process.
-    :param fetch: asks a writer's process for its rows; ``None`` if this process
-        is the only writer, or never reads.
-    :param key: what a row is about, of a row of the stream's type; ``None`` if a
-        row does not replace older ones.
-    :param max_rows: rows in the log, and keys beyond it, at most.
-    :param max_bytes: JSON text in the log at most. The newest token is kept
+    :param description: the stream's description.
+    :param instance_name: this instance.
+    :param fetch: requests rows from another writer; ``None`` if this instance is the
+        only writer, or never reads.
+    :param key: returns the key that a row describes; ``None`` if rows do not replace
+        older ones.
+    :param max_rows: the most rows in the log, and the most keys with evicted rows.
+    :param max_bytes: the most JSON text in the log. The newest token is retained
         whatever its size.
-    :param page_rows: rows in a page of catch-up.
+    :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
+    :raises StreamConfigurationError: if a bound is below 1.
     """
 
     def __init__(
@@ -114,39 +111,40 @@ class MemoryStream:
         self._log: deque[_Entry] = deque()
         self._rows = 0
         self._bytes = 0
-        # The newest forgotten row of each key, in ascending order of token.
-        self._replaced: dict[Hashable, tuple[int, bytes]] = {}
-        # Rows at or below it are gone, or only the newest of each key is left.
-        self._forgotten = 0
-        # Rows at or below it are gone.
-        self._lost = 0
+        # The newest evicted row of each key, in ascending order of token.
+        self._newest_evicted: dict[Hashable, tuple[int, bytes]] = {}
+        # Rows at or below it are not in the log: only the newest of each key, at most.
+        self._evicted_upto = 0
+        # Rows at or below it may be missing even from _newest_evicted.
+        self._lost_upto = 0
 
     @property
     def description(self) -> StreamDescription:
-        """The facts about the stream."""
+        """The stream's description."""
         return self._description
 
     def current_token(self, instance_name: str) -> int:
-        """Return how far this process has got with a writer's rows; 0 at first."""
+        """Return this process's position in a writer's rows; 0 at first."""
         return self._positions.get(instance_name, 0)
 
     def minimal_local_current_token(self) -> int:
-        """Return what this process, as a writer, may announce."""
+        """Return the position that this instance, as a writer, may announce."""
         return self._positions[self._instance_name]
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether we wrote rows in the range: every token of ours has some."""
+        """Return whether this instance wrote rows in the range; each token has some."""
         return from_token < min(upto_token, self._positions[self._instance_name])
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Record a writer's position; a lower one if it started again.
+        """Record a writer's position, which is lower than before if it restarted.
 
-        :raises LocalProtocolError: if it is our own, which moves by :meth:`write`.
+        :raises LocalProtocolError: if the writer is this instance, whose position only
+            :meth:`write` advances.
         """
         if instance_name == self._instance_name:
             raise LocalProtocolError(
-                f"{self._description.name} of {instance_name} is this process's own: "
-                "its position moves by writing"
+                f"{self._description.name} of {instance_name} is written by this "
+                "process: only write() advances its position"
             )
         self._positions[instance_name] = token
 
@@ -155,12 +153,12 @@ class MemoryStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if there are none, or one holds what JSON cannot
-            say; nothing was written.
+        :raises LocalProtocolError: if there are none, or one cannot be encoded as
+            JSON; nothing is written then.
         """
         if not rows:
             raise LocalProtocolError(
-                f"no rows of {self._description.name} were given to write"
+                f"write() of {self._description.name} was called without rows"
             )
         codec = self._description.codec
         texts = tuple(codec.encode(row) for row in rows)
@@ -174,65 +172,66 @@ class MemoryStream:
         while len(self._log) > 1 and (
             self._rows > self._max_rows or self._bytes > self._max_bytes
         ):
-            self._forget(self._log.popleft())
+            self._evict(self._log.popleft())
         if self._on_write is not None:
             self._on_write()
         return token
 
-    def _forget(self, entry: _Entry) -> None:
+    def _evict(self, entry: _Entry) -> None:
         self._rows -= len(entry.texts)
         self._bytes -= entry.size
-        self._forgotten = entry.token
+        self._evicted_upto = entry.token
+        newest = self._newest_evicted
         if self._key is None:
-            self._lost = entry.token
+            self._lost_upto = entry.token
             return
         for key, text in zip(entry.keys, entry.texts, strict=True):
-            # Taken out first, so that it goes to the end: the order is by token.
-            self._replaced.pop(key, None)
-            self._replaced[key] = (entry.token, text)
-        while len(self._replaced) > self._max_rows:
-            oldest = next(iter(self._replaced))
-            self._lost = self._replaced.pop(oldest)[0]
+            # Remove the key first, so that it is inserted last: the order is by token.
+            newest.pop(key, None)
+            newest[key] = (entry.token, text)
+        while len(newest) > self._max_rows:
+            oldest = next(iter(newest))
+            self._lost_upto = newest.pop(oldest)[0]
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises CatchUpError: if they were forgotten, the writer did not answer, or
-            nobody can be asked.
+        :raises CatchUpError: if the rows were evicted, the writer did not answer, or
+            its address is not known.
         """
         name = self._description.name
         if instance_name != self._instance_name:
             if self._fetch is None:
                 raise CatchUpError(
-                    f"{name} of {instance_name} is in the memory of that process, and "
-                    f"there is no way to ask it; name it in instance_map"
+                    f"{name} of {instance_name} is held in memory by that process, "
+                    "whose address is not known; add it to instance_map"
                 )
             return await self._fetch(
                 instance_name, from_token, upto_token, self._page_rows
             )
-        if 0 < from_token < self._lost and from_token < upto_token:
+        if 0 < from_token < self._lost_upto and from_token < upto_token:
             raise CatchUpError(
-                f"rows of {name} in ({from_token}, {self._lost}] are not in the memory "
-                f"of {instance_name} any more; keep more of them (max_rows is "
-                f"{self._max_rows}, max_bytes {self._max_bytes}), and start the "
-                "reader again"
+                f"rows of {name} in ({from_token}, {self._lost_upto}] are not in the "
+                f"memory of {instance_name} any more; increase max_rows "
+                f"({self._max_rows}) or max_bytes ({self._max_bytes}), and restart "
+                "the reader"
             )
         last_token = self._positions[self._instance_name]
         if last_token >= upto_token:
             return self._read(from_token, upto_token)
-        # The reader was told of more than there is.
+        # The reader expects more than exists, for instance after a reset.
         return attrs.evolve(self._read(from_token, last_token), last_token=last_token)
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
-        """Return whether a writer may be at a token, as far as is known here."""
+        """Return whether a token is near enough to a writer's known position."""
         return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
 
     def current_stream_token(self) -> MultiWriterStreamToken:
-        """Return up to where this process has the rows of each writer.
+        """Return the token up to which this process has the rows of each writer.
 
-        Writers count by themselves, so that there is no common minimum but 0.
+        Writers count independently of one another, so the common minimum is 0.
         """
         return MultiWriterStreamToken(0, self._positions)
 
@@ -243,13 +242,13 @@ class MemoryStream:
         *,
         limit: int = 1000,
     ) -> RowsBetween:
-        """Fetch rows of all writers after ``low`` and not after ``high``, one page.
+        """Fetch one page of all writers' rows after ``low`` and not after ``high``.
 
-        :param low: ``None`` for all that their writers still have.
+        :param low: ``None`` for all rows that their writers still have.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
-        :param limit: the most rows of a page; it is longer where rows of one token
-            would be split.
-        :raises CatchUpError: if rows were forgotten, or their writer did not answer.
+        :param limit: the most rows of a page, exceeded only so as not to split the
+            rows of one token.
+        :raises CatchUpError: if rows were evicted, or their writer did not answer.
         """
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
@@ -280,7 +279,7 @@ class MemoryStream:
         for token, texts in self._batches(from_token):
             if token > upto_token:
                 break
-            # Several rows kept of one token follow one another here.
+            # Retained rows of one token are yielded one by one, so compare tokens.
             if len(updates) >= self._page_rows and token != last:
                 return StreamUpdateResult(updates, last, True)
             updates += [(token, decode_json(text)) for text in texts]
@@ -288,13 +287,13 @@ class MemoryStream:
         return StreamUpdateResult(updates, upto_token, False)
 
     def _batches(self, from_token: int) -> Iterable[tuple[int, Sequence[bytes]]]:
-        if from_token < self._forgotten:
-            for token, text in self._replaced.values():
+        if from_token < self._evicted_upto:
+            for token, text in self._newest_evicted.values():
                 if token > from_token:
                     yield token, (text,)
         if self._log:
-            # Every token of ours has rows, so tokens are places in the log.
+            # Each token has an entry, so an index follows from the difference.
             start = max(0, from_token + 1 - self._log[0].token)
-            for place in range(start, len(self._log)):
-                entry = self._log[place]
+            for index in range(start, len(self._log)):
+                entry = self._log[index]
                 yield entry.token, entry.texts

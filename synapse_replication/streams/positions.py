@@ -1,43 +1,44 @@
-"""The bookkeeping of a stream's ids: what may be called complete.
+"""Bookkeeping of a stream's ids: the positions up to which it is complete.
 
-Theory of operation. Every id of a stream comes from one sequence, which all
-writers share and which only grows. An id is *finished* once its transaction is
-committed or never will be. :class:`WriterPositions` is told
+Theory of operation. Every id of a stream comes from one sequence, which all writers
+share and which only grows. An id is *finished* once its transaction has committed or
+can never commit. :class:`WriterPositions` is notified
 
-- when ids are about to be fetched (:meth:`~WriterPositions.begin_fetch`), which
-  they were (:meth:`~WriterPositions.end_fetch`), and when they are finished
+- when ids are about to be fetched (:meth:`~WriterPositions.begin_fetch`), which ids
+  were fetched (:meth:`~WriterPositions.end_fetch`), and when they are finished
   (:meth:`~WriterPositions.finish`);
-- what other writers announced (:meth:`~WriterPositions.advance`);
+- of the positions that other writers announce (:meth:`~WriterPositions.advance`);
 
-and says, at any moment and from one state,
+and derives from one consistent state
 
-- *announced*: what this process may announce as its position: each id of its own
-  at or below it is finished, ids being fetched included. It is always an id
-  that is known to be finished, whoever wrote it: peers count on that, see below;
-- *local*: the largest of its own ids that are finished and covered by the
-  announced one. If it is at or below a token, nothing of ours lies between that
-  token and the announced one;
+- *announced*: the position that this instance may announce. Each of its own ids at or
+  below it is finished, ids still being fetched included. It is always itself an id
+  that is known to be finished, of whichever writer, because peers rely on that (see
+  below);
+- *local*: the largest of its own finished ids at or below the announced one. If it is
+  at or below a token, this instance has no rows between that token and the announced
+  position;
 - *persisted up to*: each id at or below it, of every writer, is finished.
 
-Why ids being fetched count: between the moment at which the sequence gives out
-an id and the moment at which that is registered here, others may finish greater
-ids and announce them. So a fetch has a *floor*, the greatest id that was
-known to be finished when it began. What the sequence gives is greater, and until
-it is known, nothing above the floor is called ours and complete.
+Ids being fetched matter because, between the moment at which the sequence allocates an
+id and the moment at which it is registered here, other writers may finish and announce
+greater ids. Therefore each fetch has a *floor*: the greatest id that was known to be
+finished when it began. The ids that it returns are greater; until they are known, this
+instance announces nothing above the floor.
 
-Persisted-up-to grows in two ways. It is at least the smallest position of any
-writer. And if the ids just above it are known to be finished one by one (5, 6,
-7), it passes them, even while a writer is behind. This is why only finished ids
-are announced: an announced id of another writer that is still open would let
-everybody else pass it.
+Persisted-up-to advances in two ways. It is at least the smallest position of any
+writer. And while the ids directly above it are known to be finished one by one (5, 6,
+7), it advances over them, even if a writer is behind. This is why only finished ids are
+announced: if one instance announced another writer's unfinished id, all others would
+advance over it.
 
-A committed id never exceeds its sequence, so the sequence is the witness of what
-others announce. An id of theirs beyond the part of the sequence that is known here
-does not count in what may be sent as our own position (*announceable*) until the
-sequence was read again. Announcements of instances that are not declared as writers
-are ignored where writers are declared.
+A committed id never exceeds its sequence, so the sequence can verify announcements. If
+a writer announces an id beyond the part of the sequence that is known here, that id
+does not count towards the position that this instance sends (*announceable*) until the
+sequence has been read again. If a stream declares its writers, announcements of other
+instances are ignored.
 
-Ids here are distances from zero: positive also for streams that count down.
+Ids in this module are distances from zero: positive even for streams that count down.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ __all__ = [
     "WriterPositions",
 ]
 
-#: Where a stream stands that nobody has written. The first usable id is the next.
+#: The position of a stream without rows. The first usable id is the next one.
 FIRST_POSITION = 1
 
-#: A position that is further beyond its sequence than this is not believed before the
-#: sequence was read again.
+#: A position that exceeds its sequence by more than this is not accepted until the
+#: sequence has been read again.
 PLAUSIBLE_DISTANCE = 100_000
 
-#: Ranges of finished ids that are remembered at most. Forgetting one delays
-#: persisted-up-to until the writers behind it have moved on; it is never wrong.
+#: The most ranges of finished ids that are stored. Dropping a range is safe: it only
+#: delays persisted-up-to until every writer has advanced beyond the range.
 MAX_RANGES = 10_000
 
 
 class FinishedIds:
-    """A set of ids, kept as ranges: small, as long as there are few gaps.
+    """A set of ids, stored as ranges: compact as long as there are few gaps.
 
-    :param max_ranges: beyond that, the greatest range is forgotten.
+    :param max_ranges: the most ranges; beyond it, the greatest range is dropped.
     """
 
     def __init__(self, max_ranges: int = MAX_RANGES) -> None:
@@ -85,7 +86,7 @@ class FinishedIds:
         return len(self._starts)
 
     def add(self, id_: int) -> None:
-        """Put an id in. Again does nothing."""
+        """Add an id; no effect if it is present."""
         starts, ends = self._starts, self._ends
         if not starts:
             starts.append(id_)
@@ -111,7 +112,7 @@ class FinishedIds:
                 del starts[-1], ends[-1]
 
     def run_from(self, id_: int) -> int:
-        """Return the last of the ids that follow ``id_`` without a gap, else it."""
+        """Return the last id of the gapless run that starts at ``id_``."""
         if not self._starts:
             return id_
         index = bisect_right(self._starts, id_ + 1) - 1
@@ -125,28 +126,27 @@ class FinishedIds:
         return min(self._ends[index], limit) if index >= 0 else None
 
     def forget_upto(self, id_: int) -> None:
-        """Take out every range that ends at or below ``id_``."""
+        """Remove every range that ends at or below ``id_``."""
         if self._ends and self._ends[0] <= id_:
             count = bisect_right(self._ends, id_)
             del self._starts[:count], self._ends[:count]
 
 
 class WriterPositions:
-    """Where each writer of one stream stands, as one process knows it.
+    """The positions of one stream's writers, as known to one instance.
 
-    Not safe from several threads at once: callers hold a lock. No method raises
-    except as said.
+    Not thread-safe: callers hold a lock. Methods raise only documented errors.
 
-    :param instance_name: this process.
-    :param writers: the declared writers; none if anybody may write.
-    :param stored: the positions of writers that were kept from before; others'
-        than the declared ones are skipped.
-    :param finished: further ids that are known to be finished, of any writer: rows
-        that are committed.
-    :param complete_upto: each id up to here is known to be finished, by other
-        means than the positions; also where a writer begins of whom nothing is
-        kept, if nothing is kept of anybody.
-    :param allocated: the last id that the sequence is known to have given out;
+    :param instance_name: this instance.
+    :param writers: the declared writers; empty if every instance may write.
+    :param stored: the persisted positions of writers; those of undeclared writers are
+        ignored.
+    :param finished: further ids that are known to be finished, of any writer: the ids
+        of committed rows.
+    :param complete_upto: each id up to here is known to be finished, independently of
+        the stored positions. It is also the initial position of every writer if no
+        position is stored.
+    :param allocated: the last id that the sequence is known to have allocated;
         ``None`` if there is no sequence to compare with.
     """
 
@@ -178,22 +178,22 @@ class WriterPositions:
         self._persisted_upto = self._finished.run_from(upto)
         #: The greatest id that is known to be finished, of any writer.
         self.max_finished = max(self._persisted_upto, *known.values(), *finished, 0)
-        # A writer of whom nothing is known has written nothing up to here.
+        # A writer without a stored position has no unfinished id up to here.
         self._others = {
             writer: known.get(writer, self._persisted_upto)
             for writer in declared
             if writer != instance_name
         }
-        # One entry for each of them. One that has moved on since is repaired when it
-        # is the smallest.
+        # One entry per writer. An outdated entry is replaced when it becomes the
+        # smallest.
         self._others_heap = [(id_, writer) for writer, id_ in self._others.items()]
         heapify(self._others_heap)
-        # Whoever just started has nothing in flight.
+        # An instance that has just started has no ids in flight.
         self._announced = self._local = (
             self.max_finished if self.is_writer else self._persisted_upto
         )
         self._announceable = 0
-        self._settle()
+        self._recompute()
 
     # -- what is known ---------------------------------------------------------------
 
@@ -204,18 +204,18 @@ class WriterPositions:
 
     @property
     def announced(self) -> int:
-        """Each of our own ids at or below it is finished. Never falls."""
+        """Each of this instance's ids at or below it is finished. Never falls."""
         return self._announced
 
     @property
     def announceable(self) -> int:
-        """What may be sent as our position. It never falls.
+        """The position that this instance may send. Never falls.
 
-        This is :attr:`announced`, if the sequence is known to have given it out.
+        It equals :attr:`announced` if the sequence is known to have allocated that id.
         """
         token, allocated = self._announced, self._allocated
         if allocated is not None and token > allocated:
-            # What is announced is finished for certain: peers count on that.
+            # Fall back to an id that is certainly finished, because peers rely on it.
             token = self._finished.last_upto(allocated) or 0
             if token < self._persisted_upto <= allocated:
                 token = self._persisted_upto
@@ -224,62 +224,62 @@ class WriterPositions:
 
     @property
     def is_beyond_sequence(self) -> bool:
-        """Others announced ids beyond the part of the sequence that is known here."""
+        """Whether others announced ids beyond the known part of the sequence."""
         return self._allocated is not None and self.max_finished > self._allocated
 
     def is_plausible(self, id_: int) -> bool:
-        """Return whether an announced id is believed without reading the sequence."""
+        """Return whether an announced id is accepted without reading the sequence."""
         return self._allocated is None or id_ <= self._allocated + PLAUSIBLE_DISTANCE
 
     def set_allocated(self, id_: int) -> None:
-        """Record that the sequence has given out all ids up to ``id_``."""
+        """Record that the sequence has allocated all ids up to ``id_``."""
         if self._allocated is not None and id_ > self._allocated:
             self._allocated = id_
 
     @property
     def local(self) -> int:
-        """The greatest of our own finished ids that is at or below ``announced``.
+        """The greatest of this instance's finished ids at or below ``announced``.
 
-        Right after the start: ``announced``, for what we wrote before.
+        Right after the start it equals ``announced``, which covers rows written before.
         """
         return self._local
 
     def lowest_in_flight(self) -> int | None:
-        """Return the smallest of our ids that is not finished, if there is one."""
+        """Return this instance's smallest unfinished id, if there is one."""
         heap = self._in_flight_heap
         while heap and heap[0] not in self._in_flight:
             heappop(heap)
         return heap[0] if heap else None
 
     def lowest_floor(self) -> int | None:
-        """Return the floor of the oldest fetch that is under way, if there is one."""
-        # Fetches are in order of their beginning, and so of their floors.
+        """Return the floor of the oldest pending fetch, if there is one."""
+        # Fetches are ordered by their start, and therefore by their floors.
         return next(iter(self._fetches.values()), None)
 
     def floor_of(self, fetch: int) -> int:
-        """Return the floor of a fetch that is under way.
+        """Return the floor of a pending fetch.
 
-        :param fetch: what :meth:`begin_fetch` returned.
+        :param fetch: the handle that :meth:`begin_fetch` returned.
         """
         return self._fetches[fetch]
 
     def writer_position(self, instance_name: str) -> int:
-        """Return up to where a writer itself was heard of (our own: announced)."""
+        """Return the position that a writer announced (our own: :attr:`announced`)."""
         if self.is_writer and instance_name == self.instance_name:
             return self._announced
         return self._others.get(instance_name, self._persisted_upto)
 
     def current_token(self, instance_name: str) -> int:
-        """Return up to where a writer's ids are all finished.
+        """Return the greatest known position up to which a writer's ids are finished.
 
-        Ahead of :meth:`writer_position` if others' ids without a gap show it.
+        It exceeds :meth:`writer_position` if persisted-up-to does.
         """
         position = self.writer_position(instance_name)
         upto = self._persisted_upto
         return position if position > upto else upto
 
     def all_positions(self) -> dict[str, int]:
-        """Return the position of each writer, our own as :attr:`local`."""
+        """Return the position of each writer; this instance's is :attr:`local`."""
         positions = dict(self._others)
         if self.is_writer:
             positions[self.instance_name] = self._local
@@ -288,20 +288,20 @@ class WriterPositions:
     # -- what happens ------------------------------------------------------------------
 
     def begin_fetch(self) -> int:
-        """Record that ids are about to be asked for.
+        """Record that ids are about to be fetched from the sequence.
 
-        :return: a handle for :meth:`end_fetch`, which must follow.
+        :return: a handle for :meth:`end_fetch`, which must be called afterwards.
         """
         self._last_fetch += 1
         self._fetches[self._last_fetch] = self.max_finished
         return self._last_fetch
 
     def is_usable(self, fetch: int, id_: int) -> bool:
-        """Return whether an id that was given may be used.
+        """Return whether a fetched id may be used.
 
-        It may not if it is at or below what was finished when the fetch began, or
-        is known already: then the sequence has gone backwards, or it is the
-        position at which an unwritten stream stands.
+        It may not be used if it is at or below the fetch's floor or is known already:
+        either the sequence went backwards, or the id is the position of a stream
+        without rows.
         """
         return (
             id_ > self.floor_of(fetch)
@@ -311,44 +311,45 @@ class WriterPositions:
         )
 
     def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
-        """Record which ids a fetch brought, or that it failed (none).
+        """Record the ids that a fetch returned; none if it failed.
 
-        :raises ValueError: if one of them is not usable, or there are two the same;
-            nothing has changed.
+        :raises ValueError: if an id is not usable or occurs twice; the state is
+            unchanged then.
         """
         if len(set(ids)) != len(ids) or not all(
             self.is_usable(fetch, id_) for id_ in ids
         ):
-            raise ValueError(f"ids {list(ids)} are not new")
+            raise ValueError(f"ids {list(ids)} are duplicates or already known")
         del self._fetches[fetch]
         for id_ in ids:
             self._in_flight.add(id_)
             heappush(self._in_flight_heap, id_)
         if ids:
             self.set_allocated(max(ids))
-        self._settle()
+        self._recompute()
 
     def finish(self, ids: Iterable[int]) -> None:
-        """Record that ids of ours are committed, or never will be.
+        """Record that ids of this instance are finished.
 
         :raises KeyError: if one is not in flight.
         """
         for id_ in ids:
             self._in_flight.remove(id_)
-            self._own_is_finished(id_)
-        self._settle()
+            self._finish_own(id_)
+        self._recompute()
 
     def advance(self, instance_name: str, id_: int) -> None:
-        """Record what a writer announced: it has nothing open up to ``id_``.
+        """Record a writer's announcement: its ids up to ``id_`` are finished.
 
-        Positions never fall; a smaller one still tells that ``id_`` is finished. Of an
-        instance that is no declared writer it is ignored, where writers are declared.
+        Positions never fall, but a smaller ``id_`` still shows that this id is
+        finished. If writers are declared, the announcement of an undeclared one is
+        ignored.
         """
         if self._declared and instance_name not in self._declared:
             return
         if self.is_writer and instance_name == self.instance_name:
             if id_ > self._announced:
-                self._own_is_finished(id_)
+                self._finish_own(id_)
         elif id_ > self._others.get(instance_name, 0):
             if instance_name not in self._others:
                 heappush(self._others_heap, (id_, instance_name))
@@ -356,7 +357,7 @@ class WriterPositions:
             if id_ == self._persisted_upto + 1 and not (
                 self._finished or self._in_flight_heap or self._fetches
             ):
-                # The next id, and nothing else is open or ahead: the usual case.
+                # Fast path: the next id, with nothing unfinished and nothing ahead.
                 self._persisted_upto = id_
                 if id_ > self.max_finished:
                     self.max_finished = id_
@@ -367,22 +368,22 @@ class WriterPositions:
             self._finished.add(id_)
         if id_ > self.max_finished:
             self.max_finished = id_
-        self._settle()
+        self._recompute()
 
-    def _own_is_finished(self, id_: int) -> None:
+    def _finish_own(self, id_: int) -> None:
         self._finished.add(id_)
         heappush(self._own_finished, id_)
         self.max_finished = max(self.max_finished, id_)
 
     def _own_limit(self) -> int | None:
-        """Return the greatest id that may be called complete for us, if bounded."""
+        """Return the upper bound of :attr:`announced`, if there is one."""
         lowest, floor = self.lowest_in_flight(), self.lowest_floor()
         if lowest is None:
             return floor
         return lowest - 1 if floor is None else min(lowest - 1, floor)
 
     def _announceable_upto(self, limit: int) -> int:
-        """Return the greatest id to announce while ids above ``limit`` are open."""
+        """Return the greatest id to announce while ids above ``limit`` are pending."""
         return self._finished.last_upto(limit) or 0
 
     def _slowest_other(self) -> int | None:
@@ -394,9 +395,9 @@ class WriterPositions:
             heapreplace(heap, (others[writer], writer))
         return None
 
-    def _settle(self) -> None:
-        """Derive everything again from what is in flight, fetched and finished."""
-        # Written out rather than with max() and min(): it runs for every token.
+    def _recompute(self) -> None:
+        """Recompute all positions from the fetched and finished ids."""
+        # Comparisons instead of max() and min(), because this runs for every token.
         upto, announced = self._persisted_upto, self._announced
         slowest = self._slowest_other()
         limit = None
@@ -415,15 +416,15 @@ class WriterPositions:
         run = self._finished.run_from(upto)
         if run > upto:
             if self._in_flight_heap:
-                # Others may know that our row is committed before we do: a writer
-                # that starts finds it in the table. What is not finished here is not
-                # passed.
+                # Another instance may learn that our row is committed before we do,
+                # for instance by finding it in the table when it starts. Do not
+                # advance over an id that is not finished here.
                 run = min(run, self._in_flight_heap[0] - 1)
             if run > upto:
                 upto = run
         self._persisted_upto = upto
         self._announced = announced = upto if upto > announced else announced
-        # What the greatest announced position covers is not looked up again.
+        # Ids at or below persisted-up-to are never looked up again.
         self._finished.forget_upto(upto)
 
         while self._own_finished and self._own_finished[0] <= announced:

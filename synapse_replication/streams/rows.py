@@ -1,11 +1,11 @@
 """Typed rows: from JSON text to slotted attrs classes and back.
 
-Theory of operation: a row on the wire is a JSON array whose places are the
-fields of an attrs class, in order. :class:`RowCodec` makes, once a class, a
-decoder for the tuple of the fields' types, so that text becomes checked values
-in one pass in C; a row is then made of them, see :func:`fast_class`. A row that
-does not fit, the rare case, is decoded again without types, to tell a row from a
-newer peer (more places than we know: cut off and counted) from a wrong one.
+Theory of operation: a row on the wire is a JSON array whose elements are the fields of
+an attrs class, in order. :class:`RowCodec` creates one decoder per class, for the tuple
+of the fields' types, so that text is parsed and validated in one pass in C. The row is
+then made from the values by :func:`fast_class`. A row that does not match, which is
+rare, is decoded again without types: a newer peer's row with additional fields is
+truncated and counted, any other row is invalid.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ _BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Decode strict JSON: no NaN or Infinity, nothing behind the value.
+    """Decode strict JSON: no NaN or Infinity, nothing after the value.
 
-    :raises ValueError: if it is not JSON. The message does not repeat the text.
+    :raises ValueError: if it is not JSON. The message does not quote the text.
     """
     try:
         return _decode_any(text)
     except (*_BAD_JSON, UnicodeEncodeError) as error:
-        raise ValueError(_say(error)) from None
+        raise ValueError(_describe(error)) from None
 
 
 def encode_json(value: Any, nones: int | None = None) -> bytes:
     """Encode as compact JSON in UTF-8.
 
-    :param nones: how many times ``None`` is in the value, if that is known; it
-        saves looking.
-    :raises ValueError: if it holds NaN, Infinity, a lone surrogate, or what is not
-        JSON; or it is nested too deeply.
+    :param nones: the number of ``None`` in the value, if known; it saves counting.
+    :raises ValueError: if the value contains NaN, Infinity, a lone surrogate or an
+        unsupported type, or is nested too deeply.
     """
     try:
         text = _encode_any(value)
@@ -65,36 +64,36 @@ def encode_json(value: Any, nones: int | None = None) -> bytes:
         if (
             nulls
             and nulls != nones
-            # If every null is a None that is known of, none was NaN.
+            # If there are as many nulls as Nones, no null was NaN.
             and nulls != _count_nones(value)
             and _holds_non_finite(value)
         ):
             raise ValueError("NaN and Infinity are not JSON")
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
-        raise ValueError(_say(e)) from None
+        raise ValueError(_describe(e)) from None
     return text
 
 
 def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
-    """Encode values that go out together, each as :func:`encode_json` does.
+    """Encode several values at once, each as :func:`encode_json` does.
 
     :raises ValueError: if one of them cannot be encoded.
     """
     try:
         text = _encode_lines(values)
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError, RecursionError) as e:
-        raise ValueError(_say(e)) from None
+        raise ValueError(_describe(e)) from None
     texts = text.split(b"\n")
-    # JSON has no line's end in it, and there is one behind the last value.
+    # Encoded JSON contains no newline; the last value is followed by one.
     del texts[-1]
     if text.count(b"null") != sum(map(_count_nones, values)):
-        # As rare as NaN, or a row that holds the word.
+        # Rare: a NaN, a deeply nested None, or a string that contains "null".
         return list(map(encode_json, values))
     return texts
 
 
 def _count_nones(value: Any) -> int:
-    """Count them where most are: in a row and in the arrays in it."""
+    """Count ``None`` in a row and in arrays directly inside it, but no deeper."""
     if type(value) is not list and type(value) is not tuple:
         return 0
     count: int = value.count(None)
@@ -119,7 +118,7 @@ def _holds_non_finite(value: Any) -> bool:
     return False
 
 
-def _say(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "JSON is nested too deeply"
     if isinstance(error, UnicodeError):
@@ -129,11 +128,11 @@ def _say(error: BaseException) -> str:
 
 @attrs.define
 class DecodedRows(Generic[RowT]):
-    """Rows, and how many of them had more fields than we know.
+    """Decoded rows.
 
     :ivar rows: in the order of the texts.
-    :ivar with_extra_fields: rows of a newer peer, whose unknown last fields were
-        skipped.
+    :ivar with_extra_fields: the number of rows from a newer peer whose unknown last
+        fields were skipped.
     """
 
     rows: list[RowT]
@@ -141,17 +140,17 @@ class DecodedRows(Generic[RowT]):
 
 
 def fast_class(row_type: type[RowT]) -> type[RowT]:
-    """Make a class whose objects are filled quickly and then become rows.
+    """Return a subclass whose instances are initialized quickly and then become rows.
 
-    It is used like this::
+    Use it like this::
 
         row = fast(*fields)
         row.__class__ = row_type
 
-    A frozen attrs class sets each field by a call, since it forbids assignment;
-    that takes three times as long as decoding the fields. The objects of this
-    subclass have the same slots, and fields that can be assigned. A class that
-    does more in its ``__init__`` than to assign is given back itself.
+    A frozen attrs class forbids assignment and therefore sets each field by a function
+    call, which takes three times as long as decoding the fields. The subclass has the
+    same slots but allows assignment. If the ``__init__`` of ``row_type`` does more than
+    assign fields, ``row_type`` itself is returned.
     """
     fields = attrs.fields(row_type)  # type: ignore[arg-type]
     if (
@@ -183,11 +182,11 @@ _MORE_THAN_ASSIGNING = (
 
 
 class RowCodec(Generic[RowT]):
-    """Between a row's JSON text and a typed row.
+    """Encoder and decoder of a stream's typed rows.
 
-    :param stream_name: for the errors.
-    :param row_type: an attrs class whose fields are the places of the array.
-        Fields with a default may be missing at the end.
+    :param stream_name: the stream, for error messages.
+    :param row_type: an attrs class whose fields are the elements of the array. Fields
+        with a default may be missing at the end of the array.
     """
 
     def __init__(self, stream_name: str, row_type: type[RowT]) -> None:
@@ -195,7 +194,7 @@ class RowCodec(Generic[RowT]):
         self.row_type: Callable[..., RowT] = row_type
         hints = typing.get_type_hints(row_type)
         fields = attrs.fields(row_type)  # type: ignore[arg-type]
-        # A class that was made by make_class has no annotations in older attrs.
+        # In older attrs, classes made by make_class have no annotations.
         types = tuple(hints.get(field.name, field.type) for field in fields)
         self.types = tuple.__class_getitem__(types)
         self.fast_class: Callable[..., RowT] = fast_class(row_type)
@@ -212,10 +211,9 @@ class RowCodec(Generic[RowT]):
         }
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
-        """Decode rows that came together.
+        """Decode several rows.
 
-        :raises RowDecodeError: if one of them is no row of this stream; none is
-            returned then.
+        :raises RowDecodeError: if one of them is not a row of this stream.
         """
         row_type, fast, decode = self.row_type, self.fast_class, self._decode
         rows = []
@@ -255,9 +253,9 @@ class RowCodec(Generic[RowT]):
         return self.row_type(*fields), len(value) > self._most
 
     def from_json(self, value: Any) -> RowT:
-        """Make a row of a JSON value, for instance one fetched in catch-up.
+        """Return the row of a JSON value, for instance one fetched in a catch-up.
 
-        :raises RowDecodeError: if it is no row of this stream.
+        :raises RowDecodeError: if it is not a row of this stream.
         """
         try:
             return self._from_json(value)[0]
@@ -271,7 +269,7 @@ class RowCodec(Generic[RowT]):
     def encode(self, row: RowT) -> bytes:
         """Return the JSON text of a row.
 
-        :raises LocalProtocolError: if the row holds what JSON cannot say.
+        :raises LocalProtocolError: if the row cannot be encoded as JSON.
         """
         try:
             return self._encode(row)
@@ -292,13 +290,13 @@ def _fields_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 class RawRowCodec(RowCodec[Any]):
-    """For rows without a type: the JSON value itself is the row."""
+    """Codec of untyped rows: the row is the JSON value itself."""
 
     def __init__(self, stream_name: str) -> None:
         self.stream_name = stream_name
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
-        """Decode rows that came together.
+        """Decode several rows.
 
         :raises RowDecodeError: if one of them is not JSON.
         """

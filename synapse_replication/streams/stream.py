@@ -1,6 +1,6 @@
-"""What a stream is: its description, and how a process sees it.
+"""The interface of streams: their description, positions and rows.
 
-A *token* here is a plain ``int``: one writer's position in one stream. The
+In this module a *token* is a plain ``int``: one writer's position in one stream. The
 position of many writers at once is a
 :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`.
 """
@@ -26,15 +26,15 @@ __all__ = [
 ]
 
 JsonValue: TypeAlias = Any
-"""What JSON can say: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
+"""A decoded JSON value: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
 ``dict`` with ``str`` keys."""
 
 
 class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
-    """Updates that their source has as JSON text.
+    """Updates whose rows are still JSON text.
 
-    They look like ``(token, row)`` pairs, and each row is decoded when it is asked
-    for. Who wants typed rows decodes the texts themselves, in one step.
+    As a sequence they are ``(token, row)`` pairs, where each row is decoded on access.
+    To get typed rows, decode the texts of ``encoded`` directly.
 
     :param encoded: ``(token, text)`` pairs.
     """
@@ -77,16 +77,17 @@ class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
 class StreamUpdateResult:
     """The rows of one writer between two of its tokens.
 
-    :ivar updates: ``(token, row)`` pairs in ascending order of token (of its
-        distance from zero for no stream: tokens on the wire always grow). Rows
-        are JSON values, as on the wire; see :class:`EncodedUpdates`. Rows of one
-        token are never split over two results.
-    :ivar upto_token: everything up to and including this token is in
-        ``updates``. Equal to the upper bound asked for, unless ``limited``.
-    :ivar limited: there is more between ``upto_token`` and the bound asked for.
-    :ivar last_token: the last token that exists, if it is (for a sequence: implausibly
-        far) below the bound asked for. ``None`` otherwise, or if the source did not
-        compare.
+    :ivar updates: ``(token, row)`` pairs in ascending order of token; tokens on the
+        wire always grow, even for streams whose ids count down. Rows are JSON values,
+        as on the wire; see :class:`EncodedUpdates`. The rows of one token are never
+        split over two results.
+    :ivar upto_token: ``updates`` has all rows up to and including this token. It equals
+        the requested upper bound unless ``limited``.
+    :ivar limited: there may be more rows between ``upto_token`` and the requested upper
+        bound.
+    :ivar last_token: the last token that exists, if it is below the requested upper
+        bound (for a sequence: implausibly far below it). ``None`` otherwise, or if the
+        source did not compare the two.
     """
 
     updates: Sequence[tuple[int, JsonValue]]
@@ -98,25 +99,25 @@ class StreamUpdateResult:
 UpdateFunction: TypeAlias = Callable[
     [str, int, int, int], Awaitable[StreamUpdateResult]
 ]
-"""``(instance_name, from_token, upto_token, limit) -> rows``, lower bound open,
-upper bound closed. ``limit`` counts rows and is a wish: a page may be longer so
-as not to split a token."""
+"""``(instance_name, from_token, upto_token, limit) -> rows``. The lower bound is
+exclusive, the upper bound inclusive. ``limit`` counts rows and is approximate: a page
+may be longer so as not to split a token."""
 
 
 @attrs.frozen
 class StreamDescription:
-    """The facts about a stream that are the same in every process.
+    """The properties of a stream that are the same in every process.
 
     :ivar name: the name on the wire.
-    :ivar codec: from JSON text to typed rows and back.
-    :ivar idempotent: applying a row again, or late, does no harm; so rows at or
-        below our position are delivered and not dropped (``caches``).
-    :ivar resettable: an earlier token is accepted after a POSITION, since the
-        writer may have started again from the beginning.
-    :ivar held_in_memory: the rows are only in their writer's memory; catch-up
-        goes over HTTP to the writer.
-    :ivar announce_own_moves_only: a POSITION that moved only because other
-        writers moved is not announced (``caches``: no echo).
+    :ivar codec: decodes and encodes typed rows.
+    :ivar idempotent: applying a row twice, or late, is harmless; so rows at or below
+        the reader's position are delivered instead of discarded (``caches``).
+    :ivar resettable: a POSITION may announce an earlier token, because the writer may
+        have restarted from the beginning.
+    :ivar held_in_memory: the rows exist only in their writer's memory; a catch-up
+        requests them from the writer over HTTP.
+    :ivar announce_own_moves_only: the writer does not announce a position that advanced
+        only because other writers did, so announcements cause no echo (``caches``).
     """
 
     name: str
@@ -128,45 +129,45 @@ class StreamDescription:
 
 
 class Stream(Protocol):
-    """A stream as one process sees it: where each writer stands, and its rows.
+    """A stream as seen by one process: the position and the rows of each writer.
 
     All methods are called in the reactor's thread.
     """
 
     @property
     def description(self) -> StreamDescription:
-        """The facts about the stream."""
+        """The properties of the stream."""
         ...
 
     def current_token(self, instance_name: str) -> int:
-        """Return how far this process has got with a writer's rows.
+        """Return this process's position in a writer's rows.
 
-        :return: every row of that writer at or below it has been handled here
-            (or, for our own instance, was persisted).
+        :return: every row of that writer at or below it has been delivered here (or,
+            for this instance's own rows, is committed).
         """
         ...
 
     def minimal_local_current_token(self) -> int:
-        """Return what this process, as a writer, may announce.
+        """Return the position that this instance, as a writer, may announce.
 
-        Each row of ours at or below it is committed (or never will be) and is
-        returned by :meth:`get_updates_since`.
+        Each of its rows at or below it is committed, and thus returned by
+        :meth:`get_updates_since`, or will never be.
         """
         ...
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether we may have written rows in ``(from_token, upto_token]``.
+        """Return whether this instance may have rows in ``(from_token, upto_token]``.
 
-        ``False`` is a promise and spares a query; ``True`` is a guess.
+        ``False`` is definite and saves a query; ``True`` is not.
         """
         ...
 
     def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> Awaitable[StreamUpdateResult]:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        :raises CatchUpError: if the source did not answer; a retry may help.
+        :raises CatchUpError: if the source did not answer; a retry may succeed.
         """
         ...
 
@@ -175,10 +176,10 @@ class Stream(Protocol):
 class RemovedWriter:
     """A writer that does not announce its rows any more.
 
-    :ivar upto_token: its greatest committed row. Nothing at or below it is committed
-        later.
-    :ivar is_deleted: its position is not stored any more, so it does not write; else
-        this process merely does not know it as a writer.
+    :ivar upto_token: the token of its last committed row. No row at or below it can
+        still be committed.
+    :ivar is_deleted: its stored position was deleted, so it no longer writes.
+        ``False`` if this process merely does not have it among the stream's writers.
     """
 
     upto_token: int
@@ -187,15 +188,15 @@ class RemovedWriter:
 
 @runtime_checkable
 class DrainableStream(Protocol):
-    """What a stream offers besides, if its source outlives its writers."""
+    """Additional interface of a stream whose rows outlive their writers."""
 
     def find_removed_writers(self) -> Awaitable[Mapping[str, RemovedWriter]]:
-        """Find the removed writers that have rows above :meth:`Stream.current_token`.
+        """Return the removed writers that have rows above :meth:`Stream.current_token`.
 
-        Also those that were removed since the first call and have no such rows.
-        Called in the reactor's thread. May take as long as the transactions that are
-        open in the source.
+        The result includes writers that were removed since the first call, even if
+        they have no such rows. Call it in the reactor's thread. It may take as long as
+        the transactions that are open in the source.
 
-        :raises CatchUpError: if the source did not answer; a retry may help.
+        :raises CatchUpError: if the source did not answer; a retry may succeed.
         """
         ...

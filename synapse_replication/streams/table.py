@@ -1,4 +1,4 @@
-"""A stream declared by its Postgres table: nothing but facts, checked at once.
+"""Declaration of a stream by its Postgres table, validated when it is made.
 
 ::
 
@@ -9,7 +9,7 @@
         writers=["writer1", "writer2"],
     )
 
-``storage/postgres_stream.py`` makes a stream with catch-up and typed rows of it. See
+``storage/postgres_stream.py`` implements the stream, with typed rows and catch-up. See
 docs/plugging-in.rst.
 """
 
@@ -28,8 +28,8 @@ from synapse_replication.streams.stream import StreamDescription
 
 __all__ = ["COLUMN_TYPES", "IdColumn", "TableStream"]
 
-#: The names that a configuration file has for the types of columns; one with a
-#: ``?`` behind it may be null.
+#: The names of column types in configuration files; a ``?`` after the name means that
+#: the column may be null.
 COLUMN_TYPES: Mapping[str, Any] = {
     "text": str,
     "integer": int,
@@ -44,12 +44,12 @@ _WORD = re.compile(r"\S+\Z")
 
 @attrs.frozen
 class IdColumn:
-    """Where the ids of a stream are kept.
+    """A column that stores ids of a stream.
 
-    :ivar table: the table, after its schema and a dot if it has one.
+    :ivar table: the table, optionally qualified by its schema.
     :ivar id_column: the column with the ids.
-    :ivar writer_column: the column with the name of the instance that wrote the
-        row, or ``None`` if the table does not tell.
+    :ivar writer_column: the column with the name of the instance that wrote the row;
+        ``None`` if the table has none.
     """
 
     table: str
@@ -79,8 +79,8 @@ def _to_type(column: Any, type_: Any) -> Any:
     if name not in COLUMN_TYPES:
         raise StreamConfigurationError(
             f"column {excerpt(str(column))} has the unknown type {excerpt(type_)}; "
-            f"write one of {', '.join(COLUMN_TYPES)}, with ? behind it if the column "
-            "may be null"
+            f"write one of {', '.join(COLUMN_TYPES)}, followed by ? if the column may "
+            "be null"
         )
     return COLUMN_TYPES[name] | None if name != type_ else COLUMN_TYPES[name]
 
@@ -93,26 +93,26 @@ def _to_writers(value: Any) -> tuple[str, ...]:
 class TableStream:
     """A stream whose rows are the rows of one table.
 
-    Identifiers are written as Postgres holds them: in lower case, without
-    quotation marks.
+    Identifiers are written as Postgres stores them: in lower case, without quotation
+    marks.
 
     :ivar name: the name on the wire.
-    :ivar table: the table, after its schema and a dot if it has one.
-    :ivar id_column: the column with the token of the row. It needs an index, best
-        one of ``(writer_column, id_column)``. Negative ids if ``negative``.
-    :ivar writer_column: the column with the name of the instance that wrote the
-        row; ``None`` if there is none, and then there is but one writer.
-    :ivar columns: name and type of each column of a row, in the order of the wire.
-        A mapping to types or to names of :data:`COLUMN_TYPES`; or a list of names,
-        or of such pairs.
-    :ivar sequence: the sequence that ids come from.
+    :ivar table: the table, optionally qualified by its schema.
+    :ivar id_column: the column with the row's id, from which its token follows. It
+        needs an index, preferably on ``(writer_column, id_column)``.
+    :ivar writer_column: the column with the name of the instance that wrote the row;
+        ``None`` if there is none, which allows only one writer.
+    :ivar columns: name and type of each column of a row, in the order of the wire: a
+        mapping from names to types or to names of :data:`COLUMN_TYPES`, a list of
+        names, or a list of pairs of name and type.
+    :ivar sequence: the sequence that allocates the ids.
     :ivar writers: the instances that may write.
-    :ivar positions_name: the stream's name in ``stream_positions``; its name on
-        the wire if not given.
+    :ivar positions_name: the stream's name in ``stream_positions``; by default, its
+        name on the wire.
     :ivar negative: ids count down from -1 (tokens on the wire are positive).
-    :ivar row_type: an attrs class with a field for each column, in order; made of
-        the columns if not given.
-    :raises StreamConfigurationError: if the facts do not fit together.
+    :ivar row_type: an attrs class with one field per column, in order; by default, it
+        is created from the columns.
+    :raises StreamConfigurationError: if the declaration is inconsistent.
     """
 
     name: str
@@ -126,7 +126,7 @@ class TableStream:
         default=attrs.Factory(lambda self: self.name, takes_self=True)
     )
     negative: bool = False
-    # One that is made is made anew for each declaration: equal ones stay equal.
+    # Not compared: each declaration creates its own class.
     row_type: type[Any] = attrs.field(
         default=attrs.Factory(lambda self: self._make_row_type(), takes_self=True),
         eq=False,
@@ -139,8 +139,8 @@ class TableStream:
         if fields != len(self.columns):
             raise StreamConfigurationError(
                 f"stream {self.name}: row type {self.row_type.__name__} has {fields} "
-                f"fields for {len(self.columns)} columns; give it one for each, in "
-                "the same order"
+                f"fields for {len(self.columns)} columns; declare one field per "
+                "column, in the same order"
             )
         codec = RowCodec(self.name, self.row_type)
         object.__setattr__(self, "description", StreamDescription(self.name, codec))
@@ -152,7 +152,7 @@ class TableStream:
             *(("writers", writer) for writer in self.writers),
         ):
             if not isinstance(word, str) or not _WORD.match(word):
-                self._refuse(what, word, "write one word without white space")
+                self._raise_invalid(what, word, "write one word without white space")
         identifiers = [
             ("table", part) for part in str(self.table).split(".", maxsplit=1)
         ]
@@ -163,28 +163,30 @@ class TableStream:
             identifiers.append(("writer_column", self.writer_column))
         for what, identifier in identifiers:
             if not isinstance(identifier, str) or not _IDENTIFIER.match(identifier):
-                self._refuse(
+                self._raise_invalid(
                     what,
                     identifier,
                     "write a plain SQL identifier: lower-case letters, digits and _, "
                     "at most 63",
                 )
         if not self.columns:
-            self._refuse("columns", "", "name at least one column")
+            self._raise_invalid("columns", "", "name at least one column")
         if len(set(self.column_names)) < len(self.columns):
-            self._refuse("columns", ", ".join(self.column_names), "name each once")
+            self._raise_invalid(
+                "columns", ", ".join(self.column_names), "name each once"
+            )
         if not self.writers:
-            self._refuse("writers", "", "name at least one instance")
+            self._raise_invalid("writers", "", "name at least one instance")
         if len(set(self.writers)) < len(self.writers):
-            self._refuse("writers", ", ".join(self.writers), "name each once")
+            self._raise_invalid("writers", ", ".join(self.writers), "name each once")
         if self.writer_column is None and len(self.writers) > 1:
-            self._refuse(
+            self._raise_invalid(
                 "writers",
                 ", ".join(self.writers),
-                "name the writer_column that tells their rows apart, or one writer",
+                "name the writer_column that identifies their rows, or only one writer",
             )
 
-    def _refuse(self, what: str, value: object, hint: str) -> None:
+    def _raise_invalid(self, what: str, value: object, hint: str) -> None:
         raise StreamConfigurationError(
             f"stream {excerpt(str(self.name))}: {what} is "
             f"'{excerpt(str(value))}'; {hint}"
@@ -193,11 +195,11 @@ class TableStream:
     def _make_row_type(self) -> type[Any]:
         for name in self.column_names:
             if not name.isidentifier() or keyword.iskeyword(name):
-                self._refuse(
+                self._raise_invalid(
                     "columns",
                     name,
-                    "that cannot name a field in Python: give a row_type with "
-                    "names of its own",
+                    "a Python field cannot have that name: pass a row_type with other "
+                    "field names",
                 )
         words = re.split(r"[^A-Za-z0-9]+", self.name)
         class_name = (
@@ -210,10 +212,10 @@ class TableStream:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Name the columns of a row, in the order of the wire."""
+        """The names of a row's columns, in the order of the wire."""
         return tuple(name for name, _ in self.columns)
 
     @property
     def id_columns(self) -> tuple[IdColumn, ...]:
-        """Return where the ids are kept."""
+        """The columns that store the stream's ids."""
         return (IdColumn(self.table, self.id_column, self.writer_column),)

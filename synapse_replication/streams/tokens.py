@@ -1,10 +1,9 @@
-"""Tokens of streams with many writers, and positions of rows: different types.
+"""Tokens of streams with many writers, and positions of rows.
 
-A :class:`MultiWriterStreamToken` cuts a stream in two: it is a vector clock, one
-position for each writer. A :class:`PersistedPosition` is where one row is. What
-may be asked: whether a row is before or after a token, which rows are between two
-tokens, the maximum and the minimum of two tokens. Tokens are ordered only in
-part, and a row's position is no token.
+A :class:`MultiWriterStreamToken` divides a stream in two: it is a vector clock with one
+position per writer. A :class:`PersistedPosition` is the position of one row. The two
+are separate types because they differ in their order: a row is before or after a
+token, while tokens are only partially ordered and have a maximum and a minimum.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 @attrs.frozen
 class PersistedPosition:
-    """Where a row is: who wrote it, and its id.
+    """The position of a row: its writer and its id.
 
     :ivar instance_name: the writer.
     :ivar stream: the id, as a distance from zero.
@@ -41,7 +40,7 @@ class PersistedPosition:
     stream: int
 
     def persisted_after(self, token: MultiWriterStreamToken) -> bool:
-        """Return whether the row comes after a token: it is not covered by it."""
+        """Return whether the row is after a token, that is, not covered by it."""
         return token.get_stream_pos_for_instance(self.instance_name) < self.stream
 
 
@@ -51,13 +50,14 @@ def _freeze(instance_map: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen
 class MultiWriterStreamToken:
-    """Up to where each writer's rows are covered.
+    """A vector clock: the position up to which each writer's rows are covered.
 
-    Entries at or below the minimum say nothing and are left out, so that equal
-    tokens are equal objects.
+    Entries at or below the minimum are redundant and removed, so that tokens with the
+    same meaning compare equal.
 
-    :ivar stream: the minimum: every writer that is not in ``instance_map`` is here.
-    :ivar instance_map: those that are further.
+    :ivar stream: the minimum: the position of every writer that is not in
+        ``instance_map``.
+    :ivar instance_map: the positions of writers beyond the minimum.
     """
 
     stream: int
@@ -76,26 +76,26 @@ class MultiWriterStreamToken:
 
     @classmethod
     def parse(cls, text: str, name_of: Callable[[int], str]) -> MultiWriterStreamToken:
-        """Read the text form.
+        """Parse the text form.
 
-        Entries below the minimum are left out; a writer that is named twice is
-        where it is furthest.
+        Entries below the minimum are removed. If a writer occurs twice, its greater
+        position counts.
 
-        :param name_of: from the number of an instance to its name; raises
-            :exc:`LookupError` for one that is not known.
-        :raises TokenError: if it is no token.
+        :param name_of: returns the name of an instance by its number; raises
+            :exc:`LookupError` if the number is not known.
+        :raises TokenError: if the text is not a token.
         """
         if not text.startswith("m"):
             return cls(_to_id(text, text))
         minimum, *entries = text[1:].split("~")
         positions: dict[str, int] = {}
         for entry in entries:
-            # A trailing separator is harmless, and was written once.
+            # Older versions wrote a trailing separator.
             if not entry:
                 continue
             number, dot, position = entry.partition(".")
             if not dot:
-                raise TokenError(text, "an entry is written <instance>.<position>")
+                raise TokenError(text, "an entry must be <instance>.<position>")
             instance_id = _to_id(text, number)
             try:
                 writer = name_of(instance_id)
@@ -107,9 +107,9 @@ class MultiWriterStreamToken:
         return cls(_to_id(text, minimum), positions)
 
     def to_string(self, id_of: Callable[[str], int]) -> str:
-        """Write the text form: ``m<min>~<instance>.<position>...`` or a number.
+        """Return the text form: ``m<min>~<instance>.<position>...`` or a number.
 
-        :param id_of: from the name of an instance to its number.
+        :param id_of: returns the number of an instance by its name.
         """
         if not self.instance_map:
             return str(self.stream)
@@ -122,7 +122,7 @@ class MultiWriterStreamToken:
     def from_positions(
         cls, persisted_upto: int, positions: Mapping[str, int]
     ) -> MultiWriterStreamToken:
-        """Make a token of what an id generator says (distances from zero)."""
+        """Return the token of an id generator's positions (distances from zero)."""
         return cls(persisted_upto, positions)
 
     def get_stream_pos_for_instance(self, instance_name: str | None) -> int:
@@ -138,9 +138,9 @@ class MultiWriterStreamToken:
     # -- order -------------------------------------------------------------------------
 
     def is_before_or_eq(self, other: MultiWriterStreamToken) -> bool:
-        """Return whether everything that this covers is covered by ``other``.
+        """Return whether ``other`` covers every row that this token covers.
 
-        Of two tokens neither may be.
+        The order is partial: it may be false in both directions.
         """
         return self.stream <= other.stream and all(
             position <= other.get_stream_pos_for_instance(writer)
@@ -148,11 +148,11 @@ class MultiWriterStreamToken:
         )
 
     def copy_and_advance(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
-        """Return the maximum: the least token that covers what either covers."""
+        """Return the maximum: the least token that covers all rows of either."""
         return self._combine(other, max)
 
     def copy_and_retreat(self, other: MultiWriterStreamToken) -> MultiWriterStreamToken:
-        """Return the minimum: the greatest token that covers what both cover."""
+        """Return the minimum: the greatest token covered by both."""
         return self._combine(other, min)
 
     def _combine(
@@ -170,7 +170,7 @@ class MultiWriterStreamToken:
         )
 
     def bound_stream_token(self, max_stream: int) -> MultiWriterStreamToken:
-        """Return a token that covers what this covers up to ``max_stream``."""
+        """Return a token that covers this token's rows up to ``max_stream``."""
         return MultiWriterStreamToken(
             min(self.stream, max_stream),
             {w: min(p, max_stream) for w, p in self.instance_map.items()},
@@ -179,18 +179,18 @@ class MultiWriterStreamToken:
     def after_partial_read(
         self, upper: MultiWriterStreamToken, read_upto: int
     ) -> MultiWriterStreamToken:
-        """Return the token after some of the rows between this and ``upper``.
+        """Return the token after a partial read of the rows between this and ``upper``.
 
-        :param upper: at or after this.
-        :param read_upto: all rows between the two whose id is at or below it were
-            read, of every writer.
+        :param upper: a token at or after this one.
+        :param read_upto: all rows between the two tokens with an id at or below it,
+            of every writer, were read.
         """
         return self.copy_and_advance(upper.bound_stream_token(read_upto))
 
 
 def _to_id(text: str, number: str) -> int:
     if not _NUMBER.fullmatch(number) or int(number) > _MAX_ID:
-        raise TokenError(text, "a position is a number of up to 63 bits")
+        raise TokenError(text, "a position must be a number of up to 63 bits")
     return int(number)
 
 
@@ -215,8 +215,8 @@ def is_stream_position_in_range(
 class SqlBounds:
     """A condition for a WHERE clause.
 
-    :ivar sql: with ``%s`` for each parameter.
-    :ivar parameters: in order.
+    :ivar sql: the condition, with ``%s`` for each parameter.
+    :ivar parameters: the parameters, in order.
     """
 
     sql: str
@@ -230,10 +230,11 @@ def rows_between(
     id_column: str,
     writer_column: str,
 ) -> SqlBounds:
-    """Write the condition for exactly the rows after ``low`` and not after ``high``.
+    """Return the condition for exactly the rows after ``low`` and not after ``high``.
 
-    It begins with plain bounds of the id, for an index. Columns are put in as they
-    are: they must come from a declaration, never from a request. Ids are positive.
+    It begins with constant bounds of the id, so that an index can be used. Column names
+    are inserted verbatim: they must come from a declaration, never from a request. Ids
+    are positive.
     """
     parameters: list[int | str] = [low.stream, high.get_max_stream_pos()]
     conditions = [f"{id_column} > %s", f"{id_column} <= %s"]
