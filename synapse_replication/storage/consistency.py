@@ -1,20 +1,20 @@
-"""Compare sequences, tables and stored positions; say what disagrees; repair it.
+"""Consistency checks of sequences, tables and stored positions, and their repair.
 
-Theory of operation: :func:`examine` reads, scans nothing big, and gives a
-:class:`Report`. Each :class:`Problem` carries the statements that repair it, so that
-a person can run them; :func:`repair` runs just these. A position is not moved
-back, as a rule: a sequence is brought forward instead. What a sequence does is not
-undone by a rollback, so sequences come last.
+Theory of operation: :func:`examine` only reads, does not scan large tables, and returns
+a :class:`Report`. Each :class:`Problem` has the statements that repair it, so that a
+person can run them; :func:`repair` runs exactly these. As a rule, a sequence is
+advanced rather than a position lowered. Sequences are advanced last, because a rollback
+does not undo that.
 
-A value that is more than
+A value more than
 :data:`~synapse_replication.streams.positions.PLAUSIBLE_DISTANCE` beyond the sequence is
-no id of the stream: to move the sequence there would use its ids up. Such a position
-is set to where the sequence is (no id beyond was ever given out); such a row of a table
-is shown, and a person decides about it.
+not an id of the stream: advancing the sequence to it would use up the ids in between.
+Such a position is set to the sequence's value, since no id beyond it was ever
+allocated. Such a row of a table is only reported, and a person must decide.
 
-A position that is ahead of the rows alone is no problem: ids without rows are
-normal (rolled back, or the rows were deleted since). One ahead of the sequence is:
-no row can be there, and the next ids would lie below it.
+A position ahead of all rows is normal: its ids were rolled back, or the rows were
+deleted. A position ahead of the sequence is a problem: no row can exist there, and the
+next ids would be below it.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ __all__ = [
     "repair",
 ]
 
-#: Mending one thing may bring another to light; not more often than this.
+#: The most rounds of a repair, since one repair may reveal another problem.
 MAX_ROUNDS = 3
 
 
 class ProblemKind(enum.Enum):
-    """What disagrees."""
+    """Kind of a problem."""
 
-    TABLE_MISSING = "there is no table stream_positions"
-    INDEX_MISSING = "stream_positions may hold a writer twice"
+    TABLE_MISSING = "table stream_positions does not exist"
+    INDEX_MISSING = "stream_positions may contain a writer twice"
     WRONG_SIGN = "a position has the wrong sign"
-    UNKNOWN_WRITER = "a position of an instance that is no writer"
+    UNKNOWN_WRITER = "a position belongs to an instance that is not a writer"
     SEQUENCE_BEHIND = "a sequence is behind a table"
-    POSITION_AHEAD = "a position is ahead of any row that there can be"
+    POSITION_AHEAD = "a position is ahead of its sequence"
 
 
 @attrs.frozen
 class Problem:
-    """One disagreement.
+    """One inconsistency.
 
-    :ivar stream_name: the stream, ``None`` if it is about the table itself.
+    :ivar stream_name: the stream; ``None`` if the table itself has the problem.
     :ivar text: what is wrong, with the names and values.
     :ivar hint: the statements that repair it; none if a person must decide.
-    :ivar instance_name: the writer whose position it is about, if it is.
+    :ivar instance_name: the writer of the position concerned, if any.
     """
 
     kind: ProblemKind
@@ -80,11 +80,12 @@ class Problem:
 
 @attrs.frozen
 class WriterState:
-    """Where one writer of a stream is.
+    """State of one writer of a stream.
 
     :ivar declared: it is a writer according to the configuration.
-    :ivar stored: its position in ``stream_positions``, or ``None``; as stored.
-    :ivar lag: how many ids it is behind what the sequence has given out.
+    :ivar stored: its position in ``stream_positions``, with the stored sign; ``None``
+        if there is none.
+    :ivar lag: how many ids its position is behind the sequence.
     """
 
     instance_name: str
@@ -95,10 +96,10 @@ class WriterState:
 
 @attrs.frozen
 class StreamState:
-    """Where one stream is.
+    """State of one stream.
 
-    :ivar sequence_value: the last id given out, ``None`` if there is no such
-        sequence: then the stream is not in this database.
+    :ivar sequence_value: the last allocated id; ``None`` if the sequence does not
+        exist, that is, this database does not have the stream.
     :ivar farthest: the greatest id of each table (distance from zero).
     """
 
@@ -111,16 +112,19 @@ class StreamState:
 
 @attrs.frozen
 class Report:
-    """What :func:`examine` found."""
+    """Result of :func:`examine`."""
 
     streams: Sequence[StreamState]
     problems: Sequence[Problem]
 
 
 def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
-    """Read where streams stand, and compare.
+    """Compare the sequences, tables and stored positions of streams.
 
-    :param streams: each with its name on the wire.
+    Call it in a database thread.
+
+    :param txn: a cursor.
+    :param streams: pairs of the name on the wire and the stream.
     """
     problems: list[Problem] = []
     states: list[StreamState] = []
@@ -130,7 +134,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
             Problem(
                 ProblemKind.TABLE_MISSING,
                 None,
-                "there is no table stream_positions",
+                "table stream_positions does not exist",
                 DELTAS[:1],
             )
         )
@@ -140,7 +144,7 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
         if not _exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
-        # The tables first: what is in them then, the sequence has given out.
+        # Read the tables before the sequence: it is then ahead of every row read.
         farthest = {
             column.table: farthest_id(txn, stream, column) or 0
             for column in stream.tables
@@ -158,12 +162,12 @@ def examine(txn: Any, streams: Iterable[tuple[str, IdStream]]) -> Report:
 def repair(
     txn: Any, streams: Sequence[tuple[str, IdStream]]
 ) -> tuple[list[Problem], Report]:
-    """Repair all that disagrees, in one transaction, which the caller commits.
+    """Repair all inconsistencies in one transaction, which the caller must commit.
 
-    Others that repair at the same time wait.
+    Concurrent repairs are serialized by an advisory lock.
 
-    :return: what was repaired, and how it is now.
-    :raises StorageError: if something still disagrees; roll back.
+    :return: the repaired problems, and the report after the repair.
+    :raises StorageError: if inconsistencies remain; the caller must roll back.
     """
     txn.execute(queries.LOCK_POSITIONS)
     repaired: list[Problem] = []
@@ -178,7 +182,7 @@ def repair(
     report = examine(txn, streams)
     if report.problems:
         raise StorageError(
-            "still wrong after the repair, is it being written to? "
+            "inconsistencies remain after the repair; stop all writers and repeat it: "
             + "; ".join(problem.text for problem in report.problems)
         )
     return repaired, report
@@ -205,8 +209,8 @@ def _index_problem() -> Problem:
     return Problem(
         ProblemKind.INDEX_MISSING,
         None,
-        "stream_positions has no unique index of stream_name and instance_name: a "
-        "writer may be in there twice",
+        "stream_positions has no unique index on stream_name and instance_name: it may "
+        "contain a writer twice",
         (
             "DELETE FROM stream_positions AS one USING stream_positions AS other "
             "WHERE one.stream_name = other.stream_name "
@@ -261,8 +265,9 @@ def _compare(
                 Problem(
                     ProblemKind.UNKNOWN_WRITER,
                     name,
-                    f"{writer} is stored at {position}, but is no writer (those are "
-                    f"{', '.join(stream.writers)}): where it stands holds up others",
+                    f"{writer} is stored at {position}, but is not a writer (the "
+                    f"writers are {', '.join(stream.writers)}): its position delays "
+                    "the stream's token",
                     (f"DELETE FROM stream_positions WHERE {_row(stream, writer)};",),
                     writer,
                 )
@@ -283,7 +288,7 @@ def _compare(
                     writer,
                 )
             )
-        # Where nobody has written, 1 is stored and nothing was given out.
+        # For a stream without rows, 1 is stored and no id was allocated.
         if abs(position) > max(last, FIRST_POSITION):
             problems.append(_position_problem(name, stream, writer, last, position))
     return problems
@@ -293,18 +298,18 @@ def _sequence_problem(
     name: str, stream: IdStream, column: IdColumn, last: int, id_: int
 ) -> Problem:
     text = (
-        f"sequence {stream.sequence} stands at {last}, but table {column.table} holds "
-        f"{stream.sign * id_}: "
+        f"sequence {stream.sequence} stands at {last}, but table {column.table} "
+        f"contains {stream.sign * id_}: "
     )
     if id_ - last > PLAUSIBLE_DISTANCE:
         table = queries.identifier(column.table)
         text += (
-            "too far beyond to be an id of this stream, so the sequence is not moved. "
-            f"Look at the row: SELECT * FROM {table} WHERE "
+            "too far beyond to be an id of this stream, so the sequence is unchanged. "
+            f"Inspect the row: SELECT * FROM {table} WHERE "
             f"{queries.identifier(column.id_column)} = {stream.sign * id_};"
         )
         return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, ())
-    text += "ids would be given out twice"
+    text += "ids would be allocated twice"
     hint = (_forward(stream.sequence, id_),)
     return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, hint)
 
@@ -317,14 +322,14 @@ def _position_problem(
         f"{last}: "
     )
     if abs(position) - last > PLAUSIBLE_DISTANCE:
-        text += "no such id was ever given out"
+        text += "no such id was ever allocated"
         hint = (
             f"UPDATE stream_positions SET stream_id = "
             f"{stream.sign * max(last, FIRST_POSITION)} "
             f"WHERE {_row(stream, writer)} AND stream_id = {position};"
         )
     else:
-        text += "the next rows would lie below what counts as complete"
+        text += "the next rows would be below a position that counts as complete"
         hint = _forward(stream.sequence, abs(position))
     return Problem(ProblemKind.POSITION_AHEAD, name, text, (hint,), writer)
 

@@ -1,4 +1,4 @@
-"""Blocking psycopg2 connections, used from Twisted: one transaction, one thread.
+"""A pool of blocking psycopg2 connections for Twisted: one thread per transaction.
 
 Usage::
 
@@ -12,19 +12,19 @@ Usage::
     ...
     await database.close()
 
-``transact`` and ``close`` are called in the reactor's thread; the function given
-to ``transact`` runs in one of the pool's threads, with a cursor of its own
-connection, and must touch nothing else that is not safe there. It may run more
-than once: PostgreSQL asks to repeat a transaction that met another one (a
-serialization failure or a deadlock), and a connection that broke before the
-commit was sent is replaced. A commit whose answer was lost is never repeated.
+Call ``transact`` and ``close`` in the reactor's thread. The function passed to
+``transact`` runs in one of the pool's threads, with a cursor of its own connection, and
+must not use anything else that is not thread-safe. It may run more than once: a
+transaction that failed because of a concurrent one (a serialization failure or a
+deadlock) is repeated, and so is one whose connection broke before the commit was sent.
+A commit whose result was lost is never repeated.
 
-What belongs to a transaction's end, whatever that is, is said to its
-:class:`Transaction`: ``call_after`` and ``call_on_exception``. A transaction that
-has begun is not stopped by cancelling its Deferred, and whoever waits learns of
-the cancellation when it has ended, not before: else a block that holds an id would
-be left, and its position announced, ahead of a commit that is still to come. A
-coroutine that is closed cannot wait; what it holds is kept by :meth:`Database.settled`.
+To run code when a transaction has ended, register it on its :class:`Transaction` with
+``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
+transaction that has begun, and the Deferred fires only once the transaction has ended.
+Otherwise a block that holds an id could be left, and its position announced, before
+the pending commit. A coroutine that is closed cannot wait for that; use
+:meth:`Database.settled` to delay the release of its ids.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ __all__ = ["Database", "Transaction", "TransactionRunner", "connect"]
 
 T = TypeVar("T")
 
-#: How often one transaction is tried before its failure is the caller's.
+#: The most attempts of one transaction; then its failure is reported to the caller.
 MAX_ATTEMPTS = 6
 
-#: How often a broken connection is replaced under one transaction.
+#: The most reconnections within one transaction.
 MAX_RECONNECTS = 1
 
 _log = Logger()
 
-_TRY_AGAIN = (
+_RETRYABLE = (
     psycopg2.errors.SerializationFailure,
     psycopg2.errors.DeadlockDetected,
 )
 
 
 class Transaction(psycopg2.extensions.cursor):
-    """A cursor that knows what is to be done when its transaction has ended."""
+    """A cursor with callbacks for the end of its transaction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,19 +74,19 @@ class Transaction(psycopg2.extensions.cursor):
         self.exception_callbacks: list[Callable[[], object]] = []
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
-        """Call ``func(*args)`` in the reactor's thread once this is committed."""
+        """Call ``func(*args)`` in the reactor's thread after the commit."""
         self.after_callbacks.append(lambda: func(*args))
 
     def call_on_exception(self, func: Callable[..., object], *args: object) -> None:
-        """Call ``func(*args)`` in the reactor's thread if this is not committed.
+        """Call ``func(*args)`` in the reactor's thread after a rollback.
 
-        Also called for an attempt that is repeated: it was rolled back.
+        That includes the rollback of an attempt that is repeated afterwards.
         """
         self.exception_callbacks.append(lambda: func(*args))
 
 
 class TransactionRunner(Protocol):
-    """What runs transactions: a :class:`Database`, or a host's own."""
+    """Interface that runs transactions: a :class:`Database`, or the host's own."""
 
     def transact(
         self,
@@ -105,7 +105,8 @@ def connect(
     """Open one connection.
 
     :param conninfo: a DSN or URI, or libpq's parameters by name.
-    :raises psycopg2.OperationalError: if nothing answers there, or it refuses.
+    :raises psycopg2.OperationalError: if the server cannot be reached or rejects the
+        connection.
     """
     if isinstance(conninfo, str):
         return psycopg2.connect(conninfo)
@@ -123,10 +124,9 @@ class Database:
     """A pool of connections and the threads that use them.
 
     :param conninfo: a DSN or URI, or libpq's parameters by name.
-    :param reactor: to come back from the threads.
-    :param max_connections: connections (and threads) at most. Transactions beyond
-        that wait for their turn; the callers that wait for them are the bound of
-        that queue.
+    :param reactor: runs the callbacks of the pool's threads.
+    :param max_connections: the most connections (and threads). Further transactions
+        are queued; the queue is bounded by the number of callers that wait.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Database:
         self._running: set[Deferred[None]] = set()
         self._closing: Deferred[None] | None = None
         self._pool = ThreadPool(0, max_connections, "synapse_replication.storage")
-        # A process that ends without close() is not held up: what it had open is
-        # rolled back, as if it had been killed.
+        # Daemon threads do not block the exit of a process that did not call close();
+        # its open transactions are rolled back, as if it had been killed.
         self._pool.threadFactory = _DaemonThread
         self._pool.start()
 
@@ -156,15 +156,16 @@ class Database:
     ) -> Deferred[T]:
         """Run ``func(txn)`` in a transaction of its own, and commit it.
 
-        :param description: what it is for, in log lines.
-        :param func: called in another thread, more than once if PostgreSQL asks
-            for that. If it raises, the transaction is rolled back.
-        :param autocommit: let each statement be a transaction of its own: one
-            round trip instead of three. Only for what does no harm if it is done
-            twice: a connection that broke may have broken after the statement.
-        :return: what ``func`` returned, or the failure of the last attempt. If it is
-            cancelled, it fails as soon as the transaction has ended, however it did.
-        :raises StorageError: (in the Deferred) :meth:`close` was called.
+        :param description: names the transaction in log lines.
+        :param func: called in another thread, more than once if the transaction must
+            be repeated. If it raises, the transaction is rolled back.
+        :param autocommit: run each statement as a transaction of its own: one round
+            trip instead of three. Use it for idempotent statements only: a connection
+            that broke may have broken after the statement was executed.
+        :return: fires with the result of ``func``, or with the failure of the last
+            attempt. If it is cancelled, it fails once the transaction has ended,
+            whatever the outcome.
+        :raises StorageError: if :meth:`close` was called; in the Deferred.
         """
         if self._closing is not None:
             return defer.fail(
@@ -196,10 +197,10 @@ class Database:
             callbacks: list[Callable[[], object]] = []
             try:
                 if result.called:
-                    # Cancelled before it began.
+                    # The transaction was cancelled before it began.
                     raise CancelledError
                 outcome = self._run(description, func, autocommit, callbacks)
-            except BaseException:  # noqa: BLE001 -- the caller's, whatever it is
+            except BaseException:  # noqa: BLE001 -- passed to the caller
                 outcome = Failure()  # type: ignore[no-untyped-call]
             self._reactor.callFromThread(done, outcome, callbacks)
 
@@ -207,10 +208,10 @@ class Database:
         return result
 
     def settled(self) -> Deferred[None]:
-        """Fire when every transaction that was asked for by now has ended.
+        """Return a Deferred that fires when all current transactions have ended.
 
-        Those that are asked for later are not waited for. Called in the reactor's
-        thread.
+        It does not wait for transactions that are requested later. Call it in the
+        reactor's thread.
         """
         settled: Deferred[None] = Deferred()
         ends = defer.DeferredList([_follow(ended) for ended in self._running])
@@ -218,9 +219,9 @@ class Database:
         return settled
 
     def close(self) -> Deferred[None]:
-        """Wait for what is running, close the connections, end the threads.
+        """Wait for running transactions, close the connections and stop the threads.
 
-        May be called more than once; every call waits for the same end.
+        It may be called more than once; all Deferreds fire at the same time.
         """
         if self._closing is None:
             self._closing = Deferred()
@@ -243,9 +244,9 @@ class Database:
             try:
                 callback()
             except Exception:  # noqa: BLE001 -- logged
-                # The transaction has ended: the others must hear of it too.
+                # The remaining callbacks must run as well.
                 _log.failure(
-                    "what {description} asked to be called failed",
+                    "a callback of transaction {description} failed",
                     description=description,
                 )
 
@@ -258,26 +259,27 @@ class Database:
         autocommit: bool,
         callbacks: list[Callable[[], object]],
     ) -> T:
-        """Try until it works or the failure is final; fill in ``callbacks``."""
+        """Run the transaction, with retries; add its callbacks to ``callbacks``."""
         attempts = reconnects = 0
         while True:
             attempts += 1
             attempt = _Attempt(self._take())
             try:
                 return attempt.run(func, autocommit)
-            except _TRY_AGAIN:
+            except _RETRYABLE:
                 if attempts >= MAX_ATTEMPTS:
                     raise
             except psycopg2.Error as error:
                 if not attempt.broken or attempt.committing:
                     raise
-                # The others in the pool are likely to be as dead.
-                self._forget_idle()
+                # The other connections of the pool are probably broken, too.
+                self._close_idle()
                 reconnects += 1
                 if reconnects > MAX_RECONNECTS:
                     raise
                 _log.info(
-                    "{description} lost its connection, and is run again: {error}",
+                    "transaction {description} lost its connection and is repeated: "
+                    "{error}",
                     description=description,
                     error=one_line(error),
                 )
@@ -290,12 +292,12 @@ class Database:
 
     def _take(self) -> psycopg2.extensions.connection:
         try:
-            # The one used last: with little to do, the others stay unused.
+            # Prefer the connection used last, so that few are open under low load.
             return self._idle.pop()
         except IndexError:
             return connect(self._conninfo)
 
-    def _forget_idle(self) -> None:
+    def _close_idle(self) -> None:
         while True:
             try:
                 self._idle.pop().close()
@@ -342,7 +344,7 @@ class _Attempt:
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:
-    """Return one that fires with another, for somebody else to wait for."""
+    """Return a Deferred that fires after ``ended``, for an independent waiter."""
     follower: Deferred[None] = Deferred()
     ended.addCallback(lambda _: follower.callback(None))
     return follower

@@ -1,7 +1,7 @@
-"""The streams of a database, and what is known of their ids without scanning.
+"""Streams as sets of ids in a database, and queries about ids that do not scan tables.
 
-Functions take a cursor, and block. Ids are distances from zero, whatever the stream's
-sign. Nothing here knows a reactor or a log.
+The functions take a cursor and block. Ids are distances from zero, whatever the
+stream's sign. This module uses neither the reactor nor the log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = [
     "read_sequence",
 ]
 
-#: A table without a fitting index is read if it is no larger than this; else it is
-#: skipped.
+#: A table without a suitable index is scanned if it is at most this large, in bytes;
+#: otherwise it is skipped.
 MAX_SCANNED_BYTES = 32 * 2**20
 
 
@@ -40,14 +40,14 @@ def _to_writers(writers: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class IdStream:
-    """A stream as its ids see it.
+    """The sequence, tables and writers of a stream.
 
     :ivar stream_name: its name in ``stream_positions``.
-    :ivar sequence: the sequence of its ids, with its schema if it needs one.
-    :ivar tables: where its ids are kept.
-    :ivar writers: the declared writers; none if anybody may write, and then no
-        positions are kept.
-    :ivar negative: ids are below zero in the tables, and outside.
+    :ivar sequence: the sequence that allocates its ids, optionally with its schema.
+    :ivar tables: the columns that store its ids.
+    :ivar writers: the declared writers; empty if every instance may write, in which
+        case no positions are stored.
+    :ivar negative: ids are below zero in the tables, and for callers.
     """
 
     stream_name: str
@@ -58,12 +58,12 @@ class IdStream:
 
     @property
     def sign(self) -> int:
-        """Return what to multiply with, from inside to outside and back."""
+        """The factor between an id and its distance from zero."""
         return -1 if self.negative else 1
 
 
 class Lookup(enum.Enum):
-    """How the ids of a table can be looked up."""
+    """A way to look up the ids of a table."""
 
     BY_ID = "an index that begins with the id"
     BY_WRITER = "an index that begins with writer and id"
@@ -72,7 +72,7 @@ class Lookup(enum.Enum):
 
 
 def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
-    """Return how the ids of a table can be looked up, from the catalogue."""
+    """Return the ways to look up the ids of a table, from the system catalogue."""
     txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
     lookups = set()
@@ -90,13 +90,13 @@ def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
 
 
 def best_lookup(txn: Any, column: IdColumn) -> Lookup:
-    """Return the best way to look up ids of any writer, from the catalogue."""
+    """Return the best way to look up ids of all writers, from the system catalogue."""
     lookups = find_lookups(txn, column)
     return Lookup.BY_ID if Lookup.BY_ID in lookups else lookups.pop()
 
 
 def read_sequence(txn: Any, sequence: str) -> int:
-    """Return the last id that a sequence has given out, one below its first if none."""
+    """Return the last id that a sequence allocated; its first minus one if none."""
     txn.execute(queries.sequence_state(sequence))
     last_value, is_called = txn.fetchone()
     return int(last_value) if is_called else int(last_value) - 1
@@ -105,7 +105,7 @@ def read_sequence(txn: Any, sequence: str) -> int:
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     """Return the greatest id in a table.
 
-    It is 0 if there is none, ``None`` if the table is big and no index leads to it.
+    :return: 0 if the table is empty; ``None`` if it is large and has no suitable index.
     """
     lookup = best_lookup(txn, column)
     if lookup is Lookup.NONE:

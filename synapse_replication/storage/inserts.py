@@ -12,11 +12,11 @@ __all__ = ["InsertStatement", "declared_insert"]
 
 @attrs.frozen
 class InsertStatement:
-    """How rows are written.
+    """A statement that inserts rows.
 
-    :ivar sql: with the named parameters ``id``, ``instance_name`` and ``rows``:
-        JSON text, an array of objects from column to value.
-    :ivar columns: of a row, in the order of the wire.
+    :ivar sql: the statement, with the named parameters ``id``, ``instance_name`` and
+        ``rows`` (JSON text: an array of objects from column to value).
+    :ivar columns: the columns of a row, in the order of the wire.
     """
 
     sql: str
@@ -24,14 +24,14 @@ class InsertStatement:
 
 
 def declared_insert(declaration: TableStream) -> InsertStatement:
-    """Write the statement that inserts rows of a declared stream."""
+    """Return the statement that inserts rows of a declared stream."""
     table = identifier(declaration.table)
     columns = ", ".join(map(identifier, declaration.column_names))
     names, values = [identifier(declaration.id_column)], ["%(id)s"]
     if declaration.writer_column is not None:
         names.append(identifier(declaration.writer_column))
         values.append("%(instance_name)s")
-    # The database makes the columns' types of JSON's, arrays and times included.
+    # PostgreSQL converts JSON to the columns' types, including arrays and timestamps.
     return InsertStatement(
         f"""
         INSERT INTO {table} ({", ".join(names)}, {columns})

@@ -1,14 +1,13 @@
 """Streams whose rows are in Postgres: catch-up by writer and range, and writing.
 
-Theory of operation: every query of a stream walks an index upwards from the
-lower bound and stops after a page of rows, but only where a token ends. Of a
-stream with several tables each is read so, and the page ends where the query
-that was cut first was cut: beyond that nothing is reported, even if another
-query has read it. So a token is never split, and the end that is reported is
-never beyond what was read.
+Theory of operation: every query of a stream walks an index upwards from the lower bound
+and stops after a page of rows, but never within a token. A stream with several tables
+has one query per table, and the page ends at the lowest token at which one of them
+stopped: rows beyond that are omitted, even if another query has read them. So a token
+is never split, and the reported end of the page is never beyond the rows read.
 
-Ids below zero (backfill) are tokens above zero here: what leaves this module is
-as on the wire.
+Negative ids (backfill) are positive tokens here: rows leave this module as they are on
+the wire.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ __all__ = [
     "table_stream",
 ]
 
-#: Rows in a page of catch-up, unless told otherwise.
+#: Default number of rows per page of a catch-up.
 PAGE_ROWS = 2000
 
 
@@ -64,51 +63,52 @@ FindRemovedWriters: TypeAlias = Callable[[], Awaitable[Mapping[str, RemovedWrite
 
 
 class WriterIds(Protocol):
-    """What a stream wants of its id generator. Ids are negative if its are."""
+    """The part of an id generator that a stream uses. Ids have the stream's sign."""
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return an id; it is finished when the context is left."""
+        """Allocate an id, which is finished when the context is left."""
         ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return up to where a writer has finished; of ours, what may be announced."""
+        """Return the id up to which a writer is finished; our own: announceable."""
         ...
 
     def get_announceable_token(self) -> int:
-        """Return what may be announced as our position; not beyond the sequence."""
+        """Return the position to announce, which never exceeds the sequence."""
         ...
 
     def get_minimal_local_current_token(self) -> int:
-        """Return the greatest finished id of ours that may be announced.
+        """Return this instance's greatest finished id that may be announced.
 
-        Nothing of ours lies between it and what may be announced.
+        This instance has no rows between it and the announced position.
         """
         ...
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record how far another writer has got."""
+        """Record the position of another writer."""
         ...
 
 
 class PostgresStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in the database.
 
-    :param description: the facts about it.
-    :param queries: how its rows are found.
-    :param database: where.
-    :param ids: its id generator, of this process.
-    :param negative: its ids are below zero.
+    :param description: the stream's description.
+    :param queries: the queries that find its rows.
+    :param database: runs the queries.
+    :param ids: this instance's id generator of the stream.
+    :param instance_name: this instance.
+    :param negative: ids are negative.
     :param insert: the statement of :meth:`write`; ``None`` if rows are written by
         other means.
-    :param instance_name: this process.
-    :param page_rows: rows in a page of catch-up.
+    :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
-    :param writers: the declared writers; none if anybody may write.
-    :param find_removed_writers: finds writers whose rows nobody announces; ``None``
-        if nobody is to look for them.
-    :param sequence: of its ids; what writers announce is compared with it. ``None`` if
-        there is none.
+    :param writers: the declared writers; empty if every instance may write.
+    :param find_removed_writers: returns writers that do not announce their rows any
+        more; ``None`` to skip that search.
+    :param sequence: the sequence of the ids, against which announced positions are
+        checked; ``None`` if there is none.
+    :raises StreamConfigurationError: if ``page_rows`` is below 1.
     """
 
     def __init__(
@@ -143,46 +143,46 @@ class PostgresStream:
         self._on_write = on_write
         self._find_removed_writers = find_removed_writers
         self._sequence = sequence
-        # The last id that the sequence had given out when it was read last.
+        # The value of the sequence when it was last read.
         self._allocated = 0
 
     @property
     def description(self) -> StreamDescription:
-        """The facts about the stream."""
+        """The stream's description."""
         return self._description
 
     def current_token(self, instance_name: str) -> int:
-        """Return how far this process has got with a writer's rows."""
+        """Return this process's position in a writer's rows."""
         return self._sign * self._ids.get_current_token_for_writer(instance_name)
 
     def minimal_local_current_token(self) -> int:
-        """Return what this process, as a writer, may announce.
+        """Return the position that this instance, as a writer, may announce.
 
-        It moves with the positions of others while we write nothing.
+        It follows the positions of other writers while this instance writes nothing.
         """
         return self._sign * self._ids.get_announceable_token()
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
-        """Return whether we may have written rows in the range."""
+        """Return whether this instance may have written rows in the range."""
         newest = self._sign * self._ids.get_minimal_local_current_token()
         return from_token < min(upto_token, newest)
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Record that a writer's rows up to ``token`` were handled here."""
+        """Record that a writer's rows up to ``token`` were delivered here."""
         self._ids.advance(instance_name, self._sign * token)
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
-        A committed id never exceeds its sequence. So if the bound is beyond what the
-        sequence is known to have given out, it is read in the same transaction, and a
-        bound that is implausibly far beyond it is refuted. A bound that is near is not:
-        after a switch to a standby a sequence may be a little behind what was
-        announced, until a writer brings it forward.
+        A committed id never exceeds its sequence. So if ``upto_token`` exceeds the
+        known value of the sequence, the sequence is read in the same transaction, and
+        if ``upto_token`` is implausibly far beyond it, the result's ``last_token``
+        reports that. A smaller distance is accepted: after a failover to a standby, a
+        sequence may be slightly behind announced positions until a writer advances it.
 
-        :raises CatchUpError: if the database did not answer, or has no such table.
+        :raises CatchUpError: if the database did not answer, or lacks the table.
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
@@ -215,23 +215,23 @@ class PostgresStream:
             ) from error
 
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
-        """Find the removed writers that have rows above our positions.
+        """Return the removed writers that have rows above this process's positions.
 
-        :raises CatchUpError: if the database did not answer; a retry may help.
+        :raises CatchUpError: if the database did not answer; a retry may succeed.
         """
         if self._find_removed_writers is None:
             return {}
         return await self._find_removed_writers()
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
-        """Return whether a writer may be at a token, as far as is known here.
+        """Return whether a token is near enough to the known value of the sequence.
 
-        If it may not, the sequence is to be asked, by way of a page of rows.
+        If it is not, fetching a page of rows up to it reads the sequence again.
         """
         return self._sequence is None or (token <= self._allocated + PLAUSIBLE_DISTANCE)
 
     def current_stream_token(self) -> MultiWriterStreamToken:
-        """Return up to where this process has the rows of each declared writer."""
+        """Return the token up to which this process has each declared writer's rows."""
         positions = {writer: self.current_token(writer) for writer in self._writers}
         return MultiWriterStreamToken(min(positions.values(), default=0), positions)
 
@@ -242,20 +242,20 @@ class PostgresStream:
         *,
         limit: int = PAGE_ROWS,
     ) -> RowsBetween:
-        """Fetch rows of all writers after ``low`` and not after ``high``, one page.
+        """Fetch one page of all writers' rows after ``low`` and not after ``high``.
 
         :param low: ``None`` for the rows from the beginning.
         :param high: ``None`` for the rows up to :meth:`current_stream_token`.
-        :param limit: the most rows of a page; it is longer where rows of one id
-            would be split.
+        :param limit: the most rows of a page, exceeded only so as not to split the
+            rows of one id.
         :raises StreamConfigurationError: if the stream is not declared by a table.
         :raises CatchUpError: if the database did not answer.
         """
         name = self._description.name
         if len(self._queries) != 1 or not self._writers or not self._queries[0].as_json:
             raise StreamConfigurationError(
-                f"rows of {name} between two tokens cannot be read; that is for "
-                "streams that are declared by their table"
+                f"rows of {name} between two tokens cannot be read; only streams that "
+                "are declared by their table support it"
             )
         (query,) = self._queries
         low = MultiWriterStreamToken(0) if low is None else low
@@ -285,12 +285,12 @@ class PostgresStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if there are none, or one holds what JSON cannot
-            say.
+        :raises LocalProtocolError: if there are none, or one cannot be encoded as
+            JSON.
         :raises StreamConfigurationError: if the rows of this stream are written by
             other means.
-        :raises psycopg2.Error: if the database refused them; nothing was written, and
-            the token is not used again.
+        :raises psycopg2.Error: if the database rejected the rows; nothing was written
+            then, and the token is not used again.
         """
         name, insert = self._description.name, self._insert
         if insert is None:
@@ -299,7 +299,7 @@ class PostgresStream:
                 "with ids of its id generator, or declare it as a TableStream"
             )
         if not rows:
-            raise LocalProtocolError(f"no rows of {name} were given to write")
+            raise LocalProtocolError(f"write() of {name} was called without rows")
         codec = self._description.codec
         try:
             text = encode_json(
@@ -334,16 +334,16 @@ def read_page(
     upto_token: int,
     limit: int,
 ) -> StreamUpdateResult:
-    """Read one page of a writer's rows; for a database thread.
+    """Read one page of a writer's rows. Call it in a database thread.
 
-    :param limit: rows of each query. A page is longer where a token would be
-        split otherwise.
+    :param txn: a cursor.
+    :param limit: the most rows of each query, exceeded only so as not to split a token.
     """
     upto = upto_token
     found: list[tuple[int, Any]] = []
     seen: set[tuple[Any, ...]] = set()
     queries = tuple(queries)
-    # Then the rows stay the text that they are.
+    # If every query returns JSON, the rows need not be decoded.
     all_json = all(query.as_json for query in queries)
     for query in queries:
         txn.execute(
@@ -351,7 +351,7 @@ def read_page(
             {
                 "instance_name": instance_name,
                 "after": from_token,
-                # What is beyond the end of the page would be read again.
+                # Rows beyond the end of the page would only be read again later.
                 "up_to": upto,
                 "limit": limit,
             },
@@ -371,7 +371,7 @@ def read_page(
                 (token, None if text is None else decode_json(text))
                 for token, text in records
             ]
-    # Of one token, those of an earlier query stay first.
+    # The sort is stable: within a token, rows of an earlier query stay first.
     found.sort(key=itemgetter(0))
     updates = [
         update for update in found if update[0] <= upto and update[1] is not None
@@ -390,14 +390,14 @@ def standard_stream(
     page_rows: int = PAGE_ROWS,
     find_removed_writers: FindRemovedWriters | None = None,
 ) -> PostgresStream:
-    """Make one of Synapse's streams, to be read from Synapse's tables.
+    """Return one of Synapse's streams, to be read from Synapse's tables.
 
-    :raises StreamConfigurationError: if it is held in memory.
+    :raises StreamConfigurationError: if the stream is held in memory.
     """
     queries = STANDARD_QUERIES.get(stream.name)
     if queries is None:
         raise StreamConfigurationError(
-            f"stream {stream.name} has no tables; make a MemoryStream of it"
+            f"stream {stream.name} has no tables; use a MemoryStream for it"
         )
     return PostgresStream(
         stream.description,
@@ -423,9 +423,9 @@ def table_stream(
     writers: Iterable[str] | None = None,
     find_removed_writers: FindRemovedWriters | None = None,
 ) -> PostgresStream:
-    """Make a stream of its declaration, to be read and written.
+    """Return the stream of a declaration, to be read and written.
 
-    :param writers: if others than those that it declares.
+    :param writers: replaces the declared writers.
     """
     return PostgresStream(
         declaration.description,

@@ -1,8 +1,8 @@
-"""Every SQL statement about sequences and positions, by name.
+"""All SQL statements about sequences and positions, by name.
 
-Values are named parameters; identifiers (tables, columns, sequences) cannot be,
-and are put in by :func:`identifier`. In ``stream_positions`` the ids of a stream
-that counts down are below zero, as in its tables.
+Values are named parameters. Identifiers (tables, columns, sequences) cannot be
+parameters and are inserted by :func:`identifier`. In ``stream_positions``, as in its
+tables, the ids of a stream that counts down are negative.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = [
     "writers_of_table",
 ]
 
-#: ``count`` ids of the sequence ``sequence``, in one round trip.
+#: Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
 NEXT_IDS = """
     SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
 """
 
-#: Take ``count`` ids of the sequence ``sequence`` that are not used; return the last.
+#: Allocate ``count`` ids from ``sequence`` without using them; return the last one.
 SKIP_IDS = """
     SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
 """
 
-#: Writer and position of each row that is kept of a stream.
+#: The stored writers of a stream and their positions.
 POSITIONS = """
     SELECT instance_name, stream_id FROM stream_positions
     WHERE stream_name = %(stream_name)s
 """
 
-#: Where a new writer begins; nothing if it is known.
+#: Store the initial position of a writer, unless it has one.
 INSERT_POSITION = """
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
@@ -64,13 +64,13 @@ _UPSERT_POSITION = """
     WHERE EXCLUDED.stream_id {further} kept.stream_id
 """
 
-#: Forget who is no declared writer any more.
+#: Delete the positions of all writers that are not in ``writers``.
 DELETE_POSITIONS_OF_OTHERS = """
     DELETE FROM stream_positions
     WHERE stream_name = %(stream_name)s AND instance_name <> ALL(%(writers)s)
 """
 
-#: The columns of each index of a table that holds all of its rows.
+#: The columns of each valid, non-partial index of a table, and whether it is unique.
 INDEXES = """
     SELECT
         ARRAY(
@@ -88,8 +88,8 @@ INDEXES = """
 #: The size of a table in bytes.
 TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
-#: The transactions, other than this one, that have written to one of ``tables`` and
-#: have not ended. Their ids are not used twice.
+#: The open transactions, other than this one, that have written to one of ``tables``.
+#: Virtual transaction ids are not reused.
 INSERTING_TRANSACTIONS = """
     SELECT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
@@ -100,29 +100,29 @@ INSERTING_TRANSACTIONS = """
     AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-#: Held to its end by a transaction that repairs positions.
+#: Serializes repairs: the advisory lock is held until the end of the transaction.
 LOCK_POSITIONS = """
     SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
 """
 
 
 def identifier(name: str) -> str:
-    """Quote a name, after its schema and a dot if it has one."""
+    """Quote a name, which may be qualified by a schema."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal, for statements that take no parameters."""
+    """Quote a text as a literal, for statements without parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def sequence_state(sequence: str) -> str:
-    """Read ``last_value`` and ``is_called`` of a sequence."""
+    """Select ``last_value`` and ``is_called`` of a sequence."""
     return f"SELECT last_value, is_called FROM {identifier(sequence)}"
 
 
 def raise_sequence(sequence: str) -> str:
-    """Bring a sequence to ``id``, unless it is there."""
+    """Advance a sequence to ``id``; never move it back."""
     return (
         "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value)) "
         f"FROM {identifier(sequence)}"
@@ -130,12 +130,12 @@ def raise_sequence(sequence: str) -> str:
 
 
 def upsert_position(negative: bool) -> str:
-    """Move a position on; never back, and without an UPDATE that changes nothing."""
+    """Advance a stored position; never move it back, and skip no-op updates."""
     return _UPSERT_POSITION.format(further="<" if negative else ">")
 
 
 def greatest_id(column: IdColumn, negative: bool) -> str:
-    """Read the id that is farthest from zero. Wants an index of the id."""
+    """Select the id that is farthest from zero. Needs an index on the id."""
     return f"""
         SELECT {_farthest(negative)}({identifier(column.id_column)})
         FROM {identifier(column.table)}
@@ -143,9 +143,9 @@ def greatest_id(column: IdColumn, negative: bool) -> str:
 
 
 def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
-    """Read the id that is farthest from zero, of ``writers``.
+    """Select the id of ``writers`` that is farthest from zero.
 
-    Wants an index of writer and id.
+    Needs an index on writer and id.
     """
     assert column.writer_column is not None
     return f"""
@@ -161,9 +161,9 @@ def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
 
 
 def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
-    """Return each of ``writers`` with the id of its row that is farthest from zero.
+    """Select each of ``writers`` with its id that is farthest from zero.
 
-    A writer without rows has ``NULL``. Wants an index of writer and id.
+    A writer without rows has ``NULL``. Needs an index on writer and id.
     """
     assert column.writer_column is not None
     return f"""
@@ -177,9 +177,9 @@ def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
 
 
 def writers_of_table(column: IdColumn) -> str:
-    """Return the name of each writer that has rows, by one index search per name.
+    """Select the name of each writer that has rows, by one index search per name.
 
-    Wants an index that begins with the writer.
+    Needs an index that begins with the writer.
     """
     assert column.writer_column is not None
     table, writer = identifier(column.table), identifier(column.writer_column)
@@ -198,10 +198,10 @@ def writers_of_table(column: IdColumn) -> str:
 
 
 def writers_beyond(column: IdColumn, negative: bool) -> str:
-    """Return the writers of the ``limit`` rows that follow id ``low``.
+    """Select the writers of the ``limit`` rows that follow id ``low``.
 
-    Each comes with its id that is farthest from zero, and the number of its rows.
-    Wants an index of the id.
+    Each writer comes with its id that is farthest from zero and its number of rows.
+    Needs an index on the id.
     """
     assert column.writer_column is not None
     id_, writer = identifier(column.id_column), identifier(column.writer_column)
@@ -216,7 +216,7 @@ def writers_beyond(column: IdColumn, negative: bool) -> str:
 
 
 def ids_beyond(column: IdColumn, negative: bool) -> str:
-    """Read ids beyond ``low``, at most ``limit`` rows, nearest first."""
+    """Select at most ``limit`` ids beyond ``low``, nearest first."""
     id_ = identifier(column.id_column)
     sign, order = ("<", "DESC") if negative else (">", "ASC")
     return f"""
@@ -226,7 +226,7 @@ def ids_beyond(column: IdColumn, negative: bool) -> str:
 
 
 def ids_beyond_by_writer(column: IdColumn, negative: bool) -> str:
-    """Read ids of ``writers`` beyond ``low``, of each at most ``limit`` rows."""
+    """Select ids of ``writers`` beyond ``low``, at most ``limit`` of each writer."""
     assert column.writer_column is not None
     id_, writer = identifier(column.id_column), identifier(column.writer_column)
     sign, order = ("<", "DESC") if negative else (">", "ASC")

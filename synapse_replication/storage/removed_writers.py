@@ -1,19 +1,20 @@
-"""Writers that were taken out of the configuration, and how far their rows reach.
+"""Search for writers that were removed from the configuration and still have rows.
 
-Theory of operation: a writer inserts its row into ``stream_positions`` before it takes
-its first id, and each start of a declared writer deletes the rows of the others. So a
-writer without such a row does not write: whatever it committed is final, and nobody
-announces it. Its greatest row in the tables is as far as readers have to fetch.
+Theory of operation: a writer inserts its position into ``stream_positions`` before it
+allocates its first id, and each declared writer deletes, when it starts, the positions
+of undeclared ones. So a writer without a stored position does not write: its committed
+rows are final, and no instance announces them. Readers must fetch up to its greatest
+row in the tables.
 
-The sequence is read before the stored positions. A removed writer that comes back at
-the same time stores its position first, and takes greater ids than those seen here.
+The sequence is read before the stored positions. If a removed writer returns at the
+same time, it stores its position first and allocates ids greater than those seen here.
 
-One thing may still change: a transaction that was under way when its process was
-killed. So the transactions that have written to the tables are waited for, and the
-tables are read again.
+Only a transaction that was open when its process was killed can still add rows.
+Therefore the search waits for the open transactions that have written to the tables,
+and then reads the tables again.
 
-Nothing is scanned: an index of writer and id leads to each writer's greatest row, and
-with an index of the id alone the rows above the reader's positions are walked once.
+No table is scanned: an index on writer and id yields each writer's greatest row, and
+with an index on the id alone, the rows above the reader's positions are walked once.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ __all__ = [
 
 _log = Logger()
 
-#: Rows of an index that are walked by one statement.
+#: The number of index entries that one statement walks.
 WALKED_ROWS = 100_000
 
-#: Ids that a new reader walks back, to know the names of writers that were removed. It
-#: wants no rows of them, so an older name is of no use to it.
+#: The number of ids that a new reader walks back to find the names of removed writers.
+#: It needs no rows of theirs, so older names are irrelevant to it.
 LOOK_BACK = 1_000_000
 
-#: Between two looks at the transactions that are waited for, in s.
+#: The interval of polling the open transactions, in s.
 POLL_SECONDS = 0.1
 
 
 class HandledPositions(Protocol):
-    """How far a reader has got with each writer; tokens are above zero."""
+    """A reader's position for each writer; tokens are positive."""
 
     def get_handled(self) -> Mapping[str, int]:
         """Return the token of each writer that is known by name."""
@@ -75,18 +76,18 @@ class HandledPositions(Protocol):
 
 @attrs.frozen
 class WriterSurvey:
-    """What the database said of a stream's writers; ids are distances from zero.
+    """The state of a stream's writers in the database; ids are distances from zero.
 
-    :ivar upto: the last id that was given out before anything else was read.
+    :ivar upto: the value of the sequence, which was read before everything else.
     :ivar stored: the positions in ``stream_positions``.
-    :ivar greatest: the greatest row of each removed writer that has one above the
-        position that it was looked for from.
-    :ivar absent: the writers that are known by name, or have such a row, and have no
-        stored position.
-    :ivar open_transactions: those that have written to the tables.
-    :ivar last_row: the greatest row that was seen, of any writer. An absent writer that
-        comes back does not begin below it, so a reader that has all of its rows may
-        stand there.
+    :ivar greatest: the greatest row of each removed writer that has rows above the
+        position from which the search began.
+    :ivar absent: the writers without a stored position that are known by name or have
+        such rows.
+    :ivar open_transactions: the open transactions that have written to the tables.
+    :ivar last_row: the greatest row seen, of any writer. An absent writer that returns
+        starts above it, so it is a valid position for a reader that has all of that
+        writer's rows.
     """
 
     upto: int
@@ -106,21 +107,20 @@ def survey_writers(
     walk_from: int,
     walk_at_most: int | None = None,
 ) -> WriterSurvey:
-    """Find the writers of a stream whose rows nobody announces.
+    """Find the writers of a stream whose rows no instance announces.
 
-    :param instance_name: the reader, whose own rows do not count.
-    :param handled: where to look from, for each writer that is known.
-    :param unknown: where to look from for others.
-    :param walk_from: where to look from for others in a table in which only a walk
-        finds them.
-    :param walk_at_most: at most how many ids before the last one such a walk begins.
+    Run it with autocommit: each statement must see everything committed before it.
 
-    To be run without a transaction: each statement must see what was committed
-    before it.
+    :param txn: a cursor.
+    :param instance_name: the reader, whose own rows are ignored.
+    :param handled: the reader's position for each known writer.
+    :param unknown: the reader's position for all other writers.
+    :param walk_from: the id from which to walk a table without an index by writer.
+    :param walk_at_most: limits such a walk to this many ids before the last one.
     """
     upto = read_sequence(txn, stream.sequence)
     stored = read_stored_positions(txn, stream)
-    # Before the rows: a row that is not seen then belongs to one of these.
+    # Read these before the rows: a row not seen below belongs to one of them.
     open_transactions = read_open_transactions(txn, stream)
     not_wanted = {instance_name}
     not_wanted.update(writer for writer in stored if writer in stream.writers)
@@ -133,11 +133,11 @@ def survey_writers(
     last_row = 0
     for column in stream.tables:
         if column.writer_column is None:
-            # Each writer is given the rows of all of them.
+            # Without a writer column, every writer's catch-up returns all rows.
             continue
         for writer, id_ in _greatest_rows(txn, stream, column, low, walk_from).items():
-            # An id far beyond the sequence is none of this stream. A sequence that a
-            # switch-over set back is a little behind its rows.
+            # An id far beyond the sequence is not an id of this stream. After a
+            # failover, a sequence may be slightly behind its rows.
             row = id_ if id_ <= upto + PLAUSIBLE_DISTANCE else upto
             last_row = max(last_row, row)
             if writer not in not_wanted and row > handled.get(writer, unknown):
@@ -147,7 +147,7 @@ def survey_writers(
 
 
 def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:
-    """Return the transactions that have written to the tables and have not ended."""
+    """Return the open transactions that have written to the tables."""
     tables = [queries.identifier(column.table) for column in stream.tables]
     txn.execute(queries.INSERTING_TRANSACTIONS, {"tables": tables})
     return frozenset(transaction for (transaction,) in txn.fetchall())
@@ -160,7 +160,7 @@ def _greatest_rows(
     low: Mapping[str, int],
     walk_from: int,
 ) -> dict[str, int]:
-    """Return the greatest row of each writer, as far as it may be above ``low``."""
+    """Return the greatest row of each writer that may have one above ``low``."""
     lookups = find_lookups(txn, column)
     if Lookup.BY_WRITER in lookups:
         txn.execute(queries.writers_of_table(column))
@@ -172,8 +172,8 @@ def _greatest_rows(
         return {writer: abs(id_) for writer, id_ in txn.fetchall() if id_ is not None}
     if Lookup.NONE in lookups:
         _log.warn(
-            "table {table} is not searched for rows of removed writers: it is big and "
-            "no index begins with {column}",
+            "table {table} is not searched for rows of removed writers: it is large "
+            "and no index begins with {column}; create one",
             table=column.table,
             column=column.id_column,
         )
@@ -201,8 +201,9 @@ def _walk(txn: Any, stream: IdStream, column: IdColumn, low: int) -> dict[str, i
 class RemovedWriterFinder:
     """Finds the removed writers of one stream, for one reader.
 
-    :param handled: how far the reader has got.
-    :param is_new: the reader wants nothing that was written before it began.
+    :param database: runs the queries.
+    :param handled: the reader's positions.
+    :param is_new: the reader does not need rows that were written before its start.
     """
 
     def __init__(
@@ -220,41 +221,42 @@ class RemovedWriterFinder:
         self._stream = stream
         self._instance_name = instance_name
         self._handled = handled
-        # What was walked once is not walked again: the greatest rows found so far,
-        # and where to look from next.
+        # The greatest rows found so far, and the ids from which the next search starts,
+        # so that no row is walked twice.
         self._greatest: dict[str, int] = {}
         self._low: dict[str, int] = {}
         self._walk_from = handled.unknown
         self._walk_at_most = LOOK_BACK if is_new else None
-        #: Writers that had a stored position at some time.
+        #: Writers that a survey has found with a stored position.
         self._were_stored: set[str] = set()
 
     async def find(self) -> dict[str, RemovedWriter]:
         """Return the removed writers that have rows above the reader's positions.
 
-        Also those that were removed since the first call and have no such rows.
+        The result includes writers that were removed since the first call, even if
+        they have no such rows.
 
-        :raises CatchUpError: if the database did not answer; a retry may help.
+        :raises CatchUpError: if the database did not answer; a retry may succeed.
         """
         if not self._stream.writers:
-            # Anybody may write, and no positions are stored.
+            # Every instance may write, and no positions are stored.
             return {}
         try:
             survey = await self.survey()
         except psycopg2.Error as error:
             raise CatchUpError(
-                f"the removed writers of {self._stream.stream_name} could not be "
-                f"looked for: {str(error).strip()}"
+                f"the search for removed writers of {self._stream.stream_name} "
+                f"failed: {str(error).strip()}"
             ) from error
         return self.select(survey)
 
     def select(self, survey: WriterSurvey) -> dict[str, RemovedWriter]:
-        """Return the removed writers of the latest survey that are to be drained."""
+        """Return the removed writers that must be drained, by the latest survey."""
         handled, unknown = self._handled.get_handled(), self._handled.unknown
         found = {}
         for writer, greatest in self._greatest.items():
             stored = survey.stored.get(writer)
-            # It may be writing: what is above its stored position may not be final.
+            # A writer with a stored position may still write above that position.
             upto = greatest if stored is None else min(greatest, stored)
             if upto > handled.get(writer, unknown):
                 found[writer] = RemovedWriter(upto, is_deleted=stored is None)
@@ -263,7 +265,7 @@ class RemovedWriterFinder:
         return found
 
     async def survey(self) -> WriterSurvey:
-        """Survey the writers, once the transactions that are open have ended.
+        """Survey the writers; repeat it once open transactions have ended, if needed.
 
         :raises psycopg2.Error: if the database did not answer.
         """
@@ -273,13 +275,12 @@ class RemovedWriterFinder:
             survey = await self._survey()
         for writer in survey.stored:
             if writer in self._stream.writers:
-                # It announces its rows itself, perhaps again.
+                # A declared writer announces its rows itself.
                 self._greatest.pop(writer, None)
                 self._low.pop(writer, None)
         self._were_stored.update(survey.stored)
         self._greatest.update(survey.greatest)
-        # A writer without a stored position has no other rows up to there. Those that
-        # have one are known by name from now on.
+        # A writer without a stored position cannot add rows up to survey.upto.
         self._low.update(dict.fromkeys(survey.absent, survey.upto))
         self._walk_from = survey.upto
         return survey
@@ -302,7 +303,7 @@ class RemovedWriterFinder:
                 self._walk_from,
                 self._walk_at_most,
             ),
-            # Each statement is to see what was committed before it.
+            # Each statement must see everything committed before it.
             autocommit=True,
         )
 

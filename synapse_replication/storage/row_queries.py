@@ -1,6 +1,6 @@
-"""Queries for the rows of a stream, as facts: text and its meaning, no driver.
+"""Descriptions of the queries for a stream's rows, independent of any driver.
 
-Pages of catch-up are read by them, and the ranges of the pipeline.
+Catch-up reads pages with them; the pipeline reads ranges.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ __all__ = ["Detail", "RangeQuery", "RowQuery", "declared_query"]
 
 @attrs.frozen
 class Detail:
-    """A column of another table, of which a row has one value or none.
+    """A column of another table that has at most one value for each row.
 
-    :ivar alias: what the expressions call the table.
-    :ivar table: has one row for a key at most.
-    :ivar key: the column of the key, by the same name here and there.
-    :ivar of: the alias of the table that the key is looked up for.
+    :ivar alias: the table's alias in expressions.
+    :ivar table: a table with at most one row per key.
+    :ivar column: the column to read.
+    :ivar key: the key column, which has the same name in both tables.
+    :ivar of: the alias of the other table.
     """
 
     alias: str
@@ -33,10 +34,10 @@ class Detail:
 
     @property
     def lookup(self) -> str:
-        """A join that looks up each row: best for few rows.
+        """A lateral join, which looks up each row: best for few rows.
 
-        As a plain join, a database with some 100,000 rows would rather read all of a
-        table for each page.
+        With a plain join, PostgreSQL would scan a whole table of some 100,000 rows for
+        each page.
         """
         return (
             f"LEFT JOIN LATERAL (SELECT {self.column} FROM {self.table} "
@@ -45,7 +46,7 @@ class Detail:
 
     @property
     def join(self) -> str:
-        """A join that the server may do as it likes: best for many rows."""
+        """A plain join, which the planner may optimize: best for many rows."""
         return (
             f"LEFT JOIN {self.table} AS {self.alias} "
             f"ON {self.alias}.{self.key} = {self.of}.{self.key}"
@@ -54,18 +55,18 @@ class Detail:
 
 @attrs.frozen(kw_only=True)
 class RangeQuery:
-    """The parts of a query for all rows between two ids, of any writers.
+    """The parts of a query for all rows between two ids, of all writers.
 
     :ivar table: the table with the ids.
-    :ivar alias: what the expressions call it.
-    :ivar joined: what is joined to it to find its rows, with ``JOIN`` in front.
-    :ivar details: what is looked up for the columns alone.
-    :ivar id_column: the ids, below zero if ``negative``.
-    :ivar writer_column: the writers; ``None`` if the table does not tell.
-    :ivar columns: an expression for each place of a row, in order.
-    :ivar kind: of a stream with several kinds of rows, the kind of these.
-    :ivar written_ms: the column with the time of writing, ms since the epoch;
-        ``None`` if the table has none. Older databases are without some of them.
+    :ivar alias: the table's alias in expressions.
+    :ivar joined: a ``JOIN`` clause that is needed to find the rows.
+    :ivar details: further joins that only the columns need.
+    :ivar id_column: the column with the ids, which are negative if ``negative``.
+    :ivar writer_column: the column with the writers; ``None`` if the table has none.
+    :ivar columns: an expression for each element of a row, in order.
+    :ivar kind: the kind of these rows, if the stream has several kinds of rows.
+    :ivar written_ms: the column with the time of writing, ms since 1970; ``None`` if
+        the table has none. Older databases lack some of these columns.
     :ivar negative: ids count down.
     """
 
@@ -82,7 +83,7 @@ class RangeQuery:
 
     @property
     def row(self) -> str:
-        """An expression for the row, JSON text. Wants :attr:`details` joined."""
+        """An expression for the row as JSON text. Needs the :attr:`details` joins."""
         row = f"json_build_array({', '.join(self.columns)})"
         if self.kind is not None:
             row = f"json_build_array('{self.kind}', {row})"
@@ -93,13 +94,13 @@ class RangeQuery:
 class RowQuery:
     """A query for the rows of a stream, or for some of them.
 
-    :ivar sql: with the named parameters ``instance_name``, ``after`` (open),
-        ``up_to`` (closed) and ``limit``.
-    :ivar range: the same without a limit, for readers of history.
-    :ivar distinct: its table has several rows for one row of the stream.
-    :ivar as_json: a record is a token and JSON text, a whole row, or ``NULL`` for
-        none; else a token and the places of a row, which the driver has made values
-        that JSON can say.
+    :ivar sql: the query, with the named parameters ``instance_name``, ``after``
+        (exclusive), ``up_to`` (inclusive) and ``limit``.
+    :ivar range: the same query without a limit, for readers of history.
+    :ivar distinct: the table may have several rows for one row of the stream.
+    :ivar as_json: a record is a token and the row as JSON text, or ``NULL`` for no row.
+        Otherwise it is a token and the elements of the row, which the driver converted
+        to values that JSON can represent.
     """
 
     sql: str
@@ -109,7 +110,7 @@ class RowQuery:
 
 
 def declared_query(declaration: TableStream) -> RowQuery:
-    """Write the query for the rows of a declared stream."""
+    """Return the query for the rows of a declared stream."""
     id_column = identifier(declaration.id_column)
     columns = ", ".join(map(identifier, declaration.column_names))
     if declaration.negative:
@@ -122,8 +123,8 @@ def declared_query(declaration: TableStream) -> RowQuery:
         writer = "TRUE"
     else:
         writer = f"{identifier(declaration.writer_column)} = %(instance_name)s"
-    # As JSON, whatever the types of the columns: a time or a number without limit
-    # has no other form that every peer reads.
+    # PostgreSQL encodes the row as JSON, since a timestamp or a numeric column has no
+    # other representation that every peer can read.
     return RowQuery(
         f"""
         SELECT {token}, json_build_array({columns})::text
@@ -138,7 +139,7 @@ def declared_query(declaration: TableStream) -> RowQuery:
             id_column=declaration.id_column,
             writer_column=declaration.writer_column,
             columns=tuple(
-                # A column without a type is any value: JSON text.
+                # A column without a declared type may have any value: JSON text.
                 f"to_json({identifier(name)})" if type_ is Any else identifier(name)
                 for name, type_ in declaration.columns
             ),

@@ -1,4 +1,4 @@
-"""Reads the rows of all writers of a table between two tokens of its stream."""
+"""Query for the rows of all writers of a table between two tokens of its stream."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ def read_rows_between(
     high: MultiWriterStreamToken,
     limit: int,
 ) -> RowsBetween:
-    """Read one page; for a database thread.
+    """Read one page. Call it in a database thread.
 
-    :param writer: the only one, of a table that does not name its writers.
-    :param limit: the most rows, at least 1; more where rows of one id would be split.
+    :param txn: a cursor.
+    :param writer: the only writer of a table without a writer column.
+    :param low: exclusive lower bound.
+    :param high: inclusive upper bound.
+    :param limit: the most rows, at least 1; exceeded only so as not to split the rows
+        of one id.
     """
     limit = max(limit, 1)
     id_ = f"{query.alias}.{identifier(query.id_column)}"
@@ -47,7 +51,7 @@ def read_rows_between(
                 high.get_stream_pos_for_instance(writer),
             ),
         )
-    # Of ids below zero the index is on the column itself.
+    # The index is on the column itself, so negative ids need bounds without a minus.
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(

@@ -1,12 +1,13 @@
-"""The comparison of what writers announced with the sequence: :class:`SequenceCheck`.
+"""Comparison of announced positions with the sequence: :class:`SequenceCheck`.
 
-Theory of operation: a committed id never exceeds its sequence, so the sequence is the
-witness of what others announce. An id far beyond what the sequence is known to have
-given out is held back until the sequence was read again, and ignored if it is beyond
-that. Before a process announces, in its own name, an id that it has from others, the
-sequence is read as well, at most once per :data:`CHECK_SECONDS`. If it is behind, which
-happens only if somebody announced what was never given out, ids are taken until it is
-not: every id to come is then greater than any position that a reader may have taken.
+Theory of operation: a committed id never exceeds its sequence, so the sequence can
+verify announcements. An announced id far beyond the known value of the sequence is held
+back until the sequence has been read again, and ignored if it still exceeds it. The
+sequence is also read, at most once per :data:`CHECK_SECONDS`, before an instance
+announces as its own position an id that it knows from other writers. If the sequence is
+behind, which happens only if an instance announced an id that was never allocated, ids
+are allocated and discarded until it has caught up. Every later id is then greater than
+any position that a reader may have reached.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ __all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
 
 _log = Logger()
 
-#: s between two reads of a sequence, as long as nothing is held back.
+#: The shortest time between two reads of a sequence, in s, unless an id is held back.
 CHECK_SECONDS = 1.0
 
-#: s after which a sequence is read again though nothing is beyond what is known of it:
-#: after a switch to a standby it may be behind what this process has announced.
+#: The time after which a sequence is read again although no announced id exceeds it, in
+#: s: after a failover to a standby it may be behind this instance's own announcements.
 RECHECK_SECONDS = 10.0
 
 
 class SequenceCheck:
-    """Reads the sequence of one stream when the positions go beyond what is known.
+    """Reads the sequence of one stream when announced positions exceed it.
 
-    Used in the reactor's thread, except :meth:`hold_back`.
+    Use it in the reactor's thread, except :meth:`hold_back`.
 
-    :param locked: gives the positions, locked, to a ``with`` statement.
+    :param locked: returns a context manager that locks and yields the positions.
     :param on_checked: called after each successful read.
     """
 
@@ -68,13 +69,13 @@ class SequenceCheck:
         self._is_running = False
         self._not_before = -CHECK_SECONDS
         self._due = clock.seconds() + RECHECK_SECONDS
-        #: What declared writers announced far beyond the sequence.
+        #: Positions far beyond the sequence that declared writers announced.
         self._held_back: dict[str, int] = {}
 
     def hold_back(self, instance_name: str, id_: int) -> None:
         """Apply an implausible position once the sequence has confirmed it.
 
-        In any thread. That of an undeclared writer is ignored.
+        The position of an undeclared writer is ignored. Thread-safe.
         """
         if not self._stream.writers or instance_name in self._stream.writers:
             self._reactor.callFromThread(self._begin_to_hold_back, instance_name, id_)
@@ -84,7 +85,7 @@ class SequenceCheck:
         self.start(at_once=True)
 
     def start(self, *, at_once: bool = False) -> None:
-        """Read the sequence, unless that is under way or was done just now."""
+        """Read the sequence, unless a read is pending or was made very recently."""
         now = self._clock.seconds()
         if self._is_running or (now < self._not_before and not at_once):
             return
@@ -96,7 +97,7 @@ class SequenceCheck:
         ).addCallbacks(self._succeeded, self._failed)
 
     def start_if_due(self, *, is_needed: bool) -> None:
-        """Read the sequence if that is needed, or was done long ago."""
+        """Read the sequence if needed, or if the last read was long ago."""
         if is_needed or self._clock.seconds() >= self._due:
             self.start()
 
@@ -107,7 +108,7 @@ class SequenceCheck:
         if is_writer and 0 < known - last <= PLAUSIBLE_DISTANCE:
             _log.warn(
                 "{stream} was announced up to {known}, but sequence {sequence} stands "
-                "at {last}; it is brought forward",
+                "at {last}; advancing the sequence",
                 stream=self._stream.stream_name,
                 known=known,
                 sequence=self._stream.sequence,
@@ -128,7 +129,7 @@ class SequenceCheck:
         for instance_name, id_ in held_back.items():
             if id_ > last:
                 error = ImplausiblePositionError(name, instance_name, id_, last)
-                self._observer.failure(f"taking a position of {name}", error)
+                self._observer.failure(f"accepting a position of {name}", error)
         self._on_checked()
 
     def _failed(self, failure: Failure) -> None:

@@ -1,7 +1,7 @@
-"""What the database knows about a stream's ids, read without scanning a table.
+"""Allocation of a stream's ids, and the positions to start from, without table scans.
 
-Everything here runs in a transaction's thread, with its cursor. Ids are
-distances from zero, whatever the stream's sign.
+The functions run in a database thread, with a transaction's cursor. Ids are distances
+from zero, whatever the stream's sign.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = [
 
 _log = Logger()
 
-#: Ids in a row that are not usable before a fetch gives up; also how far a
-#: sequence may be behind stored positions to be brought forward at the start.
-#: PostgreSQL logs sequences 32 ids ahead, so a standby is behind by no more.
+#: The most unusable ids in a row before a fetch fails, and the greatest distance by
+#: which a sequence behind the stored positions is advanced at the start. PostgreSQL
+#: logs sequences 32 ids ahead, so a standby is behind by no more than that.
 MAX_SKIPPED_IDS = 1000
 
-#: Rows beyond the smallest stored position that are looked at, at the start.
+#: The most rows beyond the smallest stored position that are read at the start.
 MAX_ROWS_AT_START = 10_000
 
 
@@ -59,15 +59,15 @@ def fetch_ids(
     usable: Callable[[list[int]], list[int]],
     known: int,
 ) -> list[int]:
-    """Take new ids from a sequence, in ascending order.
+    """Allocate ids from a sequence, in ascending order.
 
-    Those that are not usable are skipped and never used. If the sequence is
-    behind what this process knows as finished, it is brought forward to that, unless
-    the distance is too great to be believed.
+    Unusable ids are skipped and never used. If the sequence is behind ``known``, it is
+    advanced to it, unless the distance is implausibly great.
 
-    :param usable: picks those that may be used.
-    :param known: the greatest id that this process knows as finished.
-    :raises SequenceBehindError: if too many are not usable, or the sequence is far
+    :param txn: a cursor.
+    :param usable: returns those of the allocated ids that may be used.
+    :param known: the greatest id that is known to be finished.
+    :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
     ids: list[int] = []
@@ -100,11 +100,11 @@ def fetch_ids(
 
 
 def skip_ids(txn: Any, sequence: str, count: int) -> int:
-    """Take ids that nobody uses, so that those to come are greater.
+    """Allocate ids without using them, so that later ids are greater.
 
-    Unlike ``setval()``, this cannot move a sequence back under another writer.
+    Unlike ``setval()``, this cannot move a sequence back that another writer advances.
 
-    :return: the last of them.
+    :return: the last of these ids.
     """
     txn.execute(
         queries.SKIP_IDS, {"sequence": queries.identifier(sequence), "count": count}
@@ -118,13 +118,12 @@ def _sequence_behind_memory(
     is_far = known - last > PLAUSIBLE_DISTANCE
     return SequenceBehindError(
         sequence,
-        "the memory of this process, of what it wrote or was told by other writers,",
+        "the memory of this process (ids it wrote, or other writers announced)",
         last,
         max(known, last),
         suspect=(
-            "no table holds it. Find out whether the database was restored or an "
-            "instance announced it that does not belong here, then start this "
-            "process again"
+            "no table contains it. Find out whether the database was restored, or an "
+            "instance of another deployment announced it, then restart this process"
         )
         if is_far
         else "",
@@ -132,9 +131,9 @@ def _sequence_behind_memory(
 
 
 def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
-    """Return what ``stream_positions`` holds of a stream, also of removed writers.
+    """Return a stream's positions in ``stream_positions``, removed writers included.
 
-    A position of the wrong sign is that of a stream nobody wrote.
+    A position of the wrong sign is that of a stream without rows.
     """
     txn.execute(queries.POSITIONS, {"stream_name": stream.stream_name})
     return {
@@ -182,7 +181,8 @@ def _known_farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
     if id_ is not None:
         return id_
     _log.warn(
-        "table {table} is not looked at: it is big and no index begins with {column}",
+        "table {table} is not compared with its sequence: it is large and no index "
+        "begins with {column}; create one",
         table=column.table,
         column=column.id_column,
     )
@@ -210,20 +210,20 @@ def load_positions(
     raise_to_tables: bool = False,
     positions_type: type[WriterPositions] = WriterPositions,
 ) -> WriterPositions:
-    """Find out where a stream stands, at the start of a process.
+    """Return the positions of a stream at the start of a process.
 
-    A declared writer also forgets removed ones, stores where it begins if it is
-    new, and brings a sequence forward that is a little behind the stored
-    positions, as after the loss of a primary server. Whoever only reads
-    changes nothing.
+    A declared writer also deletes the positions of removed writers, stores its own
+    initial position if it is new, and advances a sequence that is slightly behind the
+    stored positions, as after the loss of a primary server. A reader changes nothing.
 
-    The order matters: nobody may begin to write between the first thing that is
-    read and the next, and make it mean something else. The greatest rows come
-    first (without stored positions, all up to there counts as complete), the
-    sequence last (it is ahead of every row read before).
+    The order of the reads matters, because other writers may start writing in between.
+    The greatest rows are read first, since without stored positions all ids up to them
+    count as complete. The sequence is read last, so it is ahead of every row read
+    before.
 
-    :param raise_to_tables: a sequence that is behind a table is brought forward.
-    :param positions_type: what to make.
+    :param txn: a cursor.
+    :param raise_to_tables: advance a sequence that is behind a table.
+    :param positions_type: the class to instantiate.
     :raises SequenceBehindError: if the sequence is behind a table, or far behind the
         stored positions.
     """
@@ -231,8 +231,8 @@ def load_positions(
         column: _known_farthest_id(txn, stream, column) for column in stream.tables
     }
     greatest = max(farthest.values(), default=0)
-    kept = read_stored_positions(txn, stream) if stream.writers else {}
-    stored = {w: p for w, p in kept.items() if w in stream.writers}
+    all_stored = read_stored_positions(txn, stream) if stream.writers else {}
+    stored = {w: p for w, p in all_stored.items() if w in stream.writers}
     beyond: list[int] = [greatest] if greatest else []
     if stored:
         low = min(stored.values())
@@ -247,20 +247,20 @@ def load_positions(
 
     complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
     if not stream.writers or stream.writers == (instance_name,):
-        # Nobody else writes, and we have not begun.
+        # No other instance writes, and this one has not started to.
         complete = max(complete, last)
     positions = positions_type(
         instance_name, stream.writers, stored, beyond, complete, last
     )
     if is_writer:
-        _settle_in(txn, stream, positions, kept)
+        _store_writers(txn, stream, positions, all_stored)
     return positions
 
 
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
     last = read_sequence(txn, stream.sequence)
     if last > FIRST_POSITION and greatest - last > PLAUSIBLE_DISTANCE:
-        # One bad row must not use the ids up; what follows reports it.
+        # A single corrupt row must not use up the ids; the caller reports it next.
         return
     if greatest > last:
         txn.execute(
@@ -269,7 +269,7 @@ def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
         )
         _log.warn(
             "sequence {sequence} stood at {last}, behind rows up to {greatest}, and "
-            "has been brought forward",
+            "was advanced to that",
             sequence=stream.sequence,
             last=last,
             greatest=greatest,
@@ -279,11 +279,11 @@ def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
 def _without_implausible(
     stream: IdStream, stored: dict[str, int], last: int
 ) -> dict[str, int]:
-    """Return stored positions, those far beyond the sequence put back to it."""
+    """Return the stored positions, with those far beyond the sequence set to it."""
     for writer, position in stored.items():
         if position - last > PLAUSIBLE_DISTANCE:
             _log.warn(
-                "{error}; {writer} is taken to stand at {last}",
+                "{error}; {last} is used as the position of {writer}",
                 error=_sequence_behind_positions(stream, last, position),
                 writer=writer,
                 last=last,
@@ -311,14 +311,14 @@ def _read_checked_sequence(
             raise _sequence_behind_positions(stream, last, greatest)
         raise _sequence_behind_table(stream, column, last, id_)
     behind = greatest - last
-    # A stream nobody wrote is stored as 1, its sequence may stand at 0.
+    # For a stream without rows, 1 is stored while its sequence may stand at 0.
     if behind > 0 and greatest > FIRST_POSITION and repair:
         if behind > MAX_SKIPPED_IDS:
             raise _sequence_behind_positions(stream, last, greatest)
         skip_ids(txn, stream.sequence, behind)
         _log.warn(
-            "sequence {sequence} was {behind} behind stream_positions, and has been "
-            "brought forward",
+            "sequence {sequence} was {behind} behind stream_positions, and was "
+            "advanced to it",
             sequence=stream.sequence,
             behind=behind,
         )
@@ -336,8 +336,8 @@ def _sequence_behind_table(
         last,
         id_,
         suspect=(
-            f"look at the row, SELECT * FROM {table} WHERE {name} = "
-            f"{stream.sign * id_}; and remove it if it does not belong there"
+            f"inspect the row (SELECT * FROM {table} WHERE {name} = "
+            f"{stream.sign * id_};) and delete it if it is not a row of the stream"
         )
         if id_ - last > PLAUSIBLE_DISTANCE
         else "",
@@ -353,25 +353,25 @@ def _sequence_behind_positions(
         last,
         position,
         suspect=(
-            "look at the row, SELECT * FROM stream_positions WHERE stream_name = "
-            f"'{stream.stream_name}' AND stream_id = {stream.sign * position}; "
-            "and have 'synapse-replication positions repair' correct it"
+            "inspect the row (SELECT * FROM stream_positions WHERE stream_name = "
+            f"'{stream.stream_name}' AND stream_id = {stream.sign * position};) "
+            "and run 'synapse-replication positions repair' to correct it"
         )
         if position - last > PLAUSIBLE_DISTANCE
         else "",
     )
 
 
-def _settle_in(
-    txn: Any, stream: IdStream, positions: WriterPositions, kept: Collection[str]
+def _store_writers(
+    txn: Any, stream: IdStream, positions: WriterPositions, stored: Collection[str]
 ) -> None:
-    """Make ``stream_positions`` say who writes now."""
-    if any(writer not in stream.writers for writer in kept):
+    """Delete undeclared writers from ``stream_positions`` and add this one."""
+    if any(writer not in stream.writers for writer in stored):
         txn.execute(
             queries.DELETE_POSITIONS_OF_OTHERS,
             {"stream_name": stream.stream_name, "writers": list(stream.writers)},
         )
-    if positions.instance_name not in kept:
+    if positions.instance_name not in stored:
         txn.execute(
             queries.INSERT_POSITION,
             {

@@ -1,18 +1,18 @@
-"""The rows of Synapse's standard streams, read from its tables.
+"""Queries for the rows of Synapse's standard streams in Synapse's tables.
 
-Each query gives the rows of one writer's tokens in
-``(%(after)s, %(up_to)s]``, in ascending order, and stops after ``%(limit)s`` rows
-but never within a token (``WITH TIES``). It walks an index by id; only Synapse's
-three tables of account data have none that begins with the id.
+Each query returns one writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order,
+and stops after ``%(limit)s`` rows but never within a token (``WITH TIES``). It walks an
+index by id; only Synapse's three tables of account data have no index that begins with
+the id.
 
-Derived from the tables of a deployment beside its traffic, and compared with it
-row by row. Where a table keeps the newest row of a thing only (presence,
-receipts, account data, ...), rows that a newer one replaced are not found any
-more, and are not missed: the newer one says all that they said. The same holds
-for what was deleted: purged rooms, deactivated users, redacted relations.
+The queries were derived from the tables and the traffic of a deployment, and their
+results were compared with the traffic row by row. Some tables store only the newest row
+of an object (presence, receipts, account data, ...). Replaced rows are not found, and
+are not needed, because the newest row contains the complete state. The same holds for
+deleted data: purged rooms, deactivated users, redacted relations.
 
-Streams held in memory (``typing``, ``federation``, ``presence_federation``) have
-no tables: their writers are asked.
+Streams held in memory (``typing``, ``federation``, ``presence_federation``) have no
+tables: readers request their rows from the writers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["STANDARD_QUERIES"]
 
 _OF_WRITER = "instance_name = %(instance_name)s"
 
-# account_data's tables have an instance_name that nothing fills in: with several
-# writers, the rows of all of them are given for each.
-_OF_ANYBODY = "%(instance_name)s IS NOT NULL"
+# Synapse does not fill in the instance_name of account_data's tables: with several
+# writers, each writer's query returns the rows of all of them.
+_OF_ANY_WRITER = "%(instance_name)s IS NOT NULL"
 
 
 def _query(
@@ -43,10 +43,13 @@ def _query(
     lists: Collection[str] = (),
     written_ms: str | None = None,
 ) -> RowQuery:
-    """Write the query for the rows of one table.
+    """Return the query for the rows of one table.
 
-    :param kind: of a stream with several kinds of rows: ``[kind, [columns]]``.
-    :param lists: columns that hold a list as JSON.
+    :param distinct: the table may have several rows for one row of the stream.
+    :param kind: the kind of the rows, if the stream has several; a row is then
+        ``[kind, [columns]]``.
+    :param lists: columns that contain a JSON list.
+    :param written_ms: the column with the time of writing, ms since 1970.
     """
     row = f"json_build_array('{kind}', json_build_array({columns}))::text"
     return RowQuery(
@@ -75,7 +78,7 @@ def _query(
     )
 
 
-# A list of texts, whether the column is an array or JSON.
+# Converts a column, whether an array or JSON, to an array of texts.
 _LIST = (
     "CASE jsonb_typeof(to_jsonb({0})) WHEN 'array' "
     "THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb({0}))) END"
@@ -104,10 +107,10 @@ def _event_query(
     kind: str | None = None,
     negative: bool = False,
 ) -> RowQuery:
-    """Ask about the events of a page, once the page is found.
+    """Return a query that selects a page of event ids, then joins their details.
 
-    An event that is gone leaves an empty record, so that the end of the page is
-    seen.
+    For a deleted event the record has ``NULL`` instead of a row, so that the end of
+    the page is still known.
 
     :param table: has ``event_id``, ``instance_name`` and the id column.
     """
@@ -152,7 +155,7 @@ def _event_query(
             writer_column="instance_name",
             columns=tuple(columns.split(", ")),
             kind=kind,
-            # When an outlier became none is not kept.
+            # The time at which an event ceased to be an outlier is not stored.
             written_ms="received_ts" if table == "events" else None,
             negative=negative,
         ),
@@ -160,8 +163,8 @@ def _event_query(
     )
 
 
-#: From the name of a stream on the wire to the queries for its rows. Within a
-#: token, the rows of an earlier query come first.
+#: The queries for a stream's rows by its name on the wire. Within a token, the rows of
+#: an earlier query come first.
 STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
     {
         "events": (
@@ -211,7 +214,7 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
         ),
         "device_lists": (
             _query("user_id, FALSE, FALSE", "device_lists_stream", distinct=True),
-            # The same changes, and those that a newer one of the user replaced.
+            # The same changes, including those replaced by a newer one of the user.
             _query(
                 "user_id, FALSE, FALSE",
                 "device_lists_changes_in_room",
@@ -239,17 +242,17 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
             _query(
                 "user_id, NULL, account_data_type",
                 "account_data",
-                writer=_OF_ANYBODY,
+                writer=_OF_ANY_WRITER,
             ),
             _query(
                 "user_id, room_id, account_data_type",
                 "room_account_data",
-                writer=_OF_ANYBODY,
+                writer=_OF_ANY_WRITER,
             ),
             _query(
                 "user_id, room_id, 'm.tag'",
                 "room_tags_revisions",
-                writer=_OF_ANYBODY,
+                writer=_OF_ANY_WRITER,
             ),
         ),
         "profile_updates": (

@@ -86,7 +86,9 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.write_rows("first", 20)
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
-        self.assertIn("foobar_seq stands at 7, but table foobar holds 20", problem.text)
+        self.assertIn(
+            "foobar_seq stands at 7, but table foobar contains 20", problem.text
+        )
         # What was tried above is not rolled back: sequences are not.
         self.set_sequence(7)
         self.repair()
