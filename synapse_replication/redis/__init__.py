@@ -1,1 +1,1 @@
-"""The same commands over Redis pub/sub."""
+"""The replication protocol over Redis pub/sub."""

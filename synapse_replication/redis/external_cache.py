@@ -1,4 +1,4 @@
-"""Small values that all processes share, in Redis, until they expire."""
+"""A cache in Redis, shared by all processes, whose values expire."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["ExternalCache"]
 
 
 class ExternalCache:
-    """Get and set JSON values by cache and key.
+    """Stores JSON values by cache name and key.
 
-    :param factory: keeps the connection to use, and leaves values as bytes
+    :param factory: provides the connection, which must return values as bytes
         (``charset=None``, ``convertNumbers=False``); ``None`` if there is no Redis.
     """
 
@@ -32,18 +32,19 @@ class ExternalCache:
         self._observer = observer
 
     def is_enabled(self) -> bool:
-        """Return whether there is a Redis: whether values are kept at all."""
+        """Return whether values are stored, that is, whether there is a Redis."""
         return self._factory is not None
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
-        """Keep a value for ``expiry_ms`` ms. Does nothing if there is no Redis.
+        """Store a value for ``expiry_ms`` ms. Does nothing if there is no Redis.
 
-        :raises ValueError: if the value is not JSON, or the time is not positive.
-        :raises txredisapi.RedisError: if there is no connection now, or Redis does not
-            answer, or refuses.
+        :raises ValueError: if the value cannot be encoded as JSON, or the time is not
+            positive.
+        :raises txredisapi.RedisError: if there is no connection at the moment, Redis
+            does not answer, or it answers with an error.
         """
         if expiry_ms <= 0:
-            raise ValueError(f"a value is kept for at least 1 ms, not {expiry_ms}")
+            raise ValueError(f"expiry_ms must be at least 1, not {expiry_ms}")
         text = encode_json(value)
         if self._factory is None:
             return
@@ -53,11 +54,11 @@ class ExternalCache:
         self._observer.external_cache_set(cache_name, self._clock.seconds() - started)
 
     async def get(self, cache_name: str, key: str) -> Any | None:
-        """Return a value, or ``None`` if there is none (any more).
+        """Return a value, or ``None`` if it does not exist or has expired.
 
-        :raises txredisapi.RedisError: if there is no connection now, or Redis does not
-            answer, or refuses.
-        :raises ValueError: what Redis has under the key is not JSON.
+        :raises txredisapi.RedisError: if there is no connection at the moment, Redis
+            does not answer, or it answers with an error.
+        :raises ValueError: if the stored value is not JSON.
         """
         if self._factory is None:
             return None
@@ -65,14 +66,14 @@ class ExternalCache:
         text = await _connection(self._factory).get(_redis_key(cache_name, key))
         seconds = self._clock.seconds() - started
         self._observer.external_cache_get(cache_name, text is not None, seconds)
-        # A connection that was made elsewhere may have read a number already.
+        # A host's own connection may already have converted a number.
         return decode_json(text) if isinstance(text, (bytes, str)) else text
 
 
 def _connection(factory: SynapseRedisFactory) -> Any:
-    # txredisapi's own handler would wait for one, without any limit.
+    # txredisapi's own handler would wait for a connection without any limit.
     if not factory.pool:
-        raise txredisapi.ConnectionError("there is no connection to Redis now")
+        raise txredisapi.ConnectionError("there is no connection to Redis at present")
     return factory.pool[0]
 
 

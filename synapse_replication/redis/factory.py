@@ -1,15 +1,15 @@
-"""Connections to Redis that are kept up for ever.
+"""Connections to Redis that reconnect for ever.
 
-Theory of operation: txredisapi's factory gives up for good at the first failed
-AUTH, counts a connection as up before it is, waits for ever for what does not
-come, and never resets its delay. :class:`SynapseRedisFactory` and
-:class:`RedisLink`, which every protocol of ours mixes in, correct that:
+Theory of operation: txredisapi's factory stops reconnecting at the first failed AUTH,
+reports a connection as up too early, waits without limit for replies, and never resets
+its delay. :class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of all
+protocols of this package, correct that:
 
-- from ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs;
-  whatever fails or stalls until then cuts the connection, and it is tried again
-  with a growing delay. Which reply means "established" is the protocol's choice;
-- the delay is reset only when :meth:`RedisLink.link_proved` was called;
-- every connection is pinged, and cut if no reply comes.
+- From ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs. A
+  failure or a timeout aborts the connection, and the factory reconnects with a growing
+  delay. Each protocol decides which reply means "established".
+- The delay is reset only by :meth:`RedisLink.link_proved`.
+- Every connection is pinged, and aborted if no reply arrives in time.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from synapse_replication.transport.tls import explain
 
 __all__ = ["HANDSHAKE_TIMEOUT", "RedisLink", "RedisProtocol", "SynapseRedisFactory"]
 
-#: How long a connection may take from being made to being established, in s.
+#: The time limit from connecting until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0
 #: The delay before the first new attempt, and the longest one, in s.
 INITIAL_DELAY = 0.1
 MAX_DELAY = 5.0
-#: By how much the delay grows from one attempt to the next.
+#: The factor between the delays of successive attempts.
 GROWTH = 2.7
 
 
 class RedisLink:
-    """What all our connections to Redis share; mixed into a txredisapi protocol."""
+    """Mixin for txredisapi's protocols: timeouts, keep-alive and reporting."""
 
     factory: SynapseRedisFactory
     transport: Any
-    # Of txredisapi's protocols.
+    # Provided by txredisapi's protocols.
     ping: Callable[[], Any]
     tryConvertData: Callable[[Any], Any]  # noqa: N815
     replyReceived: Callable[[Any], None]  # noqa: N815
     whenConnected: Callable[[], Any]  # noqa: N815
 
     def connectionMade(self) -> Deferred[None]:
-        """Begin to ping. Called by Twisted."""
+        """Start the handshake timer. Called by Twisted."""
         self.established = False
         self._lost = False
         self.factory.links.add(self)
@@ -72,18 +72,18 @@ class RedisLink:
         self._why = ""
         self._close_reason = CloseReason.LOST
         clock = self.factory.reactor_clock
-        # txredisapi's is the global reactor's; it is for the time-outs of replies.
+        # txredisapi uses it for reply timeouts; its own is the global reactor's.
         self.callLater = partial(Timeout, clock)
         self._handshake_timer: Timeout | None = Timeout(
             clock, self.factory.handshake_timeout, self._handshake_timed_out
         )
-        # Called when AUTH and SELECT are over, and not at all if they fail.
+        # It fires after a successful AUTH and SELECT, and never if one of them fails.
         self.whenConnected().addCallback(lambda _: self.authenticated())
         done: Deferred[None] = super().connectionMade()  # type: ignore[misc]
         return done
 
     def connectionLost(self, why: Failure) -> None:
-        """Report the loss, and fail what waits for a reply. Called by Twisted."""
+        """Report the loss and fail all pending commands. Called by Twisted."""
         self._lost = True
         self.factory.links.discard(self)
         self._stop_handshake_timer()
@@ -95,24 +95,24 @@ class RedisLink:
     def _explain(self, why: Failure, established: bool) -> str:
         assert why.value is not None
         text = explain(why.value)
-        if established or self._heard_anything or text.startswith("TLS: "):
+        if established or self._has_received or text.startswith("TLS: "):
             return text
         if isinstance(why.value, ConnectionDone):
-            text = "it closed the connection before it said anything"
-        return f"{text}; does the port speak TLS if we do, and only then?"
+            text = "it closed the connection without sending anything"
+        return f"{text}; is TLS enabled at both ends or at neither?"
 
-    _heard_anything = False
+    _has_received = False
 
     def dataReceived(self, data: bytes, unpause: bool = False) -> None:
-        """Process what the server sent. Called by Twisted."""
-        self._heard_anything = True
+        """Parse replies and messages. Called by Twisted."""
+        self._has_received = True
         self._read_size.received(self.transport, len(data))
         try:
             self._reader.feed(data)
             if self.read_replies():
                 self._unfinished = 0
         except txredisapi.InvalidData as error:
-            self.cut(f"it does not speak Redis' protocol: {error}")
+            self.cut(f"it does not speak the Redis protocol: {error}")
             return
         self._unfinished += len(data)
         if self._unfinished > MAX_REPLY_LENGTH:
@@ -121,7 +121,7 @@ class RedisLink:
     # -- for the protocols --------------------------------------------------------
 
     def read_replies(self) -> bool:
-        """Take all complete replies from the reader; tell whether there were any."""
+        """Handle all complete replies; return whether there were any."""
         gets = self._reader.gets
         reply = gets()
         if reply is False:
@@ -132,11 +132,11 @@ class RedisLink:
         return True
 
     def authenticated(self) -> None:
-        """Go on: AUTH and SELECT, where asked for, are over."""
+        """Continue after a successful AUTH and SELECT, if these are configured."""
         raise NotImplementedError
 
     def keep_alive(self) -> None:
-        """Ping, and cut the connection if no reply comes in time."""
+        """Send PING, and abort the connection if no reply arrives in time."""
         raise NotImplementedError
 
     def link_established(self) -> None:
@@ -146,18 +146,18 @@ class RedisLink:
         self.factory.link_established()
 
     def link_proved(self) -> None:
-        """Record that the connection was used: if it is lost, it is retried at once."""
+        """Reset the delay: the connection was used successfully."""
         self.factory.resetDelay()
 
     def cut(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
-        """End the connection at once and say why. It is tried again."""
+        """Abort the connection and report the reason. The factory reconnects."""
         if not self._lost and not self._why:
             self._why = why
             self._close_reason = reason
             self.transport.abortConnection()
 
     def close(self) -> None:
-        """Write what is left and end the connection."""
+        """Close the connection after writing pending data."""
         self.transport.loseConnection()
 
     def _stop_handshake_timer(self) -> None:
@@ -169,13 +169,13 @@ class RedisLink:
         self._handshake_timer = None
         self.cut(
             f"no answer within {self.factory.handshake_timeout:g} s; is it Redis, "
-            "and does the port speak TLS only if we do?",
+            "and is TLS enabled at both ends or at neither?",
             CloseReason.TIMED_OUT,
         )
 
 
 class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
-    """A connection for txredisapi's commands (``set``, ``get``, ``ping``, ...)."""
+    """Connection for txredisapi's commands (``set``, ``get``, ``ping``, ...)."""
 
     @override
     def authenticated(self) -> None:
@@ -183,13 +183,13 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
             self.link_established()
 
         def failed(failure: Failure) -> None:
-            self.cut(f"it does not answer PING: {one_line(failure.value)}")
+            self.cut(f"PING failed: {one_line(failure.value)}")
 
         self.ping().addCallbacks(answered, failed)
 
     @override
     def keep_alive(self) -> None:
-        # When no reply comes within replyTimeout, txredisapi cuts the connection.
+        # Without a reply within replyTimeout, txredisapi closes the connection.
         def failed(failure: Failure) -> None:
             self.cut(one_line(failure.value), CloseReason.TIMED_OUT)
 
@@ -197,24 +197,24 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
 
 class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
-    """A txredisapi factory that goes on for ever, and notices half-open links.
+    """A txredisapi factory that reconnects for ever and detects half-open connections.
 
-    For ``reactor.connectTCP``, ``connectSSL`` and ``connectUNIX``. The arguments
-    that Synapse gives come first and mean the same.
+    Use it with ``reactor.connectTCP``, ``connectSSL`` or ``connectUNIX``. The arguments
+    that Synapse passes come first and have the same meaning.
 
-    :param replyTimeout: how long a reply may take, in s.
+    :param replyTimeout: time limit of a reply, in s.
     :param clock: the reactor.
-    :param observer: told when a connection comes up, goes down, or does not come
-        up, and why.
-    :param name: of the connections, for the observer.
-    :param ping_interval: s between pings on each connection.
-    :param handshake_timeout: s from a connection's being made to its use.
-    :param reader_factory: what reads the replies.
-    :param jitter: gives a number from 0 to 1, by which a delay is shortened, to half
-        at most: processes that were cut off together do not come back together.
+    :param observer: notified when a connection comes up, goes down or fails.
+    :param name: the connections' name for the observer.
+    :param ping_interval: the interval between pings on each connection, in s.
+    :param handshake_timeout: the time limit from connecting until the link is
+        established, in s.
+    :param reader_factory: returns a parser of replies.
+    :param jitter: returns a number from 0 to 1, which shortens a delay by up to half,
+        so that processes that were disconnected together do not reconnect together.
     """
 
-    #: txredisapi looks for it here.
+    #: txredisapi reads it.
     maxDelay = MAX_DELAY  # noqa: N815
     protocol = RedisProtocol
 
@@ -256,7 +256,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             convertNumbers=convertNumbers,
             username=username,
         )
-        # ReconnectingClientFactory takes its time from here.
+        # ReconnectingClientFactory uses this clock.
         self.clock = clock
         self.reactor_clock = clock
         self.observer = observer or ReplicationObserver()
@@ -271,12 +271,12 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     @property
     def continueTrying(self) -> bool:
-        """Whether a lost connection is opened again: until it is stopped."""
+        """Whether to reconnect: true until the factory is stopped."""
         return not (self._stopped or self.disconnectCalled)
 
     @continueTrying.setter
     def continueTrying(self, value: object) -> None:
-        """Pass over: txredisapi sets it after a failed AUTH, ends for good."""
+        """Ignore the value: txredisapi would stop reconnecting after a failed AUTH."""
 
     @override
     def stopTrying(self) -> None:
@@ -285,9 +285,10 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             super().stopTrying()
 
     def close(self, timeout: float) -> Deferred[None]:
-        """End all connections for good; fires when they are closed.
+        """Close all connections and do not reconnect.
 
-        :param timeout: s after which they are cut, written or not.
+        :param timeout: the time after which connections are aborted, in s.
+        :return: fires when they are closed.
         """
         self.stopTrying()
         closed: Deferred[None] = Deferred()
@@ -303,7 +304,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     def _cut_all(self) -> None:
         for link in list(self.links):
-            link.cut("it did not close in time")
+            link.cut("the connection did not close in time")
 
     @override
     def startedConnecting(self, connector: IConnector) -> None:
@@ -331,44 +332,44 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         for connection in list(self.pool):
             connection.keep_alive()
 
-    # -- what the connections tell ------------------------------------------------
+    # -- reports of the connections -----------------------------------------------
 
     def connectionError(self, why: str) -> None:
-        """Note why AUTH or SELECT failed. The waiting Deferred goes on waiting."""
-        self._note(why)
+        """Record why AUTH or SELECT failed. The waiting Deferred does not fire."""
+        self._record_reason(why)
 
-    def _note(self, why: str) -> None:
-        # A server that does not know AUTH repeats what stood behind it.
+    def _record_reason(self, why: str) -> None:
+        # A server that does not know AUTH quotes its arguments.
         if self.password:
             why = why.replace(self.password, "***")
         self._why = self._why or why
 
     def link_established(self) -> None:
-        """Record that a connection can do what it is for."""
+        """Report that a connection is established."""
         self.observer.connection_made(self.name)
 
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
-        """Record that a connection ended."""
-        self._note(why)
+        """Report that a connection was lost."""
+        self._record_reason(why)
         if established:
             stopped = not self.continueTrying
             self.observer.connection_lost(
                 self.name, CloseReason.SHUTDOWN if stopped else reason, self._why
             )
 
-    # -- again ----------------------------------------------------------------------
+    # -- reconnecting ---------------------------------------------------------------
 
     @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
         assert reason.value is not None
         self._why = explain(reason.value)
-        self._again(connector)
+        self._reconnect(connector)
 
     @override
     def clientConnectionLost(self, connector: IConnector, reason: Failure) -> None:
-        self._again(connector)
+        self._reconnect(connector)
 
-    def _again(self, connector: IConnector) -> None:
+    def _reconnect(self, connector: IConnector) -> None:
         if not self.links and self._closed is not None:
             closed, self._closed = self._closed, None
             closed.callback(None)
@@ -376,12 +377,12 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             self.retry(connector)
 
     def retry(self, connector: IConnector | None = None) -> None:
-        """Connect again after a while. Twisted's own knows no bound.
+        """Schedule the next attempt. Twisted's own method does not bound the delay.
 
-        :param connector: the one that failed; the newest if ``None``.
+        :param connector: the connector that failed; the newest if ``None``.
         """
         connector = connector or self.connector
-        assert connector is not None, "there is nothing to try again"
+        assert connector is not None, "no attempt to connect was ever started"
         self.retries += 1
         wait = self._backoff.delay(self.retries)
 
@@ -389,7 +390,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             self._callID = None
             connector.connect()
 
-        # Where stopTrying() looks for it.
+        # stopTrying() cancels the call by this attribute.
         self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
             wait, connect
         )

@@ -1,4 +1,4 @@
-"""A process's link to the others over Redis: both connections, wired together."""
+"""A process's link over Redis: its two connections, wired together."""
 
 from __future__ import annotations
 
@@ -30,28 +30,32 @@ from synapse_replication.transport.buffers import read_buffers
 
 __all__ = ["RedisReplicationLink"]
 
-#: How long stopping waits for acknowledgements, and then for the close, in s.
+#: Time limit for the last acknowledgements, and again for the close, in s.
 STOP_TIMEOUT = 3.0
-#: How long a connection may take to be made, in s.
+#: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
 
 
 class RedisReplicationLink:
-    """Keeps the two connections of a process to Redis up, from start to stop.
+    """The two connections of a process to Redis, which reconnect until :meth:`stop`.
+
+    The observer knows the publishing connection as ``redis_out`` and the subscribed one
+    as ``redis``.
 
     :param reactor: opens the connections, and is the clock.
     :param options: the same for both connections.
-    :param server_name: the homeserver's name: the channel.
-    :param command_handler: hears of the subscription and of what arrives on it.
-    :param on_lost: see :class:`~synapse_replication.redis.sender.RedisSender`:
-        publishes our positions, since rows of ours may not have arrived.
-    :param channels: more channels to subscribe to, for instance ``USER_IP``.
-    :param extension: speaks on the extension's channel; ``None`` for no such.
+    :param server_name: the homeserver's name, which is also the main channel.
+    :param command_handler: notified of the subscription, and receives its items.
+    :param on_lost: announces this instance's positions again, because rows may not
+        have arrived; see :class:`~synapse_replication.redis.sender.RedisSender`.
+    :param channels: further channels to subscribe to, for instance ``USER_IP``.
+    :param extension: speaks on the extension's channel; ``None`` for none.
+    :param ping_interval: the interval between pings on each connection, in s.
+    :param reply_timeout: time limit of a reply, in s.
     :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`.
-    :param subscriber_type: the protocol of the subscribed connection.
-    :ivar sender: publishes; told apart from the subscription in the observer as
-        ``redis_out`` and ``redis``.
-    :ivar cache: shares the sending connection.
+    :param subscriber_type: the protocol class of the subscribed connection.
+    :ivar sender: publishes commands.
+    :ivar cache: the external cache, on the publishing connection.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class RedisReplicationLink:
             "uuid": options.address,
             "dbid": options.dbid,
             "poolsize": 1,
-            # Values come and go as bytes, numbers included.
+            # Values are sent and received as bytes, numbers included.
             "charset": None,
             "convertNumbers": False,
             "password": options.password,
@@ -115,10 +119,10 @@ class RedisReplicationLink:
             self._master = SentinelMaster(reactor, options, options.sentinel, observer)
 
     def start(self) -> None:
-        """Open both connections, and open them again whenever they are lost.
+        """Open both connections, which reconnect from now on.
 
         :raises OSError: if a file of the TLS options cannot be read.
-        :raises ValueError: if a file of the TLS options holds no certificate.
+        :raises ValueError: if a file of the TLS options contains no certificate.
         """
         for factory in (self._outbound, self._inbound):
             if self._master is not None:
@@ -127,7 +131,7 @@ class RedisReplicationLink:
                 self._options.connect(self._reactor, factory, CONNECT_TIMEOUT)
 
     def buffers(self) -> list[ConnectionBuffers]:
-        """Look how much waits in the buffers of each connection that is there."""
+        """Return the fill levels of each open connection's buffers."""
         found = []
         for factory in (self._outbound, self._inbound):
             waiting = self.sender.waiting if factory is self._outbound else (0, 0)
@@ -145,17 +149,17 @@ class RedisReplicationLink:
         return found
 
     async def stop(self) -> None:
-        """Have what was published acknowledged, then close both connections.
+        """Wait until published commands are acknowledged, then close both connections.
 
-        Returns when they are closed, after a few seconds at the most.
+        It returns when they are closed, after a few seconds at most.
         """
         drained = self.sender.drained()
         drained.addTimeout(STOP_TIMEOUT, self._reactor)
-        # A connection that is closed with answers unread is reset, and Redis
-        # might not read what came before.
+        # Closing a socket with unread replies resets the connection, and Redis might
+        # not read the last commands.
         with contextlib.suppress(TimeoutError):
             await drained
-        # Both at once.
+        # Close both concurrently.
         closing = [
             factory.close(STOP_TIMEOUT) for factory in (self._inbound, self._outbound)
         ]

@@ -1,4 +1,4 @@
-"""Where Redis is and how to get in: the same for all connections of a process."""
+"""Address, credentials and TLS of Redis, the same for all connections of a process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HostPort: TypeAlias = tuple[str, int]
 
 @attrs.frozen
 class RedisTlsOptions:
-    """How the connections are encrypted. The server is always verified.
+    """TLS options. The server's certificate is always verified.
 
-    :ivar authority_file: PEM certificates that are trusted, or a folder of such
+    :ivar authority_file: PEM certificates that are trusted, or a directory of such
         files; the system's if ``None``.
-    :ivar certificate_file: our own certificate, if Redis asks for one.
-    :ivar private_key_file: its key.
-    :ivar hostname: the name that the server's certificate has, if it is not the
-        host that is connected to.
+    :ivar certificate_file: this process's certificate, if Redis requires one.
+    :ivar private_key_file: its private key.
+    :ivar hostname: the name in the server's certificate, if it differs from the host
+        to connect to.
     """
 
     authority_file: Path | None = None
@@ -35,10 +35,10 @@ class RedisTlsOptions:
     hostname: str | None = None
 
     def context_factory(self, host: str) -> Any:
-        """Read the files and make what ``connectSSL`` wants.
+        """Read the files and return the context factory for ``connectSSL``.
 
         :raises OSError: if a file cannot be read.
-        :raises ValueError: if a file does not hold what it should.
+        :raises ValueError: if a file does not contain the expected PEM data.
         """
         return client_context(
             self.hostname or host,
@@ -50,27 +50,28 @@ class RedisTlsOptions:
 
 @attrs.frozen
 class SentinelOptions:
-    """How to ask Sentinels where Redis is; see ``redis/sentinel.py``.
+    """Options for finding Redis through Sentinels; see ``redis/sentinel.py``.
 
-    :ivar master: the name under which they watch it.
-    :ivar places: where they are, at least one.
-    :ivar username: theirs, as the password; those of Redis are others.
+    :ivar master: the name under which the Sentinels monitor Redis.
+    :ivar addresses: the Sentinels' addresses, at least one.
+    :ivar username: for the Sentinels, like the password; Redis has its own.
     """
 
     master: str
-    places: tuple[HostPort, ...]
+    addresses: tuple[HostPort, ...]
     username: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen
 class RedisOptions:
-    """Where Redis is and how to get in.
+    """Address, credentials and TLS of Redis.
 
-    :ivar path: its Unix socket, in place of host and port.
-    :ivar sentinel: who to ask instead of all that; TLS is for them, too.
-    :ivar username: an ACL user; ``None`` for the default one.
-    :ivar dbid: the database for the external cache; channels have none.
+    :ivar path: its Unix socket, instead of host and port.
+    :ivar sentinel: Sentinels that know the address, instead of host, port or path. The
+        TLS options apply to the Sentinels, too.
+    :ivar username: an ACL user; ``None`` for the default user.
+    :ivar dbid: the database of the external cache; channels do not belong to one.
     """
 
     host: str = "localhost"
@@ -84,7 +85,7 @@ class RedisOptions:
 
     @property
     def address(self) -> str:
-        """Say where it is, for messages."""
+        """The address, as text for people."""
         if self.sentinel is not None:
             return f"Sentinel's {self.sentinel.master}"
         if self.path is not None:
@@ -96,9 +97,9 @@ class RedisOptions:
     ) -> IConnector:
         """Open one connection.
 
-        :param reactor: offers ``connectTCP``, ``connectSSL`` or ``connectUNIX``,
-            whichever is wanted.
-        :param timeout: for the connection to be made, in s.
+        :param reactor: must provide the one of ``connectTCP``, ``connectSSL`` and
+            ``connectUNIX`` that the options need.
+        :param timeout: time limit of connecting, in s.
         """
         if self.path is not None:
             connector = reactor.connectUNIX(self.path, factory, timeout=timeout)

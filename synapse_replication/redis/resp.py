@@ -1,7 +1,7 @@
-"""The bytes of Redis: commands out, replies in.
+"""The Redis wire format (RESP): encoding of commands, parsing of replies.
 
-hiredis reads the replies. txredisapi's own reader in Python takes one message a turn of
-the reactor, and cuts the connection at a line that is not UTF-8.
+hiredis parses the replies. txredisapi's own parser in Python handles one message per
+reactor turn, and closes the connection at a line that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ __all__ = [
     "new_reader",
 ]
 
-#: The longest reply that is waited for, in bytes; its end has not come after
-#: that many.
+#: The longest reply, in bytes: the connection is aborted if it is not complete by then.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
-#: The most items of an array; those that we ask for have three.
+#: The most items of an array; the expected replies have three.
 MAX_ITEMS = 999
-#: The header of an array, a map or a set of more; at the end of a line, perhaps in the
-#: middle of a message; and what may become one.
+#: The header of a larger array, map or set, at the start of a chunk.
 _LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}")
+#: The same bytes after a newline: a header, or text in the middle of a message.
 _LARGE_IN_CHUNK: Final = re.compile(rb"(?<=\n)[*%~>|][0-9]{4}")
+#: The end of a chunk that more bytes may turn into such a header.
 _UNFINISHED: Final = re.compile(rb"(?:\A|(?<=\n))[*%~>|][0-9]{0,3}\Z")
-#: Of a longer chunk of bytes only both ends are searched: it is mostly rows.
+#: Only this many bytes at both ends of a chunk are searched: the rest is mostly rows.
 _SEARCHED: Final = 8192
 
 
 class Reader(Protocol):
-    """Takes bytes as they come and gives the replies that are complete."""
+    """Incremental parser of replies."""
 
     def feed(self, data: bytes) -> None:
-        """Take bytes."""
+        """Add received bytes."""
         ...
 
     def gets(self) -> Any:
-        """Return the next reply, or ``False`` if there is none yet.
+        """Return the next complete reply, or ``False`` if there is none yet.
 
-        An error reply is returned, as a ``ResponseError``.
+        An error reply is returned as a ``ResponseError``, not raised.
 
-        :raises InvalidData: if the bytes are no reply of Redis.
+        :raises InvalidData: if the bytes are not a Redis reply.
         """
         ...
 
@@ -58,32 +58,32 @@ ReaderFactory: TypeAlias = Callable[[], Reader]
 
 
 def new_reader() -> Reader:
-    """Make the reader of a connection."""
+    """Return the parser of a connection."""
     return _GuardedReader()
 
 
 class _GuardedReader:
-    """hiredis' reader, guarded against arrays that nobody can have asked for.
+    """hiredis' parser, guarded against large arrays, which no command requests.
 
-    It makes room for all items of an array when it reads the header, and takes 15 s to
-    give the room for 2**31 back. So a chunk in which such a header may stand is fed up
-    to there: if nothing of it is left to be read then, no message is open in which it
-    could stand, and it is a header.
+    hiredis allocates all items of an array when it parses the header, and needs 15 s to
+    free 2**31 items. So if a chunk contains bytes that may be such a header, it is fed
+    only up to there. If the parser then has no incomplete message, the bytes are not
+    part of one, and therefore are a header.
     """
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(
             protocolError=InvalidData, replyError=ResponseError
         )
-        #: Gives the next reply; hiredis' own except after a chunk that was divided.
+        #: Returns the next reply: hiredis' own method, except after a divided chunk.
         self.gets: Callable[[], Any] = self._reader.gets
         self._replies: deque[Any] = deque()
         self._held = b""
 
     def feed(self, data: bytes) -> None:
-        """Take bytes.
+        """Add received bytes.
 
-        :raises InvalidData: if they begin an array that is too large.
+        :raises InvalidData: if they contain the header of an array that is too large.
         """
         if self._held:
             data = self._held + data
@@ -101,7 +101,7 @@ class _GuardedReader:
         self._reader.feed(data)
 
     def _feed_up_to_headers(self, data: bytes) -> bytes:
-        """Feed what may be a header of a large array bit by bit; return the rest."""
+        """Feed data up to each possible header of a large array; return the rest."""
         starts = [match.start() for match in _LARGE_IN_CHUNK.finditer(data)]
         if _LARGE.match(data):
             starts.insert(0, 0)
@@ -124,13 +124,13 @@ class _GuardedReader:
 
 
 def encode(*arguments: bytes) -> bytes:
-    """Write one command."""
+    """Encode one command."""
     return b"*%d\r\n" % len(arguments) + b"".join(
         b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments
     )
 
 
 def encode_publishes(channel: bytes, messages: Iterable[bytes]) -> list[bytes]:
-    """Write one PUBLISH a message, to be joined and written at once."""
+    """Encode one PUBLISH per message, to be joined and written at once."""
     head = b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
     return [b"%b%d\r\n%b\r\n" % (head, len(text), text) for text in messages]

@@ -1,18 +1,18 @@
-"""Redis behind Sentinel: the master is asked for, and followed when it changes.
+"""Redis behind Sentinel: finds the master and follows it when it changes.
 
-Theory of operation. :class:`SentinelMaster` asks the Sentinels in turn, each on a
-connection of its own that lives for one question, until one knows the master; the
-one that knew is asked first the next time. It is asked
+Theory of operation. :class:`SentinelMaster` queries the Sentinels in turn, each on a
+connection of its own that serves one query, until one of them knows the master. The
+Sentinel that answered is queried first the next time. The queries are made
 
-- each time a connection to Redis is opened, so that a lost connection comes back to
-  whoever is the master then; :class:`MasterConnector` stands where a connector of
-  the reactor would, and the factories' delays, timers and reports are as ever;
-- every :data:`CHECK_INTERVAL` s meanwhile: a connection to what is the master no
-  longer is cut, though it works. A former master, or a replica, takes what is
-  published and tells nobody.
+- each time a connection to Redis is opened, so that the reconnection goes to the
+  current master. :class:`MasterConnector` replaces the reactor's connector, and the
+  factories' delays, timers and reports work unchanged;
+- every :data:`CHECK_INTERVAL` s while connected. A connection to a former master is
+  aborted although it works: a former master or a replica accepts published messages
+  but does not deliver them to the subscribers of the current master.
 
-Rejected: a lasting subscription to ``+switch-master``. It can be half-open, and
-says nothing of what was missed; a question has an answer within its time or not.
+A permanent subscription to ``+switch-master`` was rejected: it can be half-open, and it
+does not report events that were missed. A query has an answer or a timeout.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from synapse_replication.transport.failures import one_line
 
 __all__ = ["CHECK_INTERVAL", "MasterConnector", "SentinelError", "SentinelMaster"]
 
-#: How often it is asked who the master is while the connections are up, in s.
+#: The interval of queries for the master while connected, in s.
 CHECK_INTERVAL = 5.0
-#: How long one Sentinel may take to be reached and to answer, in s.
+#: Time limit for connecting to a Sentinel and receiving its answer, in s.
 ANSWER_TIMEOUT = 3.0
-#: The longest answer that is read, in bytes: a host and a port.
+#: The longest accepted answer (a host and a port), in bytes.
 MAX_ANSWER_LENGTH = 4096
-#: For the observer.
+#: Name of the connections for the observer.
 NAME = "redis_sentinel"
 
 
 class SentinelError(ReplicationError):
-    """The Sentinels did not tell where the master is."""
+    """No Sentinel returned the master's address."""
 
 
 class SentinelMaster:
-    """Knows where the master is, for all connections of a process.
+    """Finds the master for all connections of a process.
 
     :param reactor: opens the connections, and is the clock.
-    :param options: those of Redis; with ``sentinel``.
-    :param observer: told when no Sentinel answers.
+    :param options: the options of Redis, with ``sentinel``.
+    :param observer: notified when no Sentinel answers.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class SentinelMaster:
         self._options = attrs.evolve(options, sentinel=None, path=None)
         self._sentinel = sentinel
         self._observer = observer
-        # The one that knew comes first.
-        self._places = list(sentinel.places)
+        # The Sentinel that answered last comes first.
+        self._addresses = list(sentinel.addresses)
         self._connectors: list[MasterConnector] = []
         self._waiters: list[Deferred[HostPort]] = []
         self._search: Deferred[HostPort] | None = None
@@ -82,15 +82,15 @@ class SentinelMaster:
         self._checks.clock = reactor
 
     def connect(self, factory: SynapseRedisFactory, timeout: float) -> IConnector:
-        """Open one connection to the master, and have it follow the master.
+        """Open a connection to the master, which follows it when it changes.
 
-        :param timeout: for the connection to be made, in s.
+        :param timeout: time limit of connecting, in s.
         :raises OSError: if a file of the TLS options cannot be read.
-        :raises ValueError: if a file of the TLS options holds no certificate.
+        :raises ValueError: if a file of the TLS options contains no certificate.
         """
         if self._options.tls is not None:
-            # Later it would only be found when the master was.
-            self._options.tls.context_factory(self._places[0][0])
+            # Otherwise an invalid file would be noticed only when a Sentinel answers.
+            self._options.tls.context_factory(self._addresses[0][0])
         connector = MasterConnector(
             self, self._reactor, self._options, factory, timeout
         )
@@ -101,7 +101,7 @@ class SentinelMaster:
         return connector
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop the checks and cancel pending queries."""
         if self._checks.running:
             self._checks.stop()
         for waiter in list(self._waiters):
@@ -109,17 +109,17 @@ class SentinelMaster:
         if self._search is not None:
             self._search.cancel()
 
-    # -- asking ---------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------
 
     def locate(self) -> Deferred[HostPort]:
-        """Ask where the master is, all that ask at once by one question.
+        """Return the master's address; concurrent callers share one query.
 
-        Fails with :class:`~synapse_replication.errors.SentinelError`.
+        :raises SentinelError: if no Sentinel knows the address; in the Deferred.
         """
         waiter: Deferred[HostPort] = Deferred(self._forget)
         self._waiters.append(waiter)
         if self._search is None:
-            self._search = Deferred.fromCoroutine(self._ask_all())
+            self._search = Deferred.fromCoroutine(self._query_all())
             self._search.addBoth(self._searched)
         return waiter
 
@@ -132,38 +132,38 @@ class SentinelMaster:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.called:
-                # Another one's answer made somebody give up.
+                # A waiter notified before this one has cancelled it.
                 continue
             if isinstance(result, Failure):
                 waiter.errback(result)
             else:
                 waiter.callback(result)
 
-    async def _ask_all(self) -> HostPort:
+    async def _query_all(self) -> HostPort:
         reasons = []
-        for place in list(self._places):
+        for address in list(self._addresses):
             try:
-                return await self._ask(place)
+                return await self._query(address)
             except TimeoutError:
                 why = f"no answer within {ANSWER_TIMEOUT:g} s"
             except (SentinelError, OSError, ValueError) as error:
                 why = str(error)
-            reasons.append(f"{place[0]}:{place[1]}: {why}")
-            # The next question is the next one's.
-            self._places.remove(place)
-            self._places.append(place)
+            reasons.append(f"{address[0]}:{address[1]}: {why}")
+            # Move it to the end: the next query begins with another Sentinel.
+            self._addresses.remove(address)
+            self._addresses.append(address)
         raise SentinelError(
-            f"no Sentinel tells where the master {self._sentinel.master!r} is: "
-            + "; ".join(reasons)
+            f"no Sentinel returned the address of the master "
+            f"{self._sentinel.master!r}: " + "; ".join(reasons)
         )
 
-    def _ask(self, place: HostPort) -> Deferred[HostPort]:
-        question = _MasterQuery(self._sentinel)
-        host, port = place
+    def _query(self, address: HostPort) -> Deferred[HostPort]:
+        query = _MasterQuery(self._sentinel)
+        host, port = address
         options = attrs.evolve(self._options, host=host, port=port)
-        question.connector = options.connect(self._reactor, question, ANSWER_TIMEOUT)
-        question.answer.addTimeout(ANSWER_TIMEOUT, self._reactor)
-        return question.answer
+        query.connector = options.connect(self._reactor, query, ANSWER_TIMEOUT)
+        query.answer.addTimeout(ANSWER_TIMEOUT, self._reactor)
+        return query.answer
 
     # -- following ------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class SentinelMaster:
                 why = one_line(failure.value)
                 self._observer.connection_failed(NAME, why, CHECK_INTERVAL)
 
-        # While one is under way, another would learn nothing else.
+        # A pending query has the same result as another one would have.
         if self._search is None:
             self.locate().addCallbacks(self._follow, failed)
 
@@ -184,7 +184,7 @@ class SentinelMaster:
 
 @implementer(IConnector)
 class MasterConnector:
-    """Connects one factory to whoever is the master at the time."""
+    """Connector of one factory to the current master."""
 
     def __init__(
         self,
@@ -208,16 +208,16 @@ class MasterConnector:
         self._search = search = self._master.locate()
         search.addCallbacks(self._found, self._not_found)
 
-    def _found(self, place: HostPort) -> None:
+    def _found(self, address: HostPort) -> None:
         self._search = None
-        host, port = place
+        host, port = address
         self._options = attrs.evolve(self._options, host=host, port=port)
         try:
             self._inner = self._options.connect(
                 self._reactor, _ToMaster(self), self._timeout
             )
         except (OSError, ValueError) as error:
-            # A file of the TLS options was changed meanwhile.
+            # A file of the TLS options has become invalid since the start.
             self.lost(Failure(error))  # type: ignore[no-untyped-call]
 
     def _not_found(self, failure: Failure) -> None:
@@ -226,23 +226,23 @@ class MasterConnector:
             self.lost(failure)
 
     def lost(self, reason: Failure) -> None:
-        """Let the factory try again: the connection did not come up, or is gone."""
+        """Let the factory reconnect: the attempt failed."""
         self._inner = None
         self.factory.clientConnectionFailed(self, reason)
 
     def closed(self, reason: Failure) -> None:
-        """Let the factory try again: the connection ended."""
+        """Let the factory reconnect: the connection was lost."""
         self._inner = None
         self.factory.clientConnectionLost(self, reason)
 
     def follow(self, master: HostPort) -> None:
-        """Leave what is the master no longer; the factory connects again."""
+        """Abort connections to any other address; the factory then reconnects."""
         if self._inner is None or master == (self._options.host, self._options.port):
             return
         if not self.factory.links:
             self._inner.stopConnecting()
         for link in list(self.factory.links):
-            link.cut(f"Sentinel says that the master is {master[0]}:{master[1]} now")
+            link.cut(f"Sentinel reports a new master, {master[0]}:{master[1]}")
 
     def stopConnecting(self) -> None:
         """Stop the attempt in progress."""
@@ -261,12 +261,12 @@ class MasterConnector:
             self._search.cancel()
 
     def getDestination(self) -> Any:
-        """Return the address that is connected to; None before that."""
+        """Return the address of the connection; ``None`` while there is none."""
         return None if self._inner is None else self._inner.getDestination()
 
 
 class _ToMaster(ClientFactory):
-    """Stands between a connection and the factory, which knows one connector only."""
+    """Adapter between the reactor's connector and the factory's MasterConnector."""
 
     noisy = False
 
@@ -284,7 +284,7 @@ class _ToMaster(ClientFactory):
 
 
 class _MasterQuery(ClientFactory):
-    """Asks one Sentinel for the master, once.
+    """One query for the master's address to one Sentinel.
 
     :ivar answer: fires with the host and the port.
     """
@@ -303,7 +303,7 @@ class _MasterQuery(ClientFactory):
         self.failed(one_line(reason.value))
 
     def failed(self, why: str) -> None:
-        """Return up, unless there was an answer."""
+        """Fail the query, unless it was answered."""
         if not self.answer.called:
             self.answer.errback(SentinelError(why))
 
@@ -313,16 +313,16 @@ class _MasterQuery(ClientFactory):
 
 
 class _MasterQueryProtocol(Protocol):
-    """The connection of one question."""
+    """The connection of one query."""
 
-    def __init__(self, question: _MasterQuery) -> None:
-        self._question = question
+    def __init__(self, query: _MasterQuery) -> None:
+        self._query = query
         self._reader = new_reader()
         self._length = 0
         self._waits_for_auth = False
 
     def connectionMade(self) -> None:
-        options = self._question.options
+        options = self._query.options
         data = b""
         if options.password is not None:
             self._waits_for_auth = True
@@ -345,32 +345,34 @@ class _MasterQueryProtocol(Protocol):
                 self._waits_for_auth = False
                 reply = self._reader.gets()
         except InvalidData as error:
-            self._end(f"it does not speak Redis' protocol: {error}")
+            self._fail(f"it does not speak the Redis protocol: {error}")
             return
         if reply is not False:
-            self._take(reply)
+            self._handle_reply(reply)
         elif self._length > MAX_ANSWER_LENGTH:
-            self._end(f"the answer is longer than {MAX_ANSWER_LENGTH} bytes")
+            self._fail(f"the answer is longer than {MAX_ANSWER_LENGTH} bytes")
 
-    def _take(self, reply: Any) -> None:
-        name = self._question.options.master
+    def _handle_reply(self, reply: Any) -> None:
+        name = self._query.options.master
         if isinstance(reply, ResponseError):
-            self._end(f"{safe_str(reply)}; are these a Sentinel and its password?")
+            self._fail(f"{safe_str(reply)}; are these a Sentinel and its password?")
         elif reply is None:
-            self._end(f"it knows no master {name!r}; see `sentinel monitor` there")
-        elif (place := _read_place(reply)) is None:
-            self._end("it answers something else than a host and a port")
+            self._fail(
+                f"it does not monitor a master {name!r}; see its `sentinel monitor`"
+            )
+        elif (address := _parse_address(reply)) is None:
+            self._fail("the answer is not a host and a port")
         else:
-            if not self._question.answer.called:
-                self._question.answer.callback(place)
+            if not self._query.answer.called:
+                self._query.answer.callback(address)
             self._close()
 
-    def _end(self, why: str) -> None:
-        password = self._question.options.password
+    def _fail(self, why: str) -> None:
+        password = self._query.options.password
         if password:
-            # A server that does not know AUTH repeats what stood behind it.
+            # A server that does not know AUTH quotes its arguments.
             why = why.replace(password, "***")
-        self._question.failed(why)
+        self._query.failed(why)
         self._close()
 
     def _close(self) -> None:
@@ -378,10 +380,10 @@ class _MasterQueryProtocol(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._question.failed(one_line(reason.value))
+        self._query.failed(one_line(reason.value))
 
 
-def _read_place(reply: Sequence[Any]) -> HostPort | None:
+def _parse_address(reply: Sequence[Any]) -> HostPort | None:
     try:
         host, port = (word.decode("ascii") for word in reply)
         number = int(port)

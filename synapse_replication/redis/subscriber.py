@@ -1,13 +1,13 @@
-"""Receiving: the subscription, as a connection of the handler.
+"""The subscribed connection to Redis, which the handler uses as its connection.
 
-Theory of operation: SUBSCRIBE goes out when Redis let us in; when all channels
-are confirmed, and not before, the handler hears of the connection and asks
-everybody for positions, so that no answer can be missed. From then on the
-messages that arrived together go to the handler together.
+Theory of operation: SUBSCRIBE is sent after AUTH. Only when all channels are confirmed
+is the handler notified of the connection; it then requests positions from every
+instance, so no answer can be missed. From then on, messages that arrive together are
+passed to the handler together.
 
-What the handler sends on this connection is published by the process's
-:class:`~synapse_replication.redis.sender.RedisSender`: a connection that
-subscribed can say nothing else.
+Commands that the handler sends on this connection are published by the process's
+:class:`~synapse_replication.redis.sender.RedisSender`, because Redis does not allow
+PUBLISH on a subscribed connection.
 """
 
 from __future__ import annotations
@@ -45,51 +45,51 @@ __all__ = [
     "SubscriberFactory",
 ]
 
-#: The longest line that is published, in bytes. Redis would take 512 MiB.
+#: The longest line to publish, in bytes. Redis itself would allow 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024
-#: Commands that are published on a channel of their own, and its suffix.
+#: The channel suffix of commands that are published on a channel of their own.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
 
 
 class ConnectionHandler(Protocol):
-    """What is asked of the command handler."""
+    """The part of the command handler that a subscription uses."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Record a connection that can send and receive."""
+        """Add a connection that can send and receive."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         ...
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Take what arrived together, in order."""
+        """Handle items that arrived together, in order."""
         ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Record that a connection that was behind is so no more."""
+        """Resume sending on a connection that is no longer behind."""
         ...
 
 
 class ExtensionHandler(Protocol):
-    """What is asked of the extension; see ``handlers/extension/extension.py``."""
+    """The part of the extension used here; see ``handlers/extension/extension.py``."""
 
     def extension_up(self, connection: RedisSubscriber) -> None:
-        """Record that messages can be sent and received on a link."""
+        """Add a link on which messages can be sent and received."""
         ...
 
     def extension_down(self, connection: RedisSubscriber) -> None:
-        """Forget a link."""
+        """Remove a link."""
         ...
 
     def sending_resumed(self) -> None:
-        """Record that what was sent before may not have arrived. Never raises."""
+        """Publish again: earlier messages may not have arrived. Never raises."""
         ...
 
     def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
-        """Take one message, in order with what the command handler is given."""
+        """Handle one message, in order with the items of the command handler."""
         ...
 
 
@@ -102,14 +102,15 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """The connection's label in logs and metrics."""
         return self.factory.name
 
     @override
     def connectionMade(self) -> Any:
         self._unconfirmed: set[bytes] = set()
-        #: Of the extension: asked for and not confirmed; confirmed.
+        #: The extension's channel was requested and the reply is pending.
         self._extension_asked = False
+        #: The extension's channel, once it is confirmed.
         self._extension_channel: bytes | None = None
         self._pong_timer: Timeout | None = None
         return super().connectionMade()
@@ -119,7 +120,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         channels = [channel.encode() for channel in self.factory.channels]
         self._unconfirmed = set(channels)
         if self.factory.extension is not None:
-            # Apart and first: an ACL may refuse it, and then all else goes on.
+            # Subscribe separately and first: if an ACL forbids this channel, the rest
+            # still works.
             self._extension_asked = True
             self.transport.write(
                 encode(b"SUBSCRIBE", self.factory.extension_channel.encode())
@@ -159,7 +161,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         return True
 
     def _deliver(self, lines: list[bytes]) -> None:
-        # What came before the confirmation is nobody's: REPLICATE will be asked.
+        # Messages before the confirmation can be ignored: REPLICATE follows it.
         if lines and self.established:
             try:
                 items = read_lines(lines)
@@ -171,9 +173,11 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @staticmethod
     def _check_bytes(messages: Sequence[object]) -> None:
-        """Check messages only once reading them failed: it costs time for each.
+        """Check that messages are strings, which those of Redis always are.
 
-        :raises InvalidData: if one is no string: it did not come from Redis.
+        It is called only after parsing has failed, because it takes time per message.
+
+        :raises InvalidData: if a message is not a string.
         """
         if any(type(message) is not bytes for message in messages):
             raise txredisapi.InvalidData("a message is not a string")
@@ -185,7 +189,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             self.factory.extension.extension_received(self, payload)
 
     def _count(self, items: Sequence[ReceivedItem]) -> None:
-        """Tell the observer what arrived, once a command."""
+        """Report the received commands to the observer, once per command name."""
         observer = self.factory.observer
         counts: dict[str, int] = {}
         for item in items:
@@ -208,32 +212,32 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             if not self._unconfirmed and not self.established:
                 self.subscribed()
         elif isinstance(reply, txredisapi.ResponseError) and self._unconfirmed:
-            self.cut(f"Redis refuses SUBSCRIBE: {reply}")
+            self.cut(f"Redis rejects SUBSCRIBE: {reply}")
         elif isinstance(reply, list):
-            # The answer to our PING.
+            # The reply to PING.
             self._stop_pong_timer()
         else:
-            # To AUTH and SELECT.
+            # The replies to AUTH and SELECT.
             self.replyQueue.put(self.tryConvertData(reply))
 
     def _extension_answered(self, reply: Any) -> None:
-        # The answers come in the order of the questions, and this was the first.
+        # Replies arrive in the order of the commands, and this one was sent first.
         self._extension_asked = False
         if isinstance(reply, list):
             self._extension_channel = self.factory.extension_channel.encode()
         else:
             self.factory.observer.feature_unavailable(
                 "the extension",
-                f"Redis refuses the channel {self.factory.extension_channel} "
-                f"({reply}); a message that Redis loses is noticed later. Allow its "
-                "user the channel, or turn the extension off",
+                f"Redis rejects the channel {self.factory.extension_channel} "
+                f"({reply}); without it, messages that Redis loses are detected "
+                "later. Permit the channel in the user's ACL, or disable the extension",
             )
 
     def subscribed(self) -> None:
-        """Handle the confirmation of the last channel: the link is usable."""
+        """Report the link as established: the last channel is confirmed."""
         self.link_established()
         self.link_proved()
-        # First: others are to know our epoch before our positions.
+        # Peers must learn this instance's epoch before its positions.
         if self._extension_channel is not None:
             assert self.factory.extension is not None
             self.factory.extension.extension_up(self)
@@ -255,10 +259,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         )
 
     def _silent(self) -> None:
-        # Messages may have come all the while: then it is the other direction.
+        # Even if messages keep arriving, the outgoing direction may be broken.
         self._pong_timer = None
         self.cut(
-            f"no answer came within {self.factory.replyTimeout:g} s of a PING",
+            f"no reply to PING within {self.factory.replyTimeout:g} s",
             CloseReason.TIMED_OUT,
         )
 
@@ -271,21 +275,21 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @property
     def is_behind(self) -> bool:
-        """Redis has not taken what was published: more would only wait there."""
+        """Whether to pause sending: Redis has not acknowledged earlier commands."""
         return self.factory.sender.is_behind
 
     def send_command(self, command: Command) -> None:
         """Publish one command.
 
-        :raises LineTooLongError: if its line is too long; nothing was published.
-        :raises LocalProtocolError: if a field holds what a line cannot say.
+        :raises LineTooLongError: if its line is too long; nothing is published then.
+        :raises LocalProtocolError: if a field cannot be represented in a line.
         """
         self.send_lines(command.NAME, [encode_command(command)])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order.
 
-        :raises LineTooLongError: if one is too long; none was published.
+        :raises LineTooLongError: if a line is too long; none is published then.
         """
         longest = max(map(len, lines), default=0)
         if longest > MAX_LINE_LENGTH:
@@ -294,24 +298,24 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
         self.factory.sender.publish(command_name, channel, lines)
 
     def send_extension(self, payloads: Sequence[bytes]) -> None:
-        """Publish messages of the extension, in order with what else is sent."""
+        """Publish messages of the extension, in order with the commands."""
         self.factory.sender.publish(EXTENSION, self.factory.extension_channel, payloads)
 
     def close_with_error(self, text: str) -> None:
-        """Do nothing: those behind Redis are many, and the link stays.
+        """Do nothing: the link is shared by all peers, and must stay up.
 
-        The observer was told of the line when it came.
+        The observer has already been notified of the invalid line.
         """
 
 
 class SubscriberFactory(SynapseRedisFactory):
-    """Keeps a subscription up for ever.
+    """Factory of the subscribed connection, which reconnects for ever.
 
-    :param server_name: the channel of all commands.
-    :param channels: more channels, by what follows ``<server_name>/``.
-    :param command_handler: hears of each connection and of what arrives.
-    :param sender: publishes what is sent on the connections.
-    :param extension: hears of its own channel; ``None`` to leave that alone.
+    :param server_name: the main channel.
+    :param channels: further channels, without the prefix ``<server_name>/``.
+    :param command_handler: notified of each connection and of the received items.
+    :param sender: publishes the commands that are sent on the connections.
+    :param extension: notified of its own channel; ``None`` not to subscribe to it.
     """
 
     protocol = RedisSubscriber
@@ -329,7 +333,8 @@ class SubscriberFactory(SynapseRedisFactory):
         super().__init__(*args, **kwargs)
         self.server_name = server_name
         self.channels = [server_name, *(f"{server_name}/{name}" for name in channels)]
-        # txredisapi has a handler of its own.
+        # Not named "handler", because txredisapi's factory has an attribute of that
+        # name.
         self.command_handler = command_handler
         self.extension = extension
         self.extension_channel = f"{server_name}/{CHANNEL}"

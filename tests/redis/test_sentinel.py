@@ -136,7 +136,9 @@ class SentinelTests(SynchronousTestCase):
         # Both had their turn: the factories try again.
         whys = [e[2] for e in self.events.all if e[0] == "again"]
         self.assertEqual(len(whys), 2)
-        self.assertIn("no Sentinel tells where the master 'mymaster' is", whys[0])
+        self.assertIn(
+            "no Sentinel returned the address of the master 'mymaster'", whys[0]
+        )
         self.assertIn("s1:26379: ", whys[0])
         self.assertIn("s2:26379: no answer within 3 s", whys[0])
         self.reactor.advance(1)
@@ -154,11 +156,11 @@ class SentinelTests(SynchronousTestCase):
         for reply, why in (
             (b"-NOAUTH Authentication required.\r\n", "NOAUTH"),
             (b"-ERR unknown command 'SENTINEL'\r\n", "are these a Sentinel"),
-            (b"*-1\r\n", "it knows no master 'mymaster'"),
-            (b"HTTP/1.1 400 Bad Request\r\n", "it does not speak Redis"),
-            (b"*1\r\n$2\r\nr1\r\n", "something else than a host and a port"),
-            (at(b"r1", b"0"), "something else than a host and a port"),
-            (b":1\r\n", "something else than a host and a port"),
+            (b"*-1\r\n", "it does not monitor a master 'mymaster'"),
+            (b"HTTP/1.1 400 Bad Request\r\n", "it does not speak the Redis"),
+            (b"*1\r\n$2\r\nr1\r\n", "the answer is not a host and a port"),
+            (at(b"r1", b"0"), "the answer is not a host and a port"),
+            (b":1\r\n", "the answer is not a host and a port"),
             (b"$9999\r\n" + b"x" * 5000, "longer than 4096 bytes"),
         ):
             self.start(SentinelOptions("mymaster", (S1,), None, "knock"))
