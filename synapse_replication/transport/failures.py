@@ -1,4 +1,4 @@
-"""Says why a connection could not be made, and where to, for log lines and pages."""
+"""Texts about failed connections, for log lines and the status page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["at", "destination", "one_line"]
 
 
 def one_line(error: BaseException | None) -> str:
-    """Return the text of an error in one line, without a full stop.
+    """Return the text of an error as one line without a full stop.
 
-    Errors of Twisted repeat that of the system in words of their own; only the
-    system's is returned.
+    A Twisted error repeats the operating system's error in its own words; only the
+    latter is returned.
 
-    :param error: that of a ``Failure``, typed as it is.
+    :param error: the ``value`` of a ``Failure``, which may be ``None`` by its type.
     """
     number = error.osError if isinstance(error, ConnectError) else None
     if isinstance(number, int):
@@ -28,9 +28,9 @@ def one_line(error: BaseException | None) -> str:
 
 
 def destination(connector: IConnector) -> str:
-    """Return the ``HOST:PORT``, or the path of the socket, that is connected to.
+    """Return a connector's destination: ``HOST:PORT`` or the path of a Unix socket.
 
-    Empty if it is not known: before a Sentinel has named the master.
+    It is empty if not known yet, as before a Sentinel has returned the master.
     """
     address: Any = connector.getDestination()
     if hasattr(address, "host"):
@@ -39,5 +39,5 @@ def destination(connector: IConnector) -> str:
 
 
 def at(where: str, why: str) -> str:
-    """Return why something failed, after where it did, if that is known."""
+    """Return the reason of a failure, prefixed by its location, if that is known."""
     return f"{where}: {why}" if where else why

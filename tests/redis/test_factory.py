@@ -152,7 +152,9 @@ class HandshakeTests(SynchronousTestCase):
         memory.say(1, b"HTTP/1.1 400 Bad Request\r\n\r\n")
         self.assertTrue(memory.transports[1].aborted)
         memory.lose(1)
-        self.assertIn("does not speak the Redis protocol", retries(memory, "redis")[0][0])
+        self.assertIn(
+            "does not speak the Redis protocol", retries(memory, "redis")[0][0]
+        )
 
     def test_closed_at_once(self) -> None:
         """A port that closes before it says anything may be one that speaks TLS."""

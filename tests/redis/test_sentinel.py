@@ -205,7 +205,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertTrue(all(t.aborted for _, t in connections))
         for index, (protocol, _) in enumerate(connections, 1):
             self.lose(index, protocol)
-        self.assertIn("the master is r2:6379 now", str(self.events.all))
+        self.assertIn("a new master, r2:6379", str(self.events.all))
         self.reactor.advance(1)
         self.answer(5, at(b"r2"))
         self.assertEqual(self.places[6:], [("r2", 6379)] * 2)

@@ -132,7 +132,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(**{"it's gone": 2})
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.UNKNOWN_WRITER)
-        self.assertIn("those are first, second", problem.text)
+        self.assertIn("the writers are first, second", problem.text)
         self.repair()
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
