@@ -1,1 +1,1 @@
-"""Handling of commands and rows; every collaborator is an argument."""
+"""Handlers of commands and rows; every collaborator is passed as an argument."""

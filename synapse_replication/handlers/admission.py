@@ -1,11 +1,11 @@
-"""Whose rows and positions are accepted, so that made-up names cost nothing.
+"""Admission of writers: bounds the state that invented instance names can create.
 
-Theory of operation: the instances that the configuration names anywhere are always
-accepted: one of them may have been made a writer since this process read its own. Where
-the writers of a stream are declared, no state is created for anybody else: what a
-stranger says of the stream is discarded, counted and logged. Of a stream that everybody
-writes, :data:`MAX_UNDECLARED` strangers are accepted at a time, and one that has been
-silent for :data:`EXPIRES_AFTER` is forgotten to make room.
+Theory of operation: instances that the configuration names anywhere are always
+admitted, because one of them may have become a writer since this process read its
+configuration. If the writers of a stream are declared, no state is created for other
+instances: their rows and positions are discarded, counted and logged. For a stream
+without declared writers, up to :data:`MAX_UNDECLARED` unknown instances are admitted at
+a time, and one that has been silent for :data:`EXPIRES_AFTER` is evicted to make room.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from typing import Final
 
 __all__ = ["EXPIRES_AFTER", "MAX_UNDECLARED", "DeclaredWriters", "WriterAdmission"]
 
-#: How many undeclared (stream, writer) pairs are accepted at a time.
+#: The most undeclared (stream, writer) pairs that are admitted at a time.
 MAX_UNDECLARED: Final = 1000
-#: After how many s of silence one of them is forgotten.
+#: Silence after which such a pair may be evicted, in s.
 EXPIRES_AFTER: Final = 600.0
 
 
 class DeclaredWriters:
-    """What the configuration says of who writes.
+    """The writers and instances that the configuration declares.
 
-    :param writers: of each stream, by its name; empty for one that everybody writes.
-    :param instances: further instances of the deployment, by name.
-    :ivar streams: those whose writers are declared.
-    :ivar instances: all that are known.
+    :param writers: the writers of each stream, by the stream's name; empty if every
+        instance may write it.
+    :param instances: the names of further instances of the deployment.
+    :ivar streams: the streams whose writers are declared.
+    :ivar instances: all declared instances.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class DeclaredWriters:
 
 
 class WriterAdmission:
-    """Decides which (stream, writer) pairs are accepted.
+    """Decides which (stream, writer) pairs are admitted.
 
     :param declared: ``None`` if nothing is declared, so that every pair counts as
         undeclared.
@@ -49,28 +50,28 @@ class WriterAdmission:
         declared = declared or DeclaredWriters({})
         self._with_writers = declared.streams
         self._instances = declared.instances
-        #: When each undeclared pair was heard last, the one longest ago first.
-        self._heard: OrderedDict[tuple[str, str], float] = OrderedDict()
+        #: When each undeclared pair was last seen, in s; oldest first.
+        self._last_seen: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def is_admitted(
         self, stream_name: str, instance_name: str, now: float
     ) -> tuple[bool, tuple[str, str] | None]:
-        """Return whether a pair is accepted, and the pair that was forgotten for it.
+        """Return whether a pair is admitted, and the pair that was evicted for it.
 
-        :param now: monotonic, s.
+        :param now: monotonic time in s.
         """
         if instance_name in self._instances:
             return True, None
         if stream_name in self._with_writers:
             return False, None
         key = stream_name, instance_name
-        forgotten = None
-        if key not in self._heard and len(self._heard) >= MAX_UNDECLARED:
-            oldest, heard = next(iter(self._heard.items()))
-            if now - heard < EXPIRES_AFTER:
+        evicted = None
+        if key not in self._last_seen and len(self._last_seen) >= MAX_UNDECLARED:
+            oldest, last_seen = next(iter(self._last_seen.items()))
+            if now - last_seen < EXPIRES_AFTER:
                 return False, None
-            del self._heard[oldest]
-            forgotten = oldest
-        self._heard[key] = now
-        self._heard.move_to_end(key)
-        return True, forgotten
+            del self._last_seen[oldest]
+            evicted = oldest
+        self._last_seen[key] = now
+        self._last_seen.move_to_end(key)
+        return True, evicted

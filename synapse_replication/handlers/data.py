@@ -1,12 +1,12 @@
-"""The end of the road: rows go to the host, then its streams move on.
+"""Delivery of rows to the host, followed by advancing its streams' positions.
 
-Theory of operation: :class:`ReplicationDataHandler` stands between the command
-handler and the host's own sink. The host gets the rows *first*, so that it can
-drop what it has cached; only then the stream's position moves, and only then those
-who wait for that position go on. So nobody who saw a position reads older data.
+Theory of operation: :class:`ReplicationDataHandler` wraps the host's own sink. It
+delivers rows to the host *first*, so that the host can invalidate its caches. Only then
+does it advance the stream's position, and only then does it wake the waiters for that
+position. So code that has seen a position never reads older data.
 
-Waiters are kept by (stream, writer), in order of position; each wakes on its writer
-alone. One that times out or is cancelled leaves nothing behind.
+Waiters are stored by (stream, writer), in order of position. A waiter that times out or
+is cancelled is removed.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = ["AdvancingStream", "LargestToken", "ReplicationDataHandler"]
 
 
 class AdvancingStream(Stream, Protocol):
-    """A stream that is told where its writers stand."""
+    """A stream whose positions are advanced by the data handler."""
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Record that a writer's rows up to ``token`` were handled here."""
+        """Record that a writer's rows up to ``token`` were delivered here."""
         ...
 
 
 class LargestToken(Protocol):
-    """Tells the largest token of a stream that any writer may have allocated."""
+    """Returns the largest token of a stream that any writer may have allocated."""
 
     def __call__(self, stream_name: str) -> Awaitable[int | None]:
-        """Return the token; ``None`` if it cannot be told."""
+        """Return the token; ``None`` if it is not known."""
         ...
 
 
@@ -60,16 +60,16 @@ _by_position: Callable[[_Waiter], int] = attrgetter("position")
 
 
 class ReplicationDataHandler:
-    """A row sink that delivers, then advances the streams, then wakes who waits.
+    """A row sink that delivers rows, then advances streams, then wakes waiters.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
-    :param streams: by name.
-    :param sink: the host's own; an
-        :class:`~synapse_replication.handlers.interfaces.EpochSink`, perhaps.
-    :param largest_token: what the positions that are waited for are capped to. A
-        token that nobody allocated (of a database that was restored, say) would
-        be waited for in vain.
+    :param streams: the streams by name.
+    :param sink: the host's own sink, which may be an
+        :class:`~synapse_replication.handlers.interfaces.EpochSink`.
+    :param largest_token: returns the upper bound of positions to wait for. Waiting for
+        a token that was never allocated, for instance after a restore of the database,
+        would never succeed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ReplicationDataHandler:
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Hand rows on, then advance. A late token moves nothing."""
+        """Deliver rows, then advance. A late token does not change the position."""
         waiting = self._sink.on_rdata(stream_name, instance_name, token, rows)
         if waiting is not None:
             return self._advance_after(
@@ -102,23 +102,23 @@ class ReplicationDataHandler:
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Hand a position on, then take it, also if it is an earlier one."""
+        """Deliver a position, then set it, even if it is lower than the current one."""
         waiting = self._sink.on_position(stream_name, instance_name, token)
         if waiting is not None:
             return self._advance_after(
-                waiting, self._move, stream_name, instance_name, token
+                waiting, self._set_position, stream_name, instance_name, token
             )
-        self._move(stream_name, instance_name, token)
+        self._set_position(stream_name, instance_name, token)
         return None
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epochs that the host saved, if it saves them."""
+        """Return the epochs that the host has saved, if its sink supports that."""
         return self._sink.saved_epochs() if isinstance(self._sink, EpochSink) else {}
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
-        """Have an epoch saved, if the host saves them."""
+        """Save an epoch, if the host's sink supports that."""
         if not isinstance(self._sink, EpochSink):
             return None
         return self._sink.on_epoch(stream_name, instance_name, epoch)
@@ -136,9 +136,9 @@ class ReplicationDataHandler:
 
     def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
         if token > self._streams[stream_name].current_token(instance_name):
-            self._move(stream_name, instance_name, token)
+            self._set_position(stream_name, instance_name, token)
 
-    def _move(self, stream_name: str, instance_name: str, token: int) -> None:
+    def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
         if self._tokens.interests:
             self._tokens.moved()
@@ -150,7 +150,7 @@ class ReplicationDataHandler:
             reached.append(waiters.pop(0))
         if not waiters:
             del self._waiters[stream_name, instance_name]
-        # The list is in order before anybody acts on it.
+        # Update the list before any callback, which may add waiters.
         for waiter in reached:
             if waiter.time_out is not None:
                 waiter.time_out.cancel()
@@ -163,10 +163,10 @@ class ReplicationDataHandler:
         position: int,
         timeout: float = 10.0,
     ) -> None:
-        """Wait until a writer's rows up to ``position`` were handled here.
+        """Wait until a writer's rows up to ``position`` have been delivered here.
 
-        :param timeout: s at most.
-        :raises WaitTimeoutError: if they were not, in time.
+        :param timeout: in s.
+        :raises WaitTimeoutError: if they have not been delivered in time.
         """
         stream = self._streams[stream_name]
         if position <= stream.current_token(instance_name):
@@ -178,12 +178,12 @@ class ReplicationDataHandler:
             if position <= stream.current_token(instance_name):
                 return
         key = stream_name, instance_name
-        waiter = _Waiter(position, Deferred(lambda _: self._forget(key, waiter)))
-        waiter.time_out = self._clock.call_later(timeout, self._give_up, key, waiter)
+        waiter = _Waiter(position, Deferred(lambda _: self._remove(key, waiter)))
+        waiter.time_out = self._clock.call_later(timeout, self._time_out, key, waiter)
         insort(self._waiters.setdefault(key, []), waiter, key=_by_position)
         await waiter.reached
 
-    # -- all writers of a stream together ---------------------------------------------
+    # -- tokens of all writers of a stream ---------------------------------------------
 
     async def wait_for_stream_token(
         self,
@@ -191,10 +191,10 @@ class ReplicationDataHandler:
         token: MultiWriterStreamToken,
         timeout: float = 10.0,
     ) -> None:
-        """Wait until the rows that ``token`` covers were delivered here.
+        """Wait until the rows that ``token`` covers have been delivered here.
 
-        :param timeout: s at most.
-        :raises WaitTimeoutError: if they were not, in time.
+        :param timeout: in s.
+        :raises WaitTimeoutError: if they have not been delivered in time.
         """
         if self._largest_token is not None:
             largest = await self._largest_token(stream_name)
@@ -205,32 +205,32 @@ class ReplicationDataHandler:
     def call_when_persisted(
         self, stream_name: str, callback: Callable[[int], object]
     ) -> Callable[[], None]:
-        """Have ``callback`` called with the persisted-up-to token whenever it moved.
+        """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
-        The rows of *every* writer up to that token were delivered here. It is called in
-        a turn of the reactor of its own, with the newest token.
+        The rows of *every* writer up to that token have been delivered here. The
+        callback runs in a reactor turn of its own, with the newest token.
 
-        :return: ends that.
-        :raises StreamConfigurationError: if the stream has no such token, as one that
-            is held in memory.
+        :return: a function that unsubscribes.
+        :raises StreamConfigurationError: if the stream has no such token, for instance
+            because it is held in memory.
         """
         return self._tokens.subscribe(stream_name, callback)
 
     def own_rows_written(self) -> None:
-        """Record that this process wrote rows, which moves its own position."""
+        """Record that this process wrote rows, which advances its own position."""
         if self._tokens.interests:
             self._tokens.moved()
 
-    def _give_up(self, key: tuple[str, str], waiter: _Waiter) -> None:
+    def _time_out(self, key: tuple[str, str], waiter: _Waiter) -> None:
         waiter.time_out = None
-        self._forget(key, waiter)
+        self._remove(key, waiter)
         stream_name, instance_name = key
         current = self._streams[stream_name].current_token(instance_name)
         waiter.reached.errback(
             WaitTimeoutError(stream_name, instance_name, waiter.position, current)
         )
 
-    def _forget(self, key: tuple[str, str], waiter: _Waiter) -> None:
+    def _remove(self, key: tuple[str, str], waiter: _Waiter) -> None:
         if waiter.time_out is not None:
             waiter.time_out.cancel()
         waiters = self._waiters[key]

@@ -1,19 +1,19 @@
-"""Which start of each process is the present one, and which was handled.
+"""Tracks each instance's current epoch and the epoch of the rows already delivered.
 
-Theory of operation: a process that starts again has another epoch. The newest that was
-heard of a name is the present one, and those before it are *stale*: what they still
-say is not acted on. A stale one that goes on talking is a second process of that name.
-If the present one has gone, or is silent for long, the stale one is the one that is
-left, and takes its place.
+Theory of operation: a process that restarts has another epoch. The newest epoch
+observed for a name is the current one; earlier epochs are *stale*, and their messages
+are ignored. A stale epoch that continues to send messages belongs to a second process
+of the same name. If the current epoch has said goodbye or has been silent for long, a
+stale one that still sends becomes the current one.
 
-Bounded: beyond a thousand names, the oldest are forgotten. An instance that seems to
-start again more often than any does is taken for several of one name: of its new
-epochs only some are accepted.
+Bounds: beyond a thousand names, the least recently seen are evicted. A name whose epoch
+changes implausibly often is treated as several processes with one name: only a limited
+rate of its new epochs is accepted.
 
-What a process held in memory went with its start. So of a stream in memory it is kept,
-too, of which epoch the rows are that were handled (:class:`HandledEpochs`). Whenever
-the present one is another, or it is not known of which they are, all is fetched anew;
-that is decided by the state and not by the news, which may be lost.
+A stream held in memory loses its rows when its writer restarts. So for such a stream,
+:class:`HandledEpochs` stores the epoch of the rows that were delivered. If that differs
+from the writer's current epoch, or is not known, all rows are fetched again. The
+decision depends on this state and not on a notification, which may be lost.
 """
 
 from __future__ import annotations
@@ -28,51 +28,54 @@ from synapse_replication.recent import RecentDict
 
 __all__ = ["EpochStatus", "HandledEpochs", "PeerEpochs"]
 
-#: How many instances are remembered.
+#: The most instances that are tracked.
 MAX_INSTANCES = 1000
-#: How many earlier epochs of each.
+#: The most stale epochs that are tracked of each instance.
 MAX_STALE = 8
-#: How often an instance may start again at once, and then once in how many s. Each time
-#: costs that all of its streams in memory are fetched.
+#: The most changes of an instance's epoch in a burst. Each change costs a catch-up of
+#: all its streams held in memory.
 MAX_CHANGES = 5
+#: The interval at which further changes are allowed after a burst, in s.
 CHANGE_EVERY = 10.0
-#: A stale epoch that talks after so long is no late message but a process, s.
+#: A stale epoch seen this long after the change, in s, is not a delayed message but a
+#: running process.
 SETTLED_AFTER = 1.0
-#: The present epoch is taken to be gone when it was silent for so long while a stale
-#: one talks, s: a little longer than a process that is idle is silent.
+#: Silence of the current epoch after which a stale one that still sends replaces it, in
+#: s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
-#: The same of one that said nothing more after its first second: a process that starts
-#: does, a message that somebody made up does not.
+#: The same if the current epoch has not been seen since its first second: a process that
+#: starts sends further messages, a forged message is not followed by any.
 UNCONFIRMED_AFTER = 4.0
 
 
 class EpochStatus(enum.Enum):
-    """What an epoch is, when it is heard."""
+    """Meaning of the epoch in a received message."""
 
-    FIRST = "first"  #: nothing was known of the instance
+    FIRST = "first"  #: the instance was not known
     SAME = "same"
-    NEW = "new"  #: the instance started again
-    LATE = "late"  #: of an earlier start; it may have been under way
-    DUPLICATE = "duplicate"  #: of an earlier start, which still runs
+    NEW = "new"  #: the instance restarted
+    LATE = "late"  #: stale; the message may have been delayed
+    DUPLICATE = "duplicate"  #: stale, but its process still runs
 
 
 @attrs.define
 class _Peer:
     epoch: str
     since: float
-    heard: float
+    last_seen: float
     has_backlog: bool = True
     is_gone: bool = False
     stale: deque[str] = attrs.Factory(lambda: deque(maxlen=MAX_STALE))
     changes: float = MAX_CHANGES
 
     def is_silent(self, now: float) -> bool:
-        """Return whether a stale epoch that talks is rather the one that runs."""
-        is_confirmed = self.heard - self.since >= SETTLED_AFTER
-        return now - self.heard > (SILENT_AFTER if is_confirmed else UNCONFIRMED_AFTER)
+        """Return whether a stale epoch that still sends should become current."""
+        is_confirmed = self.last_seen - self.since >= SETTLED_AFTER
+        limit = SILENT_AFTER if is_confirmed else UNCONFIRMED_AFTER
+        return now - self.last_seen > limit
 
     def may_change(self, now: float) -> bool:
-        """Return whether another start is plausible; if so, count it."""
+        """Return whether another restart is plausible; if so, count it."""
         earned = (now - self.since) / CHANGE_EVERY
         left = min(MAX_CHANGES, self.changes + earned)
         if left < 1:
@@ -82,37 +85,37 @@ class _Peer:
 
 
 class PeerEpochs:
-    """The epochs of all other processes, as far as they told.
+    """The epochs of all peers that speak the extension.
 
-    Outlives connections: a process that comes back to the channel is the same.
+    This object outlives connections, because a peer that reconnects keeps its epoch.
     """
 
     def __init__(self) -> None:
         self._peers: RecentDict[str, _Peer] = RecentDict(MAX_INSTANCES)
 
     def epoch_of(self, instance_name: str) -> str | None:
-        """Return the present epoch; ``None`` if it is not known or has gone."""
+        """Return the current epoch; ``None`` if the peer is not known or has left."""
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.is_gone else peer.epoch
 
     def has_backlog(self, instance_name: str) -> bool:
-        """Return whether a process that speaks keeps what it sent last."""
+        """Return whether a peer is known and retains a backlog."""
         peer = self._peers.get(instance_name)
         return peer is not None and peer.has_backlog
 
     def observe(
         self, instance_name: str, epoch: str, now: float, *, has_backlog: bool = True
     ) -> EpochStatus:
-        """Record that a process spoke.
+        """Record a message of a peer.
 
-        :param now: monotonic, s.
-        :param has_backlog: it can be asked for what it sent last.
+        :param now: monotonic time in s.
+        :param has_backlog: the peer retains a backlog.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:
-            peer, heard = _Peer(epoch, now, now), EpochStatus.FIRST
+            peer, status = _Peer(epoch, now, now), EpochStatus.FIRST
         elif epoch == peer.epoch:
-            heard = EpochStatus.SAME
+            status = EpochStatus.SAME
         elif epoch in peer.stale and not peer.is_gone and not peer.is_silent(now):
             is_late = now - peer.since < SETTLED_AFTER
             self._peers[instance_name] = peer
@@ -125,34 +128,34 @@ class PeerEpochs:
                 peer.stale.remove(epoch)
             peer.stale.append(peer.epoch)
             peer.epoch, peer.since = epoch, now
-            heard = EpochStatus.NEW
-        peer.heard = now
+            status = EpochStatus.NEW
+        peer.last_seen = now
         peer.has_backlog = has_backlog
         peer.is_gone = False
-        # The one heard longest ago stands first.
+        # Insert it last: the order is by the time last seen.
         self._peers[instance_name] = peer
-        return heard
+        return status
 
     def leave(self, instance_name: str, epoch: str) -> None:
-        """Record that a process said goodbye."""
+        """Record that a peer said goodbye."""
         peer = self._peers.get(instance_name)
         if peer is not None and peer.epoch == epoch:
             peer.is_gone = True
 
 
 class HandledEpochs:
-    """Of which epoch of each writer the rows of a stream are that were handled here.
+    """The epoch of each writer from which a stream's rows were delivered here.
 
-    They outlive this process if its sink is an
-    :class:`~synapse_replication.handlers.interfaces.EpochSink`. A writer's position is
-    of the epoch that is noted here, or the writer is of another one by now: what
-    follows from the epoch that one has heard may always be handled first.
+    The epochs are saved if the sink is an
+    :class:`~synapse_replication.handlers.interfaces.EpochSink`. A writer's position
+    belongs to the epoch recorded here, even if a newer epoch has been observed: that
+    may still be waiting to be handled.
     """
 
     def __init__(self, stream_name: str, sink: RowSink) -> None:
         self._name = stream_name
         self._sink = sink if isinstance(sink, EpochSink) else None
-        # What is evicted is fetched anew.
+        # The rows of an evicted writer are fetched again.
         self._epochs: RecentDict[str, str] = RecentDict(MAX_INSTANCES)
         if self._sink is not None:
             self._epochs |= {
@@ -162,13 +165,13 @@ class HandledEpochs:
             }
 
     def is_present(self, instance_name: str, epoch: str) -> bool:
-        """Return whether what was handled of a writer is of this epoch."""
+        """Return whether a writer's delivered rows belong to this epoch."""
         return self._epochs.get(instance_name) == epoch
 
     async def begin(self, instance_name: str, epoch: str) -> None:
-        """Record that nothing was handled yet of this epoch, and now will be.
+        """Record that delivery of this epoch's rows begins.
 
-        The sink's failure is raised; nothing has changed then.
+        If the sink fails, its error is raised and nothing changes.
         """
         if self._sink is not None:
             waiting = self._sink.on_epoch(self._name, instance_name, epoch)

@@ -1,7 +1,7 @@
-"""Parts that a host may use instead of writing its own.
+"""Ready-made parts of a host.
 
-A homeserver usually has a notifier and a table of its streams already; a server that
-starts from nothing can take these. All are for the reactor's thread.
+A homeserver usually has its own notifier and table of streams; other servers can use
+these. Use them in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from synapse_replication.streams.stream import Stream
 
 __all__ = ["MAX_USERS", "StreamTable", "SyncingUsers", "WriteNotifier"]
 
-#: The most (user, device) pairs that are remembered.
+#: The default limit of stored (user, device) pairs.
 MAX_USERS = 100_000
 
 
 class WriteNotifier:
-    """Calls the streamer, and others, after each write of this process."""
+    """Calls registered functions, such as the streamer's, after each write."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -45,9 +45,9 @@ class StreamTable:
         self._written: list[Stream] = []
 
     def add(self, stream: AdvancingStream, *, is_written_here: bool) -> None:
-        """Add a stream. Only before replication starts.
+        """Add a stream. Call it only before replication starts.
 
-        :raises StreamConfigurationError: if there is one of its name.
+        :raises StreamConfigurationError: if a stream of that name exists.
         """
         name = stream.description.name
         if name in self._streams:
@@ -63,19 +63,19 @@ class StreamTable:
         return self._streams
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Return those that this process writes."""
+        """Return the streams that this process writes."""
         return self._written
 
 
 class SyncingUsers:
-    """The users who sync with each process, as the other instances announce them.
+    """A command sink that stores the users syncing with each instance.
 
-    Other commands without rows are ignored: a stand-alone process has no caches,
-    pushers or clients. A subclass can be named as ``command_sink``.
+    It ignores all other commands: a stand-alone process has no caches, pushers or
+    clients. A subclass can be configured as ``command_sink``.
 
-    :param max_users: the most pairs of user and device; beyond it, those that were
-        seen longest ago are forgotten.
-    :param own: returns the users who sync with this process.
+    :param max_users: the most pairs of user and device; beyond it, the least recently
+        seen are evicted.
+    :param own: returns the users syncing with this process.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class SyncingUsers:
         own: Callable[[], Iterable[SyncingUser]] = tuple,
     ) -> None:
         self._own = own
-        # (instance_id, user_id, device_id) -> last_sync_ms, oldest news first.
+        # (instance_id, user_id, device_id) -> last_sync_ms, least recently updated
+        # first.
         self._users: RecentDict[tuple[str, str, str | None], int] = RecentDict(
             max_users
         )
@@ -94,7 +95,7 @@ class SyncingUsers:
         return dict(self._users)
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users who sync with this process."""
+        """Return the users syncing with this process."""
         return self._own()
 
     def on_user_sync(
@@ -105,7 +106,7 @@ class SyncingUsers:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Record that a user began, goes on, or ceased to sync with a process."""
+        """Record that a user started, continues or stopped syncing with an instance."""
         key = (instance_id, user_id, device_id)
         self._users.pop(key, None)
         if not is_syncing:
@@ -113,7 +114,7 @@ class SyncingUsers:
         self._users[key] = last_sync_ms
 
     def on_clear_user_sync(self, instance_id: str) -> None:
-        """Forget the users of a process."""
+        """Remove all users of an instance."""
         for key in [key for key in self._users if key[0] == instance_id]:
             del self._users[key]
 

@@ -1,8 +1,8 @@
-"""The seams: what a host homeserver must offer, and what a connection offers.
+"""The interfaces that a host homeserver and a connection implement.
 
-A host is anything that has the attributes of :class:`ReplicationHost`; nothing
-is inherited. ``app/host.py`` implements it for people who have no homeserver,
-``dropin/`` for Synapse. Everything here is called in the reactor's thread.
+A host is any object with the attributes of :class:`ReplicationHost`; inheritance is not
+needed. ``app/host.py`` implements a stand-alone host, ``dropin/`` one for Synapse. All
+methods are called in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 
 @attrs.frozen
 class Identity:
-    """Who this process is.
+    """The names of this process.
 
     :ivar server_name: the homeserver's name; also the name of the Redis channel.
-    :ivar instance_name: this process's name among the homeserver's, ``master``
-        for the main one. Writers are known by it.
-    :ivar instance_id: random, made anew at each start.
+    :ivar instance_name: the configured name of this instance, ``master`` for the main
+        process. It identifies writers.
+    :ivar instance_id: a random id, chosen at each start.
     """
 
     server_name: str
@@ -49,26 +49,26 @@ class Identity:
 
 
 class DelayedCall(Protocol):
-    """A call that was asked for and may be taken back."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Take it back. An error once it was made."""
+        """Cancel the call; an error if it was made or cancelled already."""
         ...
 
     def active(self) -> bool:
-        """Return whether it is still to be made."""
+        """Return whether the call is still pending."""
         ...
 
 
 class Clock(Protocol):
-    """Time, as the host has it. No code of ours asks anything else for the time."""
+    """The host's clock, which is the only source of time of this package."""
 
     def seconds(self) -> float:
-        """Monotonic time in s."""
+        """Return monotonic time in s."""
         ...
 
     def time_msec(self) -> int:
-        """Wall-clock time in ms since the epoch."""
+        """Return wall-clock time in ms since 1970."""
         ...
 
     def call_later(
@@ -78,48 +78,48 @@ class Clock(Protocol):
         ...
 
     def sleep(self, delay: float) -> Awaitable[None]:
-        """Wait ``delay`` s; 0 lets the reactor do what else is ready."""
+        """Wait ``delay`` s; 0 yields to other reactor events."""
         ...
 
 
 class BackgroundRunner(Protocol):
-    """Starts work that nobody waits for.
+    """Starts background tasks.
 
-    The host gives it what its own background work has (a log context, metrics).
-    It runs synchronously up to the first thing that it waits for. Its failures
-    are logged by the host; ours end none.
+    The host provides the environment of its own background tasks (a log context,
+    metrics). A task runs synchronously up to its first await. The host logs the failure
+    of a task.
     """
 
     def __call__(
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Awaitable[Any]:
-        """Start ``func``; what is returned may be waited for, and never fails."""
+        """Start ``func``. The returned awaitable is optional to await, never fails."""
         ...
 
 
 class StreamDirectory(Protocol):
-    """Which streams there are, and which of them this process writes."""
+    """The streams of this process, and those that it writes."""
 
     def get_streams(self) -> Mapping[str, Stream]:
         """Return every stream that this process follows, by its name on the wire."""
         ...
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Return those that this process writes, in the order of sending."""
+        """Return the streams that this process writes, in the order of sending."""
         ...
 
 
 class RowSink(Protocol):
-    """Where received rows go."""
+    """The part of a host that receives rows."""
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
-        """Take the rows of one token, in order.
+        """Handle the rows of one token, in order.
 
-        Returns an awaitable only if there is something to wait for; the next
-        token of the stream is delivered when it is done. When it is done,
-        ``Stream.current_token(instance_name)`` is at or above ``token``. If it
+        Return an awaitable only if there is something to wait for; the stream's next
+        token is delivered once it has finished. By then,
+        ``Stream.current_token(instance_name)`` must be at or above ``token``. If it
         fails, the failure is reported, and the writer's rows are fetched again.
         """
         ...
@@ -127,36 +127,36 @@ class RowSink(Protocol):
     def on_position(
         self, stream_name: str, instance_name: str, token: int
     ) -> Awaitable[None] | None:
-        """Record that a writer has nothing more up to ``token``.
+        """Record that a writer has no more rows up to ``token``.
 
-        The token may be lower than the current one for a stream that was reset.
+        The token is lower than the current one if the stream was reset.
         """
         ...
 
 
 @runtime_checkable
 class EpochSink(Protocol):
-    """What a row sink offers besides, if it saves positions over a restart.
+    """Additional interface of a row sink that saves positions across restarts.
 
-    What a writer held in memory is gone when it starts again, and its tokens begin
-    anew: what was saved of it then says nothing. So a sink that saves the tokens of
-    such a stream saves which start of the writer, its *epoch*, they are of. If the
-    epoch is another one after a restart, or was not saved, all is fetched from the
-    writer again. Only a writer that speaks the extension tells its epoch.
+    When a writer restarts, the rows that it held in memory are lost and its tokens
+    start again, so saved tokens of such a stream become meaningless. Therefore a sink
+    that saves these tokens also saves the writer's *epoch* that they belong to. If the
+    epoch differs after a restart, or was not saved, all rows are fetched from the
+    writer again. Only writers that speak the extension have a known epoch.
     """
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        """Return the epoch of each ``(stream, writer)``. Asked for at the start."""
+        """Return the epoch of each ``(stream, writer)``. Called at the start."""
         ...
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
-        """Record that what comes next is of this epoch, and begins after token 0.
+        """Record that the following rows belong to this epoch and start after token 0.
 
-        To be saved in one step: the epoch, and 0 as the token that was reached.
-        Told of streams held in memory alone, seldom, and in order with the rows. If
-        it fails, the failure is reported, and it is told again later.
+        Save the epoch and the position 0 atomically. This is called for streams held in
+        memory only, rarely, and in order with the rows. If it fails, the failure is
+        reported, and the call is repeated later.
         """
         ...
 
@@ -166,7 +166,7 @@ class SyncingUser:
     """A user who is syncing with this process.
 
     :ivar device_id: ``None`` if not known.
-    :ivar last_sync_ms: when the user was last seen here, ms since the epoch.
+    :ivar last_sync_ms: when the user was last seen here, ms since 1970.
     """
 
     user_id: str
@@ -175,10 +175,10 @@ class SyncingUser:
 
 
 class CommandSink(Protocol):
-    """What a host does with the commands that carry no rows.
+    """The part of a host that receives commands without rows.
 
-    Each returns an awaitable only if there is something to wait for. A method
-    that the host has no use for returns ``None``.
+    Each method returns an awaitable only if there is something to wait for. A method
+    that the host does not need returns ``None``.
     """
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
@@ -193,20 +193,20 @@ class CommandSink(Protocol):
         is_syncing: bool,
         last_sync_ms: int,
     ) -> Awaitable[None] | None:
-        """Record that a user began, goes on or ceased to sync with a process.
+        """Record that a user started, continues or stopped syncing with an instance.
 
-        What says nothing new is told once in 10 s at most.
+        Repeats of an unchanged state are delivered at most once in 10 s.
         """
         ...
 
     def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Forget all users that sync with a process."""
+        """Remove all users that sync with an instance."""
         ...
 
     def on_federation_ack(
         self, instance_name: str | None, token: int
     ) -> Awaitable[None] | None:
-        """Record up to which id the federation sender has sent."""
+        """Record the id up to which the federation sender has sent."""
         ...
 
     def on_user_ip(
@@ -218,7 +218,7 @@ class CommandSink(Protocol):
         device_id: str | None,
         last_seen_ms: int,
     ) -> Awaitable[None] | None:
-        """Record from where a user was last seen, in ms since the epoch."""
+        """Record from which address and when (ms since 1970) a user was last seen."""
         ...
 
     def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
@@ -228,7 +228,7 @@ class CommandSink(Protocol):
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> Awaitable[None] | None:
-        """Wake up whoever waits for a lock."""
+        """Wake the waiters for a lock."""
         ...
 
     def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
@@ -253,52 +253,52 @@ class CommandSink(Protocol):
 
 
 class Notifier(Protocol):
-    """Tells us that something was written."""
+    """Notifies the streamer of writes."""
 
     def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after each write of this process.
+        """Call ``callback`` after each write of this process.
 
-        It is cheap, does its work later, and may be called at any rate.
+        The callback is cheap, defers its work, and may be called at any rate.
         """
         ...
 
 
 class ReplicationHost(Protocol):
-    """All that a homeserver offers to replication. Plain attributes will do."""
+    """Everything that replication needs from a homeserver; attributes suffice."""
 
     @property
     def identity(self) -> Identity:
-        """Who this process is."""
+        """The names of this process."""
         ...
 
     @property
     def clock(self) -> Clock:
-        """What time it is."""
+        """The clock."""
         ...
 
     @property
     def streams(self) -> StreamDirectory:
-        """Which streams there are, and which of them this process writes."""
+        """The streams of this process, and those that it writes."""
         ...
 
     @property
     def rows(self) -> RowSink:
-        """Where received rows go."""
+        """Receives rows."""
         ...
 
     @property
     def commands(self) -> CommandSink:
-        """Where the commands that carry no rows go."""
+        """Receives commands without rows."""
         ...
 
     @property
     def notifier(self) -> Notifier:
-        """What tells us that something was written."""
+        """Notifies of writes of this process."""
         ...
 
     @property
     def run_as_background_process(self) -> BackgroundRunner:
-        """What starts work that nobody waits for."""
+        """Starts background tasks."""
         ...
 
     @property
@@ -313,13 +313,12 @@ class ReplicationHost(Protocol):
 class ReplicationConnection(Protocol):
     """A link to one or more peers: a TCP connection, or Redis.
 
-    :ivar name: for logs and metrics, for instance ``redis`` or the peer's NAME.
-        Bounded: no random ids.
-    :ivar relays: a peer connected to us over direct TCP. It asks for our
-        positions when it wants them, and what it tells everybody
-        (REMOTE_SERVER_UP, LOCK_RELEASED) is relayed, once, to our *other*
-        connections of this kind.
-        ``False`` where we connected, and over Redis, which tells everybody.
+    :ivar name: label for logs and metrics, for instance ``redis`` or the peer's NAME.
+        It must have few values, hence no random ids.
+    :ivar relays: ``True`` at the server's end of a direct TCP connection. Such a peer
+        requests positions itself, and its broadcast commands (REMOTE_SERVER_UP,
+        LOCK_RELEASED) are relayed, once, to the *other* connections of this kind.
+        ``False`` at the client's end, and over Redis, which delivers to all instances.
     """
 
     name: str
@@ -328,54 +327,54 @@ class ReplicationConnection(Protocol):
     def send_command(self, command: Command) -> None:
         """Send one command.
 
-        :raises LineTooLongError: if its line is too long for the peer; nothing was
-            sent.
+        :raises LineTooLongError: if its line is too long for the peer; nothing is sent
+            then.
         """
         ...
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
-        """Send lines that are encoded already, all of one command, in order.
+        """Send encoded lines of one command, in order.
 
-        :param lines: without their ends.
-        :raises LineTooLongError: if one is too long; none was sent.
+        :param lines: without their line ends.
+        :raises LineTooLongError: if a line is too long; none is sent then.
         """
         ...
 
     def close_with_error(self, text: str) -> None:
-        """Tell the peer that it did wrong, then close. Safe at any time.
+        """Send ERROR to the peer, then close. Safe at any time.
 
-        On Redis, where the peers behind it are many, nothing is sent or closed.
-        ``lost_connection`` follows later, never from inside this call.
+        Over Redis, which connects to many peers, nothing is sent or closed.
+        ``lost_connection`` follows later, never during this call.
         """
         ...
 
     @property
     def is_behind(self) -> bool:
-        """Much of what was sent has not been taken: long pages of rows had better wait.
+        """Whether many sent lines are unacknowledged, so that pages of rows must wait.
 
-        Never because of a single peer, which must not hold up the others. When it is
-        over, the handler's :meth:`ConnectionHandler.ready_again` is called.
+        It is never true because of a single peer, which must not delay the others. When
+        it becomes false, :meth:`ConnectionHandler.ready_again` is called.
         """
         ...
 
 
 class ConnectionHandler(Protocol):
-    """What a connection tells of itself; the command handler is one."""
+    """Receives a connection's events and items; the command handler implements it."""
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Record that the link is up (SERVER seen, or the subscription confirmed)."""
+        """Record that the link is up (SERVER received, or subscription confirmed)."""
         ...
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Rows and commands arrived, in this order."""
+        """Handle rows and commands, in this order."""
         ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Record that the link is not behind any more; see ``is_behind``."""
+        """Resume sending: the link is not behind any more; see ``is_behind``."""
         ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """Record that the link is gone; only after :meth:`new_connection`, and once."""
+        """Record that the link is down. Called once, after :meth:`new_connection`."""
         ...

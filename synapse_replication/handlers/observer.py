@@ -1,12 +1,13 @@
-"""What is told to metrics, logs and traces.
+"""The observer interface, through which metrics, logs and traces are fed.
 
-The handlers and adapters know no logger, metric or tracer; they tell a
-:class:`ReplicationObserver`. Every method here does nothing: an observer
-overrides what it wants (``instrumentation/``), and
-:class:`~synapse_replication.instrumentation.composite.CompositeObserver` fans out.
+Handlers and adapters do not use loggers, metrics or tracers; they notify a
+:class:`ReplicationObserver`. Every method here does nothing: observers
+(``instrumentation/``) override the methods that they need, and
+:class:`~synapse_replication.instrumentation.composite.CompositeObserver` notifies
+several of them.
 
-No method may raise, wait or call back. What is told of rows and commands is told
-once a chunk with a count, never once a row.
+No method may raise, block or call back. Rows and commands are reported once per chunk,
+with a count, never once per row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 
-#: One for all: it is made for each chunk of rows.
+#: Shared, because one is needed for each chunk of rows.
 _NOTHING: Final = contextlib.nullcontext()
 
 
@@ -43,8 +44,8 @@ class DiscardReason(enum.Enum):
 
     UNKNOWN_STREAM = "unknown_stream"
     UNDECLARED_WRITER = "undeclared_writer"  #: the configuration does not name it
-    NOT_CONNECTED = "not_connected"  #: no POSITION of this writer seen on this link
-    OWN_ECHO = "own_echo"  #: it is our own, come back from Redis
+    NOT_CONNECTED = "not_connected"  #: no POSITION of this writer on this link yet
+    OWN_ECHO = "own_echo"  #: this instance's own, received back from Redis
     OLD_TOKEN = "old_token"
     REDUNDANT_POSITION = "redundant_position"
     SUPERSEDED_BY_POSITION = "superseded_by_position"  #: an unfinished batch
@@ -52,28 +53,28 @@ class DiscardReason(enum.Enum):
     CATCHING_UP = "catching_up"  #: the queue was full; the range is fetched instead
     HANDLER_FAILED = "handler_failed"  #: the host's sink raised; fetched again
     IMPLAUSIBLE = "implausible"  #: beyond the last token that exists
-    REPEATED = "repeated"  #: a USER_SYNC that says nothing new, or a relayed copy
+    REPEATED = "repeated"  #: a USER_SYNC without a change, or a relayed copy
 
 
 class CommandDropReason(enum.Enum):
     """Why a command of this process was never sent."""
 
-    QUEUE_FULL = "queue_full"  #: too many commands wait for a link
-    STOPPED = "stopped"  #: the process stopped before there was a link
+    QUEUE_FULL = "queue_full"  #: too many commands were waiting for a link
+    STOPPED = "stopped"  #: the process stopped before a link was established
     FAILED = "failed"  #: a link raised; see the log
 
 
 class Resync(enum.Enum):
-    """Where a catch-up got its rows from."""
+    """The source of a catch-up's rows."""
 
-    PARTIAL = "partial"  #: the memory of their writer
-    FULL = "full"  #: the database, or all that a writer which started again has
-    FAILED = "failed"  #: nowhere, this time
+    PARTIAL = "partial"  #: the writer's backlog
+    FULL = "full"  #: the database, or all rows of a writer that restarted
+    FAILED = "failed"  #: none: the catch-up failed
 
 
 @attrs.frozen
 class CatchUpEvent:
-    """One catch-up: a writer's rows in ``(from_token, upto_token]`` are fetched."""
+    """One catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
 
     stream_name: str
     instance_name: str
@@ -83,11 +84,11 @@ class CatchUpEvent:
 
 @attrs.frozen
 class ConnectionBuffers:
-    """What lies in the buffers of one connection, asked for now and then.
+    """Fill levels of one connection's buffers, sampled at intervals.
 
-    :ivar connection: its name.
-    :ivar pending_commands: commands that wait because the transport is paused.
-    :ivar send_buffer: bytes that the transport has not given to the kernel.
+    :ivar connection: the connection's name.
+    :ivar pending_commands: commands buffered because the transport is paused.
+    :ivar send_buffer: bytes that the transport has not passed to the kernel.
     :ivar kernel_send_buffer: bytes that the peer has not acknowledged.
     :ivar kernel_read_buffer: bytes that this process has not read.
     """
@@ -101,14 +102,14 @@ class ConnectionBuffers:
 
 @attrs.frozen
 class PeerHeartbeat:
-    """What another process told of itself on the extension.
+    """A peer's hello, heartbeat or goodbye.
 
-    :ivar epoch: random, made anew at each start.
-    :ivar version: of its software; empty if it does not say.
-    :ivar where: for people; empty if it does not say.
+    :ivar epoch: the peer's random id, chosen at each start.
+    :ivar version: the version of its software; empty if not stated.
+    :ivar where: where it runs, for people; empty if not stated.
     :ivar is_leaving: it said goodbye.
-    :ivar positions: of each stream that it writes, by name, how far it told the
-        others, and how long before the message it got there, s.
+    :ivar positions: for each stream that it writes, by name: the reported token, and
+        its age in s when the message was sent.
     """
 
     instance_name: str
@@ -120,57 +121,57 @@ class PeerHeartbeat:
 
 
 class ReplicationObserver:
-    """Hears of everything; does nothing."""
+    """Base class of observers, whose methods do nothing."""
 
-    # -- commands, counted a chunk at a time --------------------------------------
+    # -- commands, counted once per chunk ------------------------------------------
 
     def commands_received(self, connection: str, command: str, count: int) -> None:
-        """``count`` commands of one name arrived on a connection."""
+        """Record ``count`` received commands of one name."""
 
     def commands_sent(self, connection: str, command: str, count: int) -> None:
-        """``count`` commands of one name were written to a connection."""
+        """Record ``count`` sent commands of one name."""
 
     def line_refused(self, connection: str, error: ProtocolError) -> None:
-        """Record that a line was skipped: it did not parse, or is forbidden here."""
+        """Record a line that was skipped because it is invalid or not allowed."""
 
     def request_refused(self, status: int, why: str) -> None:
-        """Record that an HTTP request was refused, for its parameters, its secret, ...
+        """Record an HTTP request that was refused for its parameters, its secret, ...
 
-        :param why: holds nothing that a stranger said.
+        :param why: quotes nothing of the request.
         """
 
     # -- rows -----------------------------------------------------------------------
 
     def rows_received(self, stream_name: str, count: int) -> None:
-        """``count`` RDATA of a known stream arrived."""
+        """Record ``count`` received rows of a known stream."""
 
     def discarded(
         self, stream_name: str, instance_name: str, reason: DiscardReason, count: int
     ) -> None:
-        """Rows (or one POSITION) were not delivered.
+        """Record rows, or one POSITION, that were not delivered.
 
-        ``stream_name`` comes from the peer if the reason is ``UNKNOWN_STREAM``:
-        no metric label may be made of it.
+        If the reason is ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must
+        not become a metric label.
         """
 
     def extra_fields(self, stream_name: str, count: int) -> None:
-        """``count`` rows had more fields than we know: a newer peer."""
+        """Record ``count`` rows with unknown additional fields, from a newer peer."""
 
     def queue_changed(self, stream_name: str, length: int) -> None:
-        """Record that the queue of a stream holds ``length`` rows and positions."""
+        """Record that a stream's queue has ``length`` rows and positions."""
 
     def position_announced(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record that a writer is at ``token``; once a chunk, or by a POSITION.
+        """Record that a writer's rows or POSITION announced ``token``; once per chunk.
 
-        What is announced may still be dropped, or wait.
+        The rows up to it may still be queued, or be discarded.
         """
 
     def position_changed(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record that a writer's stream was handled up to ``token``."""
+        """Record that a writer's rows were delivered up to ``token``."""
 
     def stream_connected(
         self, connection: str, stream_name: str, instance_name: str
@@ -182,20 +183,21 @@ class ReplicationObserver:
     ) -> None:
         """Record that a stream was reset.
 
-        Its writer started again, or may have, or it was announced further than it is.
+        Its writer restarted, or may have restarted, or an announced position did not
+        exist.
         """
 
     def position_refuted(
         self, stream_name: str, instance_name: str, token: int, last_token: int
     ) -> None:
-        """Record that a writer was announced at a token that does not exist."""
+        """Record that the announced position of a writer does not exist."""
 
     def ahead_of_writer(
         self, stream_name: str, instance_name: str, position: int, announced: int
     ) -> None:
-        """Record that this process is further than the writer itself says to be.
+        """Record that this process's position exceeds the one that the writer reports.
 
-        Rows that the writer has yet to write, up to there, would be discarded.
+        Rows that the writer has yet to write, up to that position, would be discarded.
         """
 
     # -- catch-up ---------------------------------------------------------------------
@@ -210,42 +212,42 @@ class ReplicationObserver:
     def catch_up_failed(
         self, event: CatchUpEvent, error: BaseException, attempt: int, retry_in: float
     ) -> None:
-        """Record the ``attempt``-th failure of a catch-up; next in ``retry_in`` s."""
+        """Record the ``attempt``-th failure, to be retried in ``retry_in`` s."""
 
     def removed_writer_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """Record that rows of a removed writer are fetched, up to ``upto_token``."""
+        """Record that a removed writer's rows are fetched up to ``upto_token``."""
 
     def removed_writer_drained(
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
-        """Record that rows of a removed writer up to ``token`` were handled."""
+        """Record that a removed writer's rows up to ``token`` were delivered."""
 
     def resynced(self, stream_name: str, instance_name: str, kind: Resync) -> None:
-        """Record that a catch-up that fetched something ended, or failed."""
+        """Record the end, or the failure, of a catch-up that had rows to fetch."""
 
     def backlog_asked(
         self, stream_name: str, instance_name: str, error: ReplicationError | None
     ) -> None:
-        """Record that a writer was asked for its last rows; ``None`` if it had them."""
+        """Record a request to a writer's backlog; ``error`` is ``None`` on success."""
 
     def asking_for_rows(
         self, stream_name: str, instance_name: str, headers: MutableMapping[str, str]
     ) -> AbstractContextManager[object]:
         """Record a request to a writer for rows, which lasts until the context ends.
 
-        An observer may add ``headers``, which the writer's :meth:`serving_rows` is
-        told.
+        An observer may add ``headers``, which are passed to :meth:`serving_rows` at the
+        writer.
         """
         return contextlib.nullcontext()
 
     def serving_rows(
         self, stream_name: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[object]:
-        """Record a reader's request for rows, answered when the context ends.
+        """Record a reader's request for rows, which lasts until the context ends.
 
-        :param headers: of its request, by their names in lower case.
+        :param headers: the request's headers, by name in lower case.
         """
         return contextlib.nullcontext()
 
@@ -254,39 +256,42 @@ class ReplicationObserver:
     def gap_found(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> None:
-        """Record that a writer reported rows which did not come; they are fetched."""
+        """Record that rows which a writer reported did not arrive; they are fetched."""
 
     def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
-        """Record that an instance came, left, or sent a heartbeat."""
+        """Record a hello, a heartbeat or a goodbye of a peer."""
 
     def epoch_changed(self, instance_name: str) -> None:
-        """Record that a process started again."""
+        """Record that an instance restarted."""
 
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        """Two processes run under one name; ``places`` says where, for people."""
+        """Record two processes with one name.
+
+        :param places: where they run, as text for people.
+        """
 
     def unknown_fields(self, connection: str, count: int) -> None:
-        """Messages of the extension had fields that are not known: a newer peer."""
+        """Record unknown fields in an extension message, from a newer peer."""
 
     # -- sending --------------------------------------------------------------------
 
     def stream_updates_sent(self, stream_name: str, count: int) -> None:
-        """``count`` rows of ours were sent."""
+        """Record ``count`` sent rows of this instance."""
 
     def sending_failed(self, stream_name: str, error: BaseException) -> None:
-        """Rows of ours could not be fetched or sent; tried again later."""
+        """Record a failure to fetch or send this instance's rows, which is retried."""
 
     def commands_dropped(
         self, command: str, reason: CommandDropReason, count: int
     ) -> None:
-        """``count`` commands of one name were not sent and never will be."""
+        """Record ``count`` commands of one name that will never be sent."""
 
     def position_write(
         self, stream_name: str, instance_name: str, token: int
     ) -> AbstractContextManager[object]:
         """Record a write of this position, which lasts until the context ends.
 
-        It may end elsewhere than in the code that began it.
+        The context may be left in other code than it was entered.
         """
         return contextlib.nullcontext()
 
@@ -298,27 +303,27 @@ class ReplicationObserver:
     def position_persist_failed(
         self, stream_name: str, instance_name: str, token: int, error: BaseException
     ) -> None:
-        """Record that the position was not persisted, and is retried.
+        """Record a failure to persist the position, which is retried.
 
-        :meth:`failure` is called, too.
+        :meth:`failure` is called as well.
         """
 
     # -- connections ------------------------------------------------------------------
 
     def connection_made(self, connection: str) -> None:
-        """Record that a link is up (SERVER seen, or the subscription confirmed)."""
+        """Record that a link is up (SERVER received, or subscription confirmed)."""
 
     def connection_lost(self, connection: str, reason: CloseReason, why: str) -> None:
         """Record that a link went down."""
 
     def connection_failed(self, connection: str, why: str, retry_in: float) -> None:
-        """Record that a link did not come up; it is retried in ``retry_in`` s."""
+        """Record a failed attempt to connect; the next one is in ``retry_in`` s."""
 
     def connections_changed(self, count: int) -> None:
         """Record the number of links of this process."""
 
     def feature_unavailable(self, feature: str, why: str) -> None:
-        """Something that a server refuses is done without, for as long as it does."""
+        """Record an optional feature that a server rejects, and that is not used."""
 
     # -- external cache ---------------------------------------------------------------
 
@@ -331,8 +336,11 @@ class ReplicationObserver:
     # -- work -------------------------------------------------------------------------
 
     def background_process(self, description: str) -> AbstractContextManager[object]:
-        """Record a background process of ours, which lasts until the context ends."""
+        """Record a background task, which lasts until the context ends."""
         return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:
-        """Something failed where nobody waits for the answer."""
+        """Record an error that cannot be raised to any caller.
+
+        :param what: names the activity that failed, as a gerund.
+        """

@@ -1,7 +1,7 @@
-"""The text of a host's failure to handle a command, without the command's secrets.
+"""Removal of a command's secrets from the host's errors.
 
-An exception of a database driver, for instance, may repeat the values that it was
-given, and so the access token of USER_IP.
+For instance, an exception of a database driver may quote the values of the query, and
+thus the access token of USER_IP.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ __all__ = ["without_secrets"]
 
 
 def without_secrets(error: Exception, command: Command) -> Exception:
-    """Return an error of the host such that its text may be shown.
+    """Return an error of the host whose text contains no secret of the command.
 
-    :return: the same, or, if its text or that of one which it came of repeats a secret,
-        one with its traceback and its words, where the secrets are ``***``.
+    :return: the error itself; or, if its text or that of a cause contains a secret, a
+        :class:`HostError` with its traceback and its text, where ``***`` replaces the
+        secrets.
     """
     secrets = list(_secrets(command))
     if not secrets or not any(_repeats(each, secrets) for each in _chain(error)):
@@ -31,7 +32,7 @@ def without_secrets(error: Exception, command: Command) -> Exception:
     text = str(error)
     for secret in secrets:
         text = text.replace(secret, "***")
-    # Not raised, and so without a context that would be shown with it.
+    # Not raised here, so it has no __context__ that would be logged with it.
     return HostError(type(error).__name__, text).with_traceback(error.__traceback__)
 
 
@@ -39,7 +40,7 @@ def _secrets(command: Command) -> Iterator[str]:
     if isinstance(command, UserIpCommand):
         found: list[Any] = [command.access_token]
     elif isinstance(command, InvalidateCacheCommand):
-        # Access tokens are keys of caches.
+        # Some caches have access tokens as keys.
         found = list(command.keys or [])
     else:
         return

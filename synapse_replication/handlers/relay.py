@@ -1,14 +1,15 @@
-"""Telling apart a command that is news from a copy that came by another way.
+"""Detection of copies of a command that arrive over several links.
 
-Theory of operation: over direct TCP a command for everybody (REMOTE_SERVER_UP,
-LOCK_RELEASED) reaches an instance by several links: two instances may be connected both
-ways, and a server relays what it receives. A command carries no id, so a copy is known
-by its link: each link carries each event once. The link that brought an event first is
-its *origin*. The same text on another link within :data:`WINDOW` is a copy; on the
-origin itself it is a new event, for instance a lock that was released again.
+Theory of operation: over direct TCP, a broadcast command (REMOTE_SERVER_UP,
+LOCK_RELEASED) reaches an instance over several links: two instances may be connected in
+both directions, and a server relays commands. A command has no id, so a copy is
+identified by its link: each link carries each event once. The link on which an event
+arrived first is its *origin*. The same text on another link within :data:`WINDOW` is a
+copy; on the origin itself it is a new event, for instance a lock that was released
+again.
 
-Bounded: beyond :data:`MAX_REMEMBERED` commands, the one received longest ago is
-forgotten; at worst a copy is then delivered too.
+Bounds: beyond :data:`MAX_REMEMBERED` commands, the least recently received is evicted;
+at worst a copy is then delivered as well.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from synapse_replication.wire.commands.standard import Command
 
 __all__ = ["MAX_REMEMBERED", "WINDOW", "CopyFilter"]
 
-#: How long the same command on another link is a copy, in s.
+#: The time during which the same command on another link is a copy, in s.
 WINDOW: Final = 2.0
-#: How many commands are remembered.
+#: The most commands that are stored.
 MAX_REMEMBERED: Final = 1000
 
 
 class CopyFilter:
-    """Remembers which link brought each command first."""
+    """Stores the link on which each command arrived first."""
 
     def __init__(self) -> None:
         self._origins: RecentDict[Command, tuple[ReplicationConnection, float]] = (
@@ -38,9 +39,9 @@ class CopyFilter:
     def is_copy(
         self, command: Command, connection: ReplicationConnection, now: float
     ) -> bool:
-        """Return whether a command came before by another link; if not, remember it.
+        """Return whether a command is a copy; if not, store its link.
 
-        :param now: monotonic, s.
+        :param now: monotonic time in s.
         """
         origin = self._origins.get(command)
         if (
@@ -53,7 +54,7 @@ class CopyFilter:
         return False
 
     def forget(self, connection: ReplicationConnection) -> None:
-        """Forget a link that is gone: what another one brings is news."""
+        """Remove a link that is down: the same commands on other links are new."""
         for command in [
             command
             for command, (origin, _) in self._origins.items()

@@ -1,13 +1,13 @@
-"""Waiting for the combined token of a stream, and being called when it moves.
+"""Waiters for the combined token of a stream, and callbacks when it advances.
 
 Theory of operation: users must not be notified of a row before every row with a lower
-id, of *every* writer, is here: a client that is given a token at or above such a row
-never asks for it again. So whoever notifies users waits for the maximum of what it
-wants to announce to be persisted for all writers, and not for the writer of one row.
+id, of *every* writer, has been delivered: a client that received a token at or above
+such a row never requests it again. So code that notifies users waits until the greatest
+token that it announces is persisted for all writers, not only for the writer of one
+row.
 
-A move of a stream that somebody waits for schedules one look at its token, in the next
-turn of the reactor: never from inside the delivery of rows. Waiters and callbacks that
-end leave nothing behind.
+When a stream with waiters advances, its token is checked once in the next reactor turn,
+never during the delivery of rows. Waiters and callbacks that end are removed.
 """
 
 from __future__ import annotations
@@ -35,53 +35,53 @@ class _TokenWaiter:
 
 @attrs.define(eq=False)
 class _Interest:
-    """Those who care about the token of one stream."""
+    """The waiters and callbacks of one stream."""
 
     stream: TokenStream
     persisted_upto: int
     waiters: list[_TokenWaiter] = attrs.Factory(list)
     callbacks: list[Callable[[int], object]] = attrs.Factory(list)
 
-    def is_over(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.waiters or self.callbacks)
 
 
 class StreamTokenWatch:
-    """Waiters and callbacks of the streams of one process.
+    """The waiters and callbacks of all streams of one process.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
-    :param streams: by name.
+    :param streams: the streams by name.
     """
 
     def __init__(self, streams: Mapping[str, Any], clock: Clock) -> None:
         self._streams = streams
         self._clock = clock
-        #: By stream; a stream that nobody waits for is not in there.
+        #: By stream; only streams with waiters or callbacks have an entry.
         self.interests: dict[str, _Interest] = {}
-        self._look_call: DelayedCall | None = None
+        self._check_call: DelayedCall | None = None
 
     def moved(self) -> None:
-        """Look at the tokens soon; to be called only if there are interests."""
-        if self._look_call is None:
-            self._look_call = self._clock.call_later(0, self._look)
+        """Schedule a check of the tokens. Call it only if there are interests."""
+        if self._check_call is None:
+            self._check_call = self._clock.call_later(0, self._check)
 
     async def wait(
         self, stream_name: str, token: MultiWriterStreamToken, timeout: float
     ) -> None:
-        """Wait until the rows that ``token`` covers were delivered here.
+        """Wait until the rows that ``token`` covers have been delivered here.
 
-        :param timeout: s at most.
-        :raises WaitTimeoutError: if they were not, in time.
+        :param timeout: in s.
+        :raises WaitTimeoutError: if they have not been delivered in time.
         :raises StreamConfigurationError: if the stream has no combined token.
         """
         interest = self._interest(stream_name)
         if token.is_before_or_eq(interest.stream.current_stream_token()):
             return
         self.interests[stream_name] = interest
-        waiter = _TokenWaiter(token, Deferred(lambda _: self._forget(waiter)))
+        waiter = _TokenWaiter(token, Deferred(lambda _: self._remove(waiter)))
         waiter.time_out = self._clock.call_later(
-            timeout, self._give_up, stream_name, waiter
+            timeout, self._time_out, stream_name, waiter
         )
         interest.waiters.append(waiter)
         await waiter.reached
@@ -89,26 +89,26 @@ class StreamTokenWatch:
     def subscribe(
         self, stream_name: str, callback: Callable[[int], object]
     ) -> Callable[[], None]:
-        """Have ``callback`` called with the persisted-up-to token when it has moved.
+        """Call ``callback`` with the persisted-up-to token whenever it has advanced.
 
-        :return: ends that.
+        :return: a function that unsubscribes.
         :raises StreamConfigurationError: if the stream has no such token.
         """
         interest = self._interest(stream_name)
         if self._streams[stream_name].description.held_in_memory:
             raise StreamConfigurationError(
-                f"{stream_name} is held in the memory of its writers, who count by "
-                "themselves: there is no id up to which all of them are persisted"
+                f"{stream_name} is held in memory by its writers, which count "
+                "independently: it has no persisted-up-to token"
             )
         self.interests[stream_name] = interest
-        # So that one that was subscribed twice is two.
+        # A new object, so that a function can be subscribed twice.
         entry = lambda token: callback(token)  # noqa: E731
         interest.callbacks.append(entry)
 
         def unsubscribe() -> None:
             if entry in interest.callbacks:
                 interest.callbacks.remove(entry)
-                self._drop_if_over()
+                self._drop_empty()
 
         return unsubscribe
 
@@ -120,29 +120,30 @@ class StreamTokenWatch:
             stream = self._streams[stream_name]
             if not isinstance(stream, TokenStream):
                 raise StreamConfigurationError(
-                    f"{stream_name} has no token for all its writers together; give "
-                    "its class current_stream_token and get_rows_between"
+                    f"{stream_name} has no combined token of all its writers; "
+                    "implement current_stream_token and get_rows_between in its class"
                 )
             interest = _Interest(stream, stream.current_stream_token().stream)
         return interest
 
-    def _look(self) -> None:
-        self._look_call = None
+    def _check(self) -> None:
+        self._check_call = None
         for interest in list(self.interests.values()):
             current = interest.stream.current_stream_token()
             for waiter in list(interest.waiters):
                 if waiter.token.is_before_or_eq(current):
-                    self._forget(waiter)
+                    self._remove(waiter)
                     waiter.reached.callback(None)
             if current.stream > interest.persisted_upto:
                 interest.persisted_upto = current.stream
                 for callback in list(interest.callbacks):
-                    # A turn for each: one that fails is logged and stops no other.
+                    # Each runs in its own reactor turn: a failing callback is logged
+                    # and does not affect the others.
                     self._clock.call_later(0, callback, current.stream)
 
-    def _give_up(self, stream_name: str, waiter: _TokenWaiter) -> None:
+    def _time_out(self, stream_name: str, waiter: _TokenWaiter) -> None:
         waiter.time_out = None
-        self._forget(waiter)
+        self._remove(waiter)
         stream: TokenStream = self._streams[stream_name]
         current = stream.current_stream_token()
         behind = {
@@ -160,15 +161,15 @@ class StreamTokenWatch:
             error = WaitTimeoutError(stream_name, writer, position, reached)
         waiter.reached.errback(error)
 
-    def _forget(self, waiter: _TokenWaiter) -> None:
+    def _remove(self, waiter: _TokenWaiter) -> None:
         if waiter.time_out is not None:
             waiter.time_out.cancel()
             waiter.time_out = None
         for interest in self.interests.values():
             if waiter in interest.waiters:
                 interest.waiters.remove(waiter)
-        self._drop_if_over()
+        self._drop_empty()
 
-    def _drop_if_over(self) -> None:
-        for name in [n for n, each in self.interests.items() if each.is_over()]:
+    def _drop_empty(self) -> None:
+        for name in [n for n, each in self.interests.items() if each.is_empty()]:
             del self.interests[name]

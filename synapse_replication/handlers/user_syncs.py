@@ -1,18 +1,19 @@
-"""Telling apart what a USER_SYNC says anew from what was said a moment ago.
+"""Suppression of repeated USER_SYNC commands.
 
-Theory of operation: in a presence storm, or when a process connects again and tells of
-all its syncing users, the same is said of the same users over and over, and for each a
-host may look at, and send on, a user's presence. What was said of a user, device
-and process last is remembered; the same again within :data:`REFRESH_AFTER` of when the
-host was told, with a time of syncing less than :data:`RESOLUTION_MS` later, is a
-repeat.
+Theory of operation: in a presence storm, or when an instance reconnects and announces
+all its syncing users, the same USER_SYNC arrives again and again, and for each one the
+host may compute and publish a user's presence. The last command for each (instance,
+user, device) is stored. The same state again is a repeat if it arrives within
+:data:`REFRESH_AFTER` of the last delivery and its time of syncing is less than
+:data:`RESOLUTION_MS` later.
 
-That is sound: a start after an end, or an end after a start, is never a repeat, so the
-host knows at any time who syncs. It hears of a user that goes on syncing at least each
-10 s, long before any host takes silence for an end. What was said before the process
-told that nobody syncs with it any more, or what the host failed to take, is forgotten.
+Suppression is safe: a start after an end, or an end after a start, is never a repeat,
+so the host always knows which users sync. For a user that continues to sync, it
+receives a command at least every 10 s, long before a host would time the user out. The
+stored commands of an instance are removed when it announces that no user syncs with it
+any more, and a command is removed if the host failed to handle it.
 
-Bounded: what was said longest ago is forgotten first, and said again then.
+Bounds: the oldest commands are evicted first; a repeat of them is then delivered.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from synapse_replication.wire.commands.standard import UserSyncCommand
 
 __all__ = ["MAX_REMEMBERED", "REFRESH_AFTER", "RESOLUTION_MS", "UserSyncDeduplicator"]
 
-#: After so long the same is news again, in s.
+#: The time after which the same state is delivered again, in s.
 REFRESH_AFTER: Final = 10.0
-#: By how much a later time of syncing is no news, in ms.
+#: A time of syncing that is later by less than this, in ms, counts as the same.
 RESOLUTION_MS: Final = 1000
-#: How many (process, user, device) are remembered.
+#: The most (instance, user, device) that are stored.
 MAX_REMEMBERED: Final = 10_000
 
 
@@ -38,40 +39,40 @@ MAX_REMEMBERED: Final = 10_000
 class _LastSync:
     is_syncing: bool
     last_sync_ms: int
-    told_at: float
+    delivered_at: float
 
 
 class UserSyncDeduplicator:
-    """What was said last of each user, on a process, with a device."""
+    """The last USER_SYNC of each user, by instance and device."""
 
     def __init__(self) -> None:
-        self._said: RecentDict[tuple[str, str, str | None], _LastSync] = RecentDict(
-            MAX_REMEMBERED
+        self._last_syncs: RecentDict[tuple[str, str, str | None], _LastSync] = (
+            RecentDict(MAX_REMEMBERED)
         )
 
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
-        """Return whether a command says nothing new; if it does, remember it.
+        """Return whether a command is a repeat; if not, store it.
 
-        :param now: monotonic, s.
+        :param now: monotonic time in s.
         """
         key = command.instance_id, command.user_id, command.device_id
-        said = self._said.get(key)
+        last = self._last_syncs.get(key)
         if (
-            said is not None
-            and said.is_syncing is command.is_syncing
-            and command.last_sync_ms - said.last_sync_ms < RESOLUTION_MS
-            and now - said.told_at < REFRESH_AFTER
+            last is not None
+            and last.is_syncing is command.is_syncing
+            and command.last_sync_ms - last.last_sync_ms < RESOLUTION_MS
+            and now - last.delivered_at < REFRESH_AFTER
         ):
             return True
-        self._said[key] = _LastSync(command.is_syncing, command.last_sync_ms, now)
+        self._last_syncs[key] = _LastSync(command.is_syncing, command.last_sync_ms, now)
         return False
 
     def forget(self, command: UserSyncCommand) -> None:
-        """Forget what was said by a command: the host did not take it."""
+        """Remove a command, because the host failed to handle it."""
         key = command.instance_id, command.user_id, command.device_id
-        self._said.pop(key, None)
+        self._last_syncs.pop(key, None)
 
     def forget_process(self, instance_id: str) -> None:
-        """Forget what was said of a process: nobody syncs with it now."""
-        for key in [key for key in self._said if key[0] == instance_id]:
-            del self._said[key]
+        """Remove all commands of an instance: no user syncs with it any more."""
+        for key in [key for key in self._last_syncs if key[0] == instance_id]:
+            del self._last_syncs[key]

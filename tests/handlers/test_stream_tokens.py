@@ -146,7 +146,7 @@ class StreamTokenTests(SynchronousTestCase):
         """A stream without such a token is refused by name, with what to do."""
         with self.assertRaises(StreamConfigurationError) as caught:
             self.data.call_when_persisted("plain", print)
-        self.assertIn("plain has no token for all", str(caught.exception))
+        self.assertIn("plain has no combined token", str(caught.exception))
         description = StreamDescription(
             "typing", RowCodec("typing", Row), held_in_memory=True
         )

@@ -1,26 +1,27 @@
-"""The extension: epochs, heartbeats and what follows from them.
+"""The extension: epochs and heartbeats, and the detection of gaps and restarts.
 
-Theory of operation: :class:`ReplicationExtension` hears what this process sends and
-publishes, in order with it on the same connection (over Redis on a channel of its own;
-over direct TCP in lines of its own, to peers that asked for them), who we
-are and how far we told the others. It takes the same of the others and
+Theory of operation: :class:`ReplicationExtension` is notified of everything that this
+instance sends. On the same connection, in order with the rows, it sends this instance's
+epoch and the positions up to which it has sent its streams: over Redis on a separate
+channel, over direct TCP in separate lines to peers that agreed to the extension. It
+receives the same messages from peers and
 
-* hands how far a writer told us to the command handler, which compares it with what
-  came once all that came before was handled: no row that is merely under way looks
-  like a gap;
-* has a stream that is in a writer's memory fetched anew when the writer has another
-  epoch than what was handled of it, whatever its tokens are now;
-* reports a second process of one name: our own name with an epoch that is not
-  ours, or an epoch of somebody's earlier start that goes on talking.
+* passes a writer's reported positions to the command handler, which compares them with
+  the rows received, once everything that arrived before has been handled. So rows still
+  in flight do not look like a gap;
+* causes a stream held in a writer's memory to be fetched again if the writer's epoch
+  differs from that of the delivered rows, whatever its tokens are;
+* reports a second process with the same name: either this instance's name with another
+  epoch, or a peer's stale epoch that continues to send messages.
 
-Before each chunk of rows the position before them is told, so that a reader sees a
-gap at once and before the rows that would hide it: RDATA carries no previous token.
-A keep-alive is no position: a heartbeat tells only what was sent, by row or POSITION.
+Each chunk of rows is preceded by a message with the stream's position before it, since
+RDATA has no previous token. So a reader detects a gap at once, before the rows arrive
+that would hide it. Heartbeats report only tokens that were sent in a row or a POSITION.
 
-Whoever says hello is answered at once by a heartbeat, so that a process knows the
-epochs of the others before their positions, which it asks for next, arrive.
+A hello is answered with a heartbeat at once, so that an instance knows its peers'
+epochs before their positions arrive, which it requests next.
 
-Stock peers see nothing of it. Passive processes have no extension.
+Stock peers do not see the extension. Passive processes do not use it.
 """
 
 from __future__ import annotations
@@ -58,51 +59,52 @@ __all__ = [
 ]
 
 
-#: With more streams than these, all are sent: a hello is to fit into a line.
+#: A hello names the followed streams only up to this number, so that it fits into a
+#: line; beyond it, peers send all streams.
 MAX_FOLLOWED: Final = 100
 
 
 class ExtensionConnection(ReplicationConnection, Protocol):
-    """A link that has the extension's channel, or a peer that speaks it.
+    """A link on which extension messages can be sent.
 
-    :ivar is_direct: one peer is behind it, over direct TCP.
+    :ivar is_direct: a direct TCP connection to one peer; false over Redis.
     """
 
     is_direct: bool
 
     def send_extension(self, payloads: Sequence[bytes]) -> None:
-        """Send messages, after what was sent before on the link.
+        """Send messages, in order with everything else on the link.
 
-        They are lost if nothing can be sent just now. Never raises.
+        They are dropped if the link cannot send at the moment. Never raises.
         """
         ...
 
 
 class ExtensionHandler(Protocol):
-    """What a link asks of :class:`ReplicationExtension`."""
+    """The part of :class:`ReplicationExtension` that links use."""
 
     def extension_up(self, connection: ExtensionConnection) -> None:
-        """Record that messages can be sent and received on a link."""
+        """Add a link on which messages can be sent and received."""
         ...
 
     def extension_down(self, connection: ExtensionConnection) -> None:
-        """Forget a link."""
+        """Remove a link."""
         ...
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:
-        """Take one message, in order with what the command handler is given."""
+        """Handle one message, in order with the items of the command handler."""
         ...
 
 
 @attrs.frozen
 class ExtensionOptions:
-    """How often heartbeats are sent.
+    """Intervals of heartbeats.
 
-    :ivar busy_interval: s between two looks; one is sent if a position moved.
-    :ivar idle_interval: s between two heartbeats if none moved.
-    :ivar answer_interval: s between two answers to others' hellos, at least.
+    :ivar busy_interval: the interval of heartbeats while positions advance, in s.
+    :ivar idle_interval: the interval of heartbeats otherwise, in s.
+    :ivar answer_interval: the shortest time between two answers to hellos, in s.
     """
 
     busy_interval: float = 1.0
@@ -111,13 +113,14 @@ class ExtensionOptions:
 
 
 class ReplicationExtension:
-    """Speaks the extension for one process.
+    """The extension of one instance.
 
-    Used in the reactor's thread only. Made before anything is sent.
+    Create it before anything is sent, and use it in the reactor's thread only.
 
-    :param where: for people: where this process runs, one word.
-    :param epochs: of the other processes; outlives connections.
-    :param backlog: keeps what is sent; ``None`` if this process cannot be asked for it.
+    :param epochs: the peers' epochs, which outlive connections.
+    :param backlog: retains the sent rows; ``None`` if this instance does not serve
+        them.
+    :param where: where this process runs, for people; one word.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class ReplicationExtension:
         self._where = where
         self._options = options or ExtensionOptions()
         self._name = host.identity.instance_name
-        #: Ours, told to others with each message.
+        #: This instance's epoch, which is part of each message.
         self.epoch = host.identity.instance_id
         self._in_memory = {
             stream.description.name
@@ -149,8 +152,8 @@ class ReplicationExtension:
         }
         self._followed = frozenset(host.streams.get_streams())
         self._connections: list[ExtensionConnection] = []
-        self._told: dict[str, StreamPosition] = {}
-        self._has_moved = False
+        self._positions: dict[str, StreamPosition] = {}
+        self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
         self._tick: DelayedCall | None = None
         self._answer: DelayedCall | None = None
@@ -160,30 +163,30 @@ class ReplicationExtension:
     # -- start and end ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Send heartbeats from now on."""
-        self._tick = self._clock.call_later(self._options.busy_interval, self._look)
+        """Start sending heartbeats."""
+        self._tick = self._clock.call_later(self._options.busy_interval, self._on_tick)
 
     def stop(self) -> None:
-        """Say goodbye; it is the last word. Rows were sent before."""
+        """Send goodbye as the last message. Call it after all rows were sent."""
         for call in (self._tick, self._answer):
             if call is not None and call.active():
                 call.cancel()
         self._tick = self._answer = None
         self._send(self._message(MessageType.GOODBYE))
-        # Others take who speaks to be there.
+        # Send nothing afterwards: peers treat any message as proof of life.
         self._has_left = True
 
-    def _look(self) -> None:
-        # First, so that nothing that fails ends it.
-        self._tick = self._clock.call_later(self._options.busy_interval, self._look)
+    def _on_tick(self) -> None:
+        # Reschedule first, so that an exception cannot stop the timer.
+        self._tick = self._clock.call_later(self._options.busy_interval, self._on_tick)
         idle = self._clock.seconds() - self._last_heartbeat
-        if self._has_moved or idle >= self._options.idle_interval:
+        if self._has_advanced or idle >= self._options.idle_interval:
             self._send_heartbeat()
 
     # -- connections ------------------------------------------------------------------
 
     def extension_up(self, connection: ExtensionConnection) -> None:
-        """Say hello on a link, before anything else is sent on it."""
+        """Send hello on a new link, before anything else."""
         self._connections.append(connection)
         if self._has_left:
             return
@@ -193,17 +196,17 @@ class ReplicationExtension:
         connection.send_extension([encode_message(hello)])
 
     def sending_resumed(self) -> None:
-        """Say hello again: what was said before may not have arrived."""
+        """Send hello again: earlier messages may not have arrived."""
         self._send(self._message(MessageType.HELLO))
 
     def extension_down(self, connection: ExtensionConnection) -> None:
-        """Record that a link is gone."""
+        """Remove a link that is down."""
         self._connections.remove(connection)
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
     ) -> None:
-        """Take one message, after what came before it on the link. Never raises."""
+        """Handle one message, in the order of the link. Never raises."""
         try:
             message = parse_message(payload)
         except RemoteProtocolError as error:
@@ -212,50 +215,55 @@ class ReplicationExtension:
         if message.unknown_fields:
             self._observer.unknown_fields(connection.name, message.unknown_fields)
         if message.instance_name != self._name:
-            self._take(connection, message)
+            self._handle_message(connection, message)
         elif message.epoch != self.epoch and message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
 
-    def _take(self, connection: ExtensionConnection, message: ExtensionMessage) -> None:
+    def _handle_message(
+        self, connection: ExtensionConnection, message: ExtensionMessage
+    ) -> None:
         name, epoch, kind = message.instance_name, message.epoch, message.type
         tokens = {stream: pos.token for stream, pos in message.positions.items()}
         if kind is MessageType.ROWS:
-            # Of another epoch it says too little; a heartbeat will come.
+            # One stream's position does not suffice to introduce an unknown epoch; a
+            # heartbeat with all of them will follow.
             if self._epochs.epoch_of(name) == epoch:
                 self._handler.writer_reported(connection, name, tokens)
             return
-        heard = self._epochs.observe(
+        status = self._epochs.observe(
             name, epoch, self._clock.seconds(), has_backlog=message.has_backlog
         )
-        if heard is EpochStatus.LATE:
+        if status is EpochStatus.LATE:
             return
-        if heard is EpochStatus.DUPLICATE:
+        if status is EpochStatus.DUPLICATE:
             if kind is not MessageType.GOODBYE:
                 self._report_duplicate(message, "")
             return
         if message.follows is not None and connection.is_direct:
             self._handler.send_only(connection, message.follows)
-        is_new = heard is EpochStatus.NEW
+        is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.epoch_changed(name)
-        self._observer.peer_heard(_news(message))
+        self._observer.peer_heard(_to_heartbeat(message))
         is_leaving = kind is MessageType.GOODBYE
         self._handler.writer_reported(
             connection,
             name,
             tokens,
             is_new_epoch=is_new,
-            # Who goes cannot be asked for all that it has.
+            # A process that is leaving cannot serve the rows of its epoch.
             epoch=None if is_leaving else epoch,
         )
         if is_leaving:
             self._epochs.leave(name, epoch)
         elif kind is MessageType.HELLO:
-            self._answer_soon(is_new=heard is not EpochStatus.SAME)
+            self._answer_soon(is_new=status is not EpochStatus.SAME)
 
     def _report_duplicate(self, message: ExtensionMessage, other: str) -> None:
-        places = [place for place in (message.where, other) if place]
-        self._observer.duplicate_instance(message.instance_name, " and ".join(places))
+        locations = [where for where in (message.where, other) if where]
+        self._observer.duplicate_instance(
+            message.instance_name, " and ".join(locations)
+        )
 
     def _answer_soon(self, *, is_new: bool) -> None:
         if self._has_left:
@@ -263,7 +271,8 @@ class ReplicationExtension:
         due = self._last_answer + self._options.answer_interval
         wait = due - self._clock.seconds()
         if wait <= 0 or (is_new and self._in_memory):
-            # Who hears our position first cannot tell of which epoch it is.
+            # Without delay: the peer must know this epoch before a position of a stream
+            # held in memory arrives.
             self._send_answer()
         elif self._answer is None or not self._answer.active():
             self._answer = self._clock.call_later(wait, self._send_answer)
@@ -277,7 +286,7 @@ class ReplicationExtension:
     # -- what this process sends -------------------------------------------------------
 
     def retains(self, stream_name: str) -> bool:
-        """Return whether rows of a stream are kept for who asks for them later."""
+        """Return whether a stream's rows are retained in the backlog."""
         return self._backlog is not None and stream_name not in self._in_memory
 
     def rows_follow(
@@ -286,35 +295,36 @@ class ReplicationExtension:
         prev_token: int | None,
         batches: Sequence[tuple[int, Sequence[bytes]]],
     ) -> None:
-        """Tell the position before rows that are about to be sent; keep them."""
-        told = self._told.get(stream_name)
-        if told is not None and self._connections:
+        """Send the position before rows that are about to be sent; retain the rows."""
+        position = self._positions.get(stream_name)
+        if position is not None and self._connections:
             self._send(
-                self._message(MessageType.ROWS, {stream_name: told}), stream_name
+                self._message(MessageType.ROWS, {stream_name: position}), stream_name
             )
-        self._tell(stream_name, batches[-1][0])
+        self._set_position(stream_name, batches[-1][0])
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record a row that was sent past the streamer, or of none: not kept."""
-        self._tell(stream_name, token)
+        """Record a position whose rows were not sent by the streamer: not retained."""
+        self._set_position(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record a POSITION."""
-        self._tell(stream_name, new_token)
+        """Record a POSITION that was sent."""
+        self._set_position(stream_name, new_token)
         self.range_skipped(stream_name, prev_token, new_token)
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record that there are no rows of ours between the two."""
+        """Record that this instance has no rows in ``(prev_token, new_token]``."""
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).skip_range(prev_token, new_token)
 
-    def _tell(self, stream_name: str, token: int) -> None:
-        told = self._told.get(stream_name)
-        if told is None or told.token != token:
-            self._told[stream_name] = StreamPosition(token, self._clock.time_msec())
-            self._has_moved = True
+    def _set_position(self, stream_name: str, token: int) -> None:
+        position = self._positions.get(stream_name)
+        if position is None or position.token != token:
+            now = self._clock.time_msec()
+            self._positions[stream_name] = StreamPosition(token, now)
+            self._has_advanced = True
 
     # -- messages ----------------------------------------------------------------------
 
@@ -324,7 +334,7 @@ class ReplicationExtension:
         now = self._clock.time_msec()
         if positions is None:
             positions = {
-                name: self._told.get(name)
+                name: self._positions.get(name)
                 or StreamPosition(self._handler.last_sent_token(stream), now)
                 for stream in self._host.streams.get_streams_to_replicate()
                 for name in [stream.description.name]
@@ -341,20 +351,20 @@ class ReplicationExtension:
         )
 
     def _send_heartbeat(self) -> None:
-        self._has_moved = False
+        self._has_advanced = False
         self._last_heartbeat = self._clock.seconds()
         self._send(self._message(MessageType.HEARTBEAT))
 
     def _send(self, message: ExtensionMessage, stream_name: str | None = None) -> None:
         if self._connections and not self._has_left:
             payload = encode_message(message)
-            # A snapshot: a peer may be lost by being told.
+            # Copy the list: sending may drop a connection from it.
             for connection in tuple(self._connections):
                 if stream_name is None or self._handler.sends(connection, stream_name):
                     connection.send_extension([payload])
 
 
-def _news(message: ExtensionMessage) -> PeerHeartbeat:
+def _to_heartbeat(message: ExtensionMessage) -> PeerHeartbeat:
     return PeerHeartbeat(
         message.instance_name,
         message.epoch,
