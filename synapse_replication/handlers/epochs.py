@@ -43,8 +43,8 @@ SETTLED_AFTER = 1.0
 #: Silence of the current epoch after which a stale one that still sends replaces it, in
 #: s: slightly longer than the interval of an idle instance's heartbeats.
 SILENT_AFTER = 6.0
-#: The same if the current epoch has not been seen since its first second: a process that
-#: starts sends further messages, a forged message is not followed by any.
+#: The same limit if the current epoch has not been seen since its first second: a real
+#: process sends further messages, whereas a forged message stays the only one.
 UNCONFIRMED_AFTER = 4.0
 
 

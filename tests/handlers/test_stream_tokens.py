@@ -87,10 +87,10 @@ class StreamTokenTests(SynchronousTestCase):
         slow, for_b = self.wait(4, timeout=2), self.wait(3, timeout=3, b=9)
         self.reactor.advance(2)
         error = self.failureResultOf(slow, WaitTimeoutError).value
-        self.assertIn("the slowest writer is at 3, and did not reach 4", str(error))
+        self.assertIn("the slowest writer is at 3 and did not reach 4", str(error))
         self.reactor.advance(1)
         error = self.failureResultOf(for_b, WaitTimeoutError).value
-        self.assertIn("events of b is at 4, and did not reach 9", str(error))
+        self.assertIn("events of b is at 4 and did not reach 9", str(error))
         self.assertEqual(self.data._tokens.interests, {})
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
@@ -156,4 +156,4 @@ class StreamTokenTests(SynchronousTestCase):
         )
         with self.assertRaises(StreamConfigurationError) as caught:
             data.call_when_persisted("typing", print)
-        self.assertIn("typing is held in the memory", str(caught.exception))
+        self.assertIn("typing is held in memory", str(caught.exception))
