@@ -10,13 +10,10 @@ Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositi
 decides everything; this class brings it together with the database and with
 threads.
 
-*Round trips are shared.* At most one fetch of ids and one upsert of the position
-are under way at a time. Who comes meanwhile waits for the next one, which serves
-all of them. A lone caller waits for nobody.
-
-The commit of a fetch waits for the disk, though no row is in it. Not to wait was
-tried, and given up: after a crash of the server the sequence could give out again
-what another process had taken, rolled back and announced as finished.
+*Round trips are shared.* At most one fetch of ids
+(:mod:`~synapse_replication.storage.id_fetcher`) and one upsert of the position
+(:mod:`~synapse_replication.storage.position_persister`) are under way at a time. Who
+comes meanwhile waits for the next one, which serves all of them.
 
 *Nothing holds a position up.* An id is finished as soon as its block is left,
 whatever the reason; a caller who gives up before it got its ids (cancelled, or
@@ -30,29 +27,28 @@ that covers what it covers is kept in ``stream_positions``; if that fails, the r
 committed all the same: the failure is reported, and tried again later.
 
 *Threads.* Every method may be called in any thread, except those that are
-awaited and the callbacks, which belong to the reactor's. A coroutine may be
-collected while this very thread holds the lock; so finishing never waits for the
-lock: ids are put down, and whoever holds the lock finishes them when letting go.
+awaited and the callbacks, which belong to the reactor's. Finishing never waits for a
+lock; see :mod:`~synapse_replication.storage.locked_positions`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorFromThreads
-from twisted.python.failure import Failure
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage import queries
 from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.id_fetcher import IdFetcher, IdRequest
+from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.position_persister import PositionPersister
+from synapse_replication.storage.round_trips import Gathering
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import (
     IdStream,
@@ -62,10 +58,7 @@ from synapse_replication.storage.sequences import (
 )
 from synapse_replication.streams.positions import WriterPositions
 
-__all__ = ["RETRY_SECONDS", "MultiWriterIdGenerator", "load_id_generator"]
-
-#: After how many s the upsert of a position is tried again.
-RETRY_SECONDS = 1.0
+__all__ = ["MultiWriterIdGenerator", "load_id_generator"]
 
 T = TypeVar("T")
 
@@ -103,29 +96,40 @@ class MultiWriterIdGenerator:
         self.stream = stream
         self.instance_name = positions.instance_name
         self._database = database
-        self._positions = positions
+        self._positions = LockedPositions(positions)
+        self._is_writer = positions.is_writer
         self._settled: Callable[[], Deferred[None]] | None = getattr(
             database, "settled", None
         )
         self._reactor = reactor
-        self._clock = clock
         self._on_finished = on_finished
-        self._observer = observer or ReplicationObserver()
         self._sign = stream.sign
-        self._lock = threading.Lock()
-        self._ended: deque[list[int]] = deque()
-
-        # Only in the reactor's thread. Each list is as long as there are callers.
-        self._wanted: list[_Request] = []
-        self._fetching = False
-        self._awaiting_persist: list[Deferred[None]] = []
-        self._keeping = False
-        self._gathers = False
-        self._retry_is_due = False
-        self._kept = 0
-        self._upsert = queries.upsert_position(stream.negative)
+        observer = observer or ReplicationObserver()
+        gathering = Gathering()
+        self._fetcher = IdFetcher(
+            database,
+            self._positions,
+            self._fetch_ids,
+            self._have_finished,
+            gathering,
+        )
+        self._persister = PositionPersister(
+            database,
+            stream,
+            self.instance_name,
+            self._positions,
+            clock,
+            observer,
+            gathering,
+        )
         self._sequence_check = SequenceCheck(
-            database, stream, self._locked, reactor, clock, self._observer, on_finished
+            database,
+            stream,
+            self._positions.locked,
+            reactor,
+            clock,
+            observer,
+            on_finished,
         )
 
     # -- ids ---------------------------------------------------------------------------
@@ -159,12 +163,12 @@ class MultiWriterIdGenerator:
         are_new = False
         while not are_new:
             ids: list[int] = []
-            with self._locked() as positions:
+            with self._positions.locked() as positions:
                 fetch = positions.begin_fetch()
             try:
                 ids = self._fetch_ids(txn, fetch, n)
             finally:
-                are_new = self._end_fetch(fetch, ids)
+                are_new = self._fetcher.end_fetch(fetch, ids)
         txn.call_after(self._end_in_reactor, ids)
         txn.call_on_exception(self._end_in_reactor, ids)
         return [self._sign * id_ for id_ in ids]
@@ -178,7 +182,7 @@ class MultiWriterIdGenerator:
         if it turns out to be there.
         """
         id_ = self._sign * new_id
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             is_plausible = positions.is_plausible(id_)
             if is_plausible:
                 positions.advance(instance_name, id_)
@@ -187,7 +191,7 @@ class MultiWriterIdGenerator:
 
     def get_positions(self) -> dict[str, int]:
         """Return each writer's position: of others as heard, of us as written."""
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             inside = positions.all_positions()
         return {writer: self._sign * id_ for writer, id_ in inside.items()}
 
@@ -197,7 +201,7 @@ class MultiWriterIdGenerator:
 
     def get_persisted_upto_position(self) -> int:
         """Return the token up to which everything is persisted, of every writer."""
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             return self._sign * positions.persisted_upto
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
@@ -206,7 +210,7 @@ class MultiWriterIdGenerator:
         For ourselves it is what may be announced. For others it may be ahead of
         what they themselves were heard of, see :meth:`get_writer_position`.
         """
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
 
     def get_announceable_token(self) -> int:
@@ -214,14 +218,14 @@ class MultiWriterIdGenerator:
 
         It is not beyond the sequence, as far as that is known here.
         """
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             token, must_check = positions.announceable, positions.is_beyond_sequence
         self._sequence_check.start_if_due(is_needed=must_check)
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
         """Return up to where a writer itself was heard of: its rows are here."""
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
@@ -231,7 +235,7 @@ class MultiWriterIdGenerator:
         :meth:`get_current_token_for_writer` of ourselves, whichever of the two is
         asked for first.
         """
-        with self._locked() as positions:
+        with self._positions.locked() as positions:
             return self._sign * positions.local
 
     async def get_max_allocated_token(self) -> int:
@@ -242,34 +246,10 @@ class MultiWriterIdGenerator:
             autocommit=True,
         )
 
-    # -- threads -----------------------------------------------------------------------
-
-    @contextmanager
-    def _locked(self) -> Generator[WriterPositions, None, None]:
-        try:
-            with self._lock:
-                yield self._positions
-        finally:
-            self._finish_ended()
-
-    def _end(self, ids: list[int]) -> None:
-        """Finish ids, in any thread, at any point."""
-        self._ended.append(ids)
-        self._finish_ended()
-
-    def _finish_ended(self) -> None:
-        # Whoever holds the lock comes by here after letting go.
-        while self._ended and self._lock.acquire(blocking=False):
-            try:
-                while self._ended:
-                    self._positions.finish(self._ended.popleft())
-            finally:
-                self._lock.release()
-
     # -- fetching ----------------------------------------------------------------------
 
     def _check_writer(self) -> None:
-        if not self._positions.is_writer:
+        if not self._is_writer:
             raise StreamConfigurationError(
                 f"{self.instance_name} is no writer of stream "
                 f"{self.stream.stream_name}: its writers are "
@@ -279,104 +259,32 @@ class MultiWriterIdGenerator:
 
     def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
         def usable(ids: list[int]) -> list[int]:
-            with self._locked() as positions:
+            with self._positions.locked() as positions:
                 return [id_ for id_ in ids if positions.is_usable(fetch, id_)]
 
         known = self._positions.max_finished
         return fetch_ids(txn, self.stream.sequence, n, usable, known)
 
-    def _end_fetch(self, fetch: int, ids: list[int]) -> bool:
-        """Take the ids that a fetch brought, or none of them if one is not new.
-
-        Then the sequence is behind, and meanwhile somebody announced what it gave.
-        """
-        with self._locked() as positions:
-            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
-            positions.end_fetch(fetch, ids if are_new else [])
-        return are_new
-
-    def ask(self, n: int) -> _Request:
+    def ask(self, n: int) -> IdRequest:
         """Have ``n`` ids fetched, together with what others want. For blocks."""
         self._check_writer()
-        request = _Request(n)
-        self._wanted.append(request)
-        if not self._fetching and not self._gathers:
-            self._fetch()
-        return request
-
-    def _fetch(self) -> None:
-        requests = [request for request in self._wanted if not request.given_up]
-        self._wanted = []
-        if not requests:
-            return
-        self._fetching = True
-        with self._locked() as positions:
-            fetch = positions.begin_fetch()
-        count = sum(request.n for request in requests)
-        self._database.transact(
-            "get_next_ids",
-            lambda txn: self._fetch_ids(txn, fetch, count),
-            autocommit=True,
-        ).addCallbacks(
-            self._hand_out,
-            self._could_not_fetch,
-            callbackArgs=(fetch, requests),
-            errbackArgs=(fetch, requests),
-        )
-
-    def _hand_out(self, ids: list[int], fetch: int, requests: list[_Request]) -> None:
-        if not self._end_fetch(fetch, ids):
-            self._wanted = [*requests, *self._wanted]
-            self._fetching = False
-            self._fetch()
-            return
-        given_up = False
-        start = 0
-        # All are given theirs before anybody goes on, and perhaps cancels another.
-        for request in requests:
-            request.box.append(ids[start : start + request.n])
-            start += request.n
-            given_up = given_up or request.given_up
-            if request.given_up:
-                self._end_unclaimed(request)
-        self._fetching = False
-        with self._batching():
-            for request in requests:
-                request.wake(None)
-            if given_up:
-                self._have_finished()
-
-    def _could_not_fetch(
-        self, failure: Failure, fetch: int, requests: list[_Request]
-    ) -> None:
-        self._end_fetch(fetch, [])
-        self._fetching = False
-        with self._batching():
-            for request in requests:
-                request.wake(failure)
+        return self._fetcher.ask(n)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Return what a block is to wait for; a host may have rules of its own."""
         return deferred
 
-    def give_up(self, request: _Request) -> None:
+    def give_up(self, request: IdRequest) -> None:
         """Finish what a request got, or will get. For blocks, in any thread."""
         request.given_up = True
-        if self._end_unclaimed(request):
+        if self._fetcher.end_unclaimed(request):
             self._reactor.callFromThread(self._have_finished)
-
-    def _end_unclaimed(self, request: _Request) -> bool:
-        # Giving up and handing out may meet, in two threads: one gets the ids.
-        ids = request.claim()
-        if ids is not None:
-            self._end(ids)
-        return ids is not None
 
     # -- finishing ---------------------------------------------------------------------
 
     def end_block(self, ids: list[int]) -> Deferred[None]:
         """Finish a block's ids; the Deferred fires when the position is kept."""
-        self._end(ids)
+        self._positions.finish(ids)
         return self._have_finished()
 
     def release_without_waiting(self, ids: list[int]) -> None:
@@ -385,7 +293,7 @@ class MultiWriterIdGenerator:
         At the latest when what its transaction may be is over.
         """
         if self._settled is None:
-            self._end(ids)
+            self._positions.finish(ids)
             self._reactor.callFromThread(self._have_finished)
         else:
             self._reactor.callFromThread(self._end_when_settled, ids)
@@ -395,144 +303,14 @@ class MultiWriterIdGenerator:
         self._settled().addCallback(lambda _: self._end_in_reactor(ids))
 
     def _end_in_reactor(self, ids: list[int]) -> None:
-        self._end(ids)
+        self._positions.finish(ids)
         self._have_finished()
 
     def _have_finished(self) -> Deferred[None]:
         """Say that something was finished, and have the position kept."""
-        kept = self._keep_later() if self.stream.writers else succeed(None)
+        kept = self._persister.persist() if self.stream.writers else succeed(None)
         self._on_finished()
         return kept
-
-    def _keep_later(self) -> Deferred[None]:
-        waiting: Deferred[None] = Deferred()
-        self._awaiting_persist.append(waiting)
-        if not self._keeping and not self._gathers:
-            self._persist_position()
-        return waiting
-
-    def _persist_position(self) -> None:
-        """Upsert the position, for all who wait for that now."""
-        waiting, self._awaiting_persist = self._awaiting_persist, []
-        with self._locked() as positions:
-            local = positions.local
-        if local <= self._kept:
-            self._fire(waiting)
-            return
-        self._keeping = True
-        parameters = {
-            "stream_name": self.stream.stream_name,
-            "instance_name": self.instance_name,
-            "stream_id": self._sign * local,
-        }
-        writing = ExitStack()
-        writing.enter_context(
-            self._observer.position_write(
-                self.stream.stream_name, self.instance_name, local
-            )
-        )
-        self._database.transact(
-            "keep_position",
-            lambda txn: txn.execute(self._upsert, parameters),
-            autocommit=True,
-        ).addCallbacks(
-            self._is_kept,
-            self._is_not_kept,
-            callbackArgs=(local, waiting, writing),
-            errbackArgs=(local, waiting, writing),
-        )
-
-    def _is_kept(
-        self, _: object, local: int, waiting: list[Deferred[None]], writing: ExitStack
-    ) -> None:
-        writing.close()
-        self._observer.position_persisted(
-            self.stream.stream_name, self.instance_name, local
-        )
-        self._kept = local
-        self._keeping = False
-        self._fire(waiting)
-
-    def _is_not_kept(
-        self,
-        failure: Failure,
-        local: int,
-        waiting: list[Deferred[None]],
-        writing: ExitStack,
-    ) -> None:
-        # What they wrote is committed: it is not their failure.
-        assert failure.value is not None
-        writing.__exit__(
-            type(failure.value), failure.value, failure.value.__traceback__
-        )
-        self._observer.position_persist_failed(
-            self.stream.stream_name, self.instance_name, local, failure.value
-        )
-        self._observer.failure(
-            f"keeping the position of {self.stream.stream_name}", failure.value
-        )
-        if not self._retry_is_due:
-            self._retry_is_due = True
-            self._clock.call_later(RETRY_SECONDS, self._try_again)
-        self._keeping = False
-        self._fire(waiting)
-
-    def _try_again(self) -> None:
-        self._retry_is_due = False
-        self._keep_later()
-
-    def _fire(self, waiting: list[Deferred[None]]) -> None:
-        with self._batching():
-            for deferred in waiting:
-                # Who was cancelled has been told already.
-                if not deferred.called:
-                    deferred.callback(None)
-
-    @contextmanager
-    def _batching(self) -> Generator[None, None, None]:
-        """Begin no round trip before all who are woken inside have asked."""
-        outer, self._gathers = self._gathers, True
-        try:
-            yield
-        finally:
-            self._gathers = outer
-            if not outer:
-                if self._wanted and not self._fetching:
-                    self._fetch()
-                if self._awaiting_persist and not self._keeping:
-                    self._persist_position()
-
-
-class _Request:
-    """Somebody who wants ``n`` ids."""
-
-    __slots__ = ("_waiting", "box", "given_up", "n")
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.box: deque[list[int]] = deque()
-        self.given_up = False
-        self._waiting: Deferred[None] = Deferred()
-
-    def answered(self) -> Deferred[None]:
-        """Fire when the ids are there."""
-        return self._waiting
-
-    def claim(self) -> list[int] | None:
-        """Take the ids, if they are there and nobody else has them. Any thread."""
-        try:
-            return self.box.pop()
-        except IndexError:
-            return None
-
-    def wake(self, failure: Failure | None) -> None:
-        """Tell whoever still waits."""
-        if self._waiting.called or self.given_up:
-            return
-        if failure is None:
-            self._waiting.callback(None)
-        else:
-            self._waiting.errback(failure)
 
 
 class _Block(AbstractAsyncContextManager[T], Generic[T]):

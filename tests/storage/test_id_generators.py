@@ -217,7 +217,7 @@ class SteppedTests(SynchronousTestCase):
         A block that is collected while this thread holds the lock does not wait
         for it: its ids are finished when the lock is let go.
         """
-        with self.ids._locked() as positions:
+        with self.ids._positions.locked() as positions:
             positions.end_fetch(positions.begin_fetch(), [8])
             self.ids.release_without_waiting([8])
             self.assertEqual(positions.announced, 7)

@@ -1,0 +1,148 @@
+"""Ids that are fetched from a sequence for many callers at once: :class:`IdFetcher`.
+
+The commit of a fetch waits for the disk, though no row is in it. Not to wait was
+tried, and given up: after a crash of the server the sequence could give out again
+what another process had taken, rolled back and announced as finished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+
+__all__ = ["IdFetcher", "IdRequest"]
+
+
+class IdRequest:
+    """Somebody who wants ``n`` ids."""
+
+    __slots__ = ("_waiting", "box", "given_up", "n")
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.box: deque[list[int]] = deque()
+        self.given_up = False
+        self._waiting: Deferred[None] = Deferred()
+
+    def answered(self) -> Deferred[None]:
+        """Fire when the ids are there."""
+        return self._waiting
+
+    def claim(self) -> list[int] | None:
+        """Take the ids, if they are there and nobody else has them. Any thread."""
+        try:
+            return self.box.pop()
+        except IndexError:
+            return None
+
+    def wake(self, failure: Failure | None) -> None:
+        """Tell whoever still waits."""
+        if self._waiting.called or self.given_up:
+            return
+        if failure is None:
+            self._waiting.callback(None)
+        else:
+            self._waiting.errback(failure)
+
+
+class IdFetcher:
+    """Fetches the ids of one stream, for all who ask.
+
+    Used in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`.
+
+    :param fetch_ids: ``(txn, fetch, n) -> ids``; takes ``n`` ids in a transaction.
+    :param on_finished: called after ids were finished that nobody wanted any more.
+    """
+
+    def __init__(
+        self,
+        database: TransactionRunner,
+        positions: LockedPositions,
+        fetch_ids: Callable[[Any, int, int], list[int]],
+        on_finished: Callable[[], object],
+        gathering: Gathering,
+    ) -> None:
+        self._database = database
+        self._positions = positions
+        self._fetch_ids = fetch_ids
+        self._on_finished = on_finished
+        self._gathering = gathering
+        self._fetches = SharedRoundTrip(self._fetch, gathering)
+
+    def ask(self, n: int) -> IdRequest:
+        """Have ``n`` ids fetched, together with what others want."""
+        request = IdRequest(n)
+        self._fetches.join(request)
+        return request
+
+    def end_fetch(self, fetch: int, ids: list[int]) -> bool:
+        """Take the ids that a fetch brought, or none of them if one is not new.
+
+        Then the sequence is behind, and meanwhile somebody announced what it gave.
+        """
+        with self._positions.locked() as positions:
+            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
+            positions.end_fetch(fetch, ids if are_new else [])
+        return are_new
+
+    def end_unclaimed(self, request: IdRequest) -> bool:
+        """Finish the ids of a request that was given up, if they are there."""
+        # Giving up and handing out may meet, in two threads: one gets the ids.
+        ids = request.claim()
+        if ids is not None:
+            self._positions.finish(ids)
+        return ids is not None
+
+    def _fetch(self, wanted: list[IdRequest]) -> None:
+        requests = [request for request in wanted if not request.given_up]
+        if not requests:
+            self._fetches.end()
+            return
+        with self._positions.locked() as positions:
+            fetch = positions.begin_fetch()
+        count = sum(request.n for request in requests)
+        self._database.transact(
+            "get_next_ids",
+            lambda txn: self._fetch_ids(txn, fetch, count),
+            autocommit=True,
+        ).addCallbacks(
+            self._hand_out,
+            self._failed,
+            callbackArgs=(fetch, requests),
+            errbackArgs=(fetch, requests),
+        )
+
+    def _hand_out(self, ids: list[int], fetch: int, requests: list[IdRequest]) -> None:
+        if not self.end_fetch(fetch, ids):
+            self._fetches.repeat(requests)
+            return
+        given_up = False
+        start = 0
+        # All are given theirs before anybody goes on, and perhaps cancels another.
+        for request in requests:
+            request.box.append(ids[start : start + request.n])
+            start += request.n
+            given_up = given_up or request.given_up
+            if request.given_up:
+                self.end_unclaimed(request)
+        self._fetches.end()
+        with self._gathering.batching():
+            for request in requests:
+                request.wake(None)
+            if given_up:
+                self._on_finished()
+
+    def _failed(self, failure: Failure, fetch: int, requests: list[IdRequest]) -> None:
+        self.end_fetch(fetch, [])
+        self._fetches.end()
+        with self._gathering.batching():
+            for request in requests:
+                request.wake(failure)

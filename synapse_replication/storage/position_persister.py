@@ -1,0 +1,138 @@
+"""The position of this process in ``stream_positions``: :class:`PositionPersister`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage import queries
+from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+
+__all__ = ["RETRY_SECONDS", "PositionPersister"]
+
+#: After how many s the upsert of a position is tried again.
+RETRY_SECONDS = 1.0
+
+
+class PositionPersister:
+    """Persists up to where the ids of this process are finished, in one stream.
+
+    Used in the reactor's thread only.
+
+    :param clock: for trying again.
+    :param observer: is told of upserts that failed.
+    """
+
+    def __init__(
+        self,
+        database: TransactionRunner,
+        stream: IdStream,
+        instance_name: str,
+        positions: LockedPositions,
+        clock: Clock,
+        observer: ReplicationObserver,
+        gathering: Gathering,
+    ) -> None:
+        self._database = database
+        self._stream = stream
+        self._instance_name = instance_name
+        self._positions = positions
+        self._clock = clock
+        self._observer = observer
+        self._gathering = gathering
+        self._upserts = SharedRoundTrip(self._upsert, gathering)
+        self._statement = queries.upsert_position(stream.negative)
+        self._persisted = 0
+        self._retry_is_due = False
+
+    def persist(self) -> Deferred[None]:
+        """Persist the position.
+
+        :return: fires when a position is persisted that covers what is finished now, or
+            when that failed: the failure is reported, and it is tried again later.
+        """
+        waiting: Deferred[None] = Deferred()
+        self._upserts.join(waiting)
+        return waiting
+
+    def _upsert(self, waiting: list[Deferred[None]]) -> None:
+        """Upsert the position, for all who wait for that now."""
+        with self._positions.locked() as positions:
+            local = positions.local
+        if local <= self._persisted:
+            self._upserts.end()
+            self._fire(waiting)
+            return
+        parameters = {
+            "stream_name": self._stream.stream_name,
+            "instance_name": self._instance_name,
+            "stream_id": self._stream.sign * local,
+        }
+        writing = ExitStack()
+        writing.enter_context(
+            self._observer.position_write(
+                self._stream.stream_name, self._instance_name, local
+            )
+        )
+        self._database.transact(
+            "keep_position",
+            lambda txn: txn.execute(self._statement, parameters),
+            autocommit=True,
+        ).addCallbacks(
+            self._upserted,
+            self._failed,
+            callbackArgs=(local, waiting, writing),
+            errbackArgs=(local, waiting, writing),
+        )
+
+    def _upserted(
+        self, _: object, local: int, waiting: list[Deferred[None]], writing: ExitStack
+    ) -> None:
+        writing.close()
+        self._observer.position_persisted(
+            self._stream.stream_name, self._instance_name, local
+        )
+        self._persisted = local
+        self._upserts.end()
+        self._fire(waiting)
+
+    def _failed(
+        self,
+        failure: Failure,
+        local: int,
+        waiting: list[Deferred[None]],
+        writing: ExitStack,
+    ) -> None:
+        # What they wrote is committed: it is not their failure.
+        assert failure.value is not None
+        writing.__exit__(
+            type(failure.value), failure.value, failure.value.__traceback__
+        )
+        stream_name = self._stream.stream_name
+        self._observer.position_persist_failed(
+            stream_name, self._instance_name, local, failure.value
+        )
+        self._observer.failure(f"keeping the position of {stream_name}", failure.value)
+        if not self._retry_is_due:
+            self._retry_is_due = True
+            self._clock.call_later(RETRY_SECONDS, self._try_again)
+        self._upserts.end()
+        self._fire(waiting)
+
+    def _try_again(self) -> None:
+        self._retry_is_due = False
+        self.persist()
+
+    def _fire(self, waiting: list[Deferred[None]]) -> None:
+        with self._gathering.batching():
+            for deferred in waiting:
+                # Who was cancelled has been told already.
+                if not deferred.called:
+                    deferred.callback(None)

@@ -1,0 +1,62 @@
+"""Tests of positions that several threads use."""
+
+from __future__ import annotations
+
+import threading
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.streams.positions import WriterPositions
+
+
+class LockedPositionsTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.shared = LockedPositions(WriterPositions("w", ["w"], complete_upto=7))
+
+    def take(self, *ids: int) -> None:
+        """Open ids."""
+        with self.shared.locked() as positions:
+            positions.end_fetch(positions.begin_fetch(), list(ids))
+
+    def announceable(self) -> int:
+        """Return what may be announced."""
+        with self.shared.locked() as positions:
+            return positions.announceable
+
+    def test_finish(self) -> None:
+        """Ids are finished at once if nobody holds the lock."""
+        self.take(8, 9)
+        self.shared.finish([8])
+        self.assertEqual(self.announceable(), 8)
+
+    def test_finish_while_this_thread_holds_the_lock(self) -> None:
+        """They are finished when the lock is let go, even by an exception."""
+        self.take(8)
+
+        def fail() -> None:
+            with self.shared.locked() as positions:
+                self.shared.finish([8])
+                self.assertEqual(positions.announceable, 7)
+                raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, fail)
+        self.assertEqual(self.announceable(), 8)
+
+    def test_finish_while_another_thread_holds_the_lock(self) -> None:
+        """Nobody waits: whoever holds the lock finishes them."""
+        self.take(8)
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with self.shared.locked():
+                is_held.set()
+                may_end.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        self.assertTrue(is_held.wait(30))
+        self.shared.finish([8])
+        may_end.set()
+        thread.join(30)
+        self.assertEqual(self.shared._positions.announceable, 8)

@@ -1,0 +1,91 @@
+"""Tests of round trips that many callers share."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
+
+
+class SharedRoundTripTests(SynchronousTestCase):
+    """Whom each round trip serves."""
+
+    def setUp(self) -> None:
+        self.begun: list[list[str]] = []
+        self.gathering = Gathering()
+        self.trip = SharedRoundTrip(self.begun.append, self.gathering)
+
+    def end(self) -> None:
+        """Let the round trip end, and nobody be woken."""
+        self.trip.end()
+        self.trip.begin_if_wanted()
+
+    def test_one_at_a_time(self) -> None:
+        """All who join while one is under way are served by the next."""
+        for waiter in "abc":
+            self.trip.join(waiter)
+        self.assertEqual(self.begun, [["a"]])
+        self.end()
+        self.assertEqual(self.begun, [["a"], ["b", "c"]])
+        self.end()
+        self.assertEqual(len(self.begun), 2)
+        self.trip.join("d")
+        self.assertEqual(self.begun[2:], [["d"]])
+
+    def test_gathered(self) -> None:
+        """All who join while others are woken are served by one."""
+        self.trip.join("a")
+        self.trip.end()
+        with self.gathering.batching():
+            self.trip.join("b")
+            with self.gathering.batching():
+                self.trip.join("c")
+            self.assertEqual(self.begun, [["a"]])
+        self.assertEqual(self.begun, [["a"], ["b", "c"]])
+
+    def test_still_running(self) -> None:
+        """Waking others begins none while one is under way."""
+        self.trip.join("a")
+        with self.gathering.batching():
+            self.trip.join("b")
+        self.assertEqual(self.begun, [["a"]])
+
+    def test_two_kinds(self) -> None:
+        """Those of one gathering begin in their order, and do not wait for another."""
+        other: SharedRoundTrip[str] = SharedRoundTrip(
+            lambda waiting: self.begun.append(["other", *waiting]), self.gathering
+        )
+        with self.gathering.batching():
+            other.join("x")
+            self.trip.join("a")
+        self.assertEqual(self.begun, [["a"], ["other", "x"]])
+
+    def test_repeated(self) -> None:
+        """One that came to nothing is made again, first for those whom it failed."""
+        self.trip.join("a")
+        self.trip.join("b")
+        self.trip.repeat(["a"])
+        self.assertEqual(self.begun, [["a"], ["a", "b"]])
+        self.trip.join("c")
+        self.assertEqual(len(self.begun), 2, "one is under way")
+
+    def test_nothing_to_do(self) -> None:
+        """One that ends as it begins holds nobody up."""
+        trip: SharedRoundTrip[str] = SharedRoundTrip(lambda _: trip.end(), Gathering())
+        served: list[list[str]] = []
+        trip.join("a")
+        trip._begin = served.append
+        trip.join("b")
+        self.assertEqual(served, [["b"]])
+
+    def test_failure_while_waking(self) -> None:
+        """What those who are woken do wrong holds up nobody else."""
+
+        def wake() -> None:
+            with self.gathering.batching():
+                self.trip.join("a")
+                raise ZeroDivisionError
+
+        self.assertRaises(ZeroDivisionError, wake)
+        self.assertFalse(self.gathering.is_active)
+        self.assertEqual(self.begun, [["a"]])
