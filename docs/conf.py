@@ -30,6 +30,8 @@ nitpick_ignore_regex = [
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
 html_title = f"synapse_replication {version}"
 man_pages = [
     (

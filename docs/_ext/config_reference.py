@@ -109,12 +109,14 @@ def _all_parts(annotation: Any) -> Iterator[Any]:
         yield from _all_parts(part)
 
 
-def _table(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
-    yield from (".. list-table::", "   :header-rows: 1", "   :widths: 24 20 16 40", "")
-    for row in [("Key", "Type", "Default", "Meaning"), *rows]:
-        yield f"   * - {row[0]}"
-        yield from (f"     - {cell}" for cell in row[1:])
-    yield ""
+def _entries(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Yield a definition list, which a phone can show, unlike a wide table."""
+    for key, kind, default, meaning in rows:
+        if default not in ("required", "--"):
+            default = f"default {default}"
+        yield f"{key} : {kind}" + (f"; {default}" if default != "--" else "")
+        yield f"   {meaning}"
+        yield ""
 
 
 def _title(path: str, introduction: str) -> Iterator[str]:
@@ -148,7 +150,7 @@ def _section(
         if section is not SharedFile and name == "streams":
             within.append((TableStream, inner))
     yield from _title(path, (section.__doc__ or "").partition("\n")[0])
-    yield from _table(rows)
+    yield from _entries(rows)
     for part, inner in within:
         yield from (
             _stream(inner) if part is TableStream else _section(part, inner, shown)
@@ -178,7 +180,7 @@ def _stream(path: str) -> Iterator[str]:
             default = "--"
         rows.append((f"``{field.name}``", kind, default, words[:1].upper() + words[1:]))
     yield from _title(path, "A stream whose rows are those of a table of yours.")
-    yield from _table(rows)
+    yield from _entries(rows)
 
 
 class ConfigReference(Directive):
