@@ -51,11 +51,13 @@ class Result:
     """What came of one seed.
 
     :ivar failure: what did not hold; ``None`` if all did.
+    :ivar crashed: whether that is an exception, not an invariant.
     :ivar agreed_after: s from the end of the faults until all positions agreed.
     """
 
     seed: int
     failure: str | None
+    crashed: bool
     counts: Counts
     committed_rows: int
     applied_rows: int
@@ -76,22 +78,27 @@ def simulate(
     :param parts: other classes than the real ones, to see the bugs found.
     :param trace_to: is given (time, text) of what happens.
     """
+    # What was there before is not of this seed, and takes longer to look through.
+    gc.freeze()
     with _unhandled_errors() as unhandled:
         result = _simulate(Run(seed, parts, trace_to), seed)
         # Errors that nobody handles show when what has them is forgotten.
         gc.collect()
+    gc.unfreeze()
     if unhandled and result.failure is None:
-        return attrs.evolve(result, failure=unhandled[0])
+        return attrs.evolve(result, failure=unhandled[0], crashed=True)
     return result
 
 
 def _simulate(run: Run, seed: int) -> Result:
     failure: str | None = None
+    crashed = False
     try:
         run.run()
     except ViolationError as violation:
         failure = str(violation)
     except Exception as error:  # noqa: BLE001 -- it is the result
+        crashed = True
         where = traceback.extract_tb(error.__traceback__)[-1]
         failure = (
             f"{type(error).__name__}: {error} ({where.filename}:{where.lineno}, "
@@ -104,6 +111,7 @@ def _simulate(run: Run, seed: int) -> Result:
     return Result(
         seed,
         failure,
+        crashed,
         cluster.counts,
         cluster.ledger.committed_rows,
         cluster.ledger.applied_rows,

@@ -239,17 +239,18 @@ BUGS: Mapping[str, Parts] = {
 
 #: The first seed that found each when this was written: where to begin to look.
 FOUND_BY: Mapping[str, int] = {
+    "reconnect-order": 31,
     "interleaved-batches": 14,
     "position-during-batch": 14,
-    "gap-per-writer": 22,
+    "gap-per-writer": 55,
     "unreadable-row": 3,
-    "covered-rows": 33,
+    "covered-rows": 50,
     "unregistered-id": 133,
     "typing-reset": 12,
     "typing-reset, saved": 12,
-    "shared token": 1,
+    "shared token": 6,
     "late baseline": 10,
-    "revealed rows": 1,
+    "revealed rows": 6,
     "removed": 4,
-    "removed, running": 12,
+    "removed, running": 15,
 }

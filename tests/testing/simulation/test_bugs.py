@@ -1,4 +1,4 @@
-"""The simulation finds bugs that others had."""
+"""The simulation finds bugs that others had: by an invariant, not by a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class BugTests(SynchronousTestCase):
     def check(self, case: str) -> None:
         first = FOUND_BY.get(case, 0)
         for seed in range(first, first + MAX_SEEDS):
-            if simulate(seed, BUGS[case]).failure is not None:
+            result = simulate(seed, BUGS[case])
+            self.assertFalse(result.crashed, result.failure)
+            if result.failure is not None:
                 return
         self.fail(f"{MAX_SEEDS} seeds do not find the bug of {case}")
 
