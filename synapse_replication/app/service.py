@@ -51,6 +51,7 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.interfaces import DelayedCall, RowSink
 from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -247,6 +248,11 @@ class ProcessService(Service):
             writers=DeclaredWriters(
                 config.writers,
                 [MAIN_INSTANCE, config.instance_name, *config.instance_map],
+            ),
+            receiver=ReceiverOptions(
+                max_queue_size=config.receiving.max_queue_bytes,
+                max_batch_rows=config.receiving.max_batch_rows,
+                plausible_distance=config.receiving.plausible_distance,
             ),
         )
         if self._backlog is None:

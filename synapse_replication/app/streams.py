@@ -198,6 +198,7 @@ class StreamSetup:
                 instance_name=self._config.instance_name,
                 writers=self._config.writers[declared.name],
                 find_removed_writers=finder.find,
+                plausible_distance=self._config.receiving.plausible_distance,
             )
         standard = STANDARD_STREAMS[declared]
         if standard.description.held_in_memory:
@@ -209,6 +210,7 @@ class StreamSetup:
             ids,
             instance_name=self._config.instance_name,
             find_removed_writers=finder.find,
+            plausible_distance=self._config.receiving.plausible_distance,
         )
 
     async def _make_ids(
@@ -269,6 +271,7 @@ class StreamSetup:
             tables=declared.id_columns,
             writers=self._config.writers[declared.name],
             negative=declared.negative,
+            plausible_distance=self._config.receiving.plausible_distance,
         )
 
     def _get_database(self) -> Database:
@@ -282,6 +285,7 @@ class StreamSetup:
             fetch=self._fetch(standard.name),
             key=standard.key,
             on_write=self._host.notifier.notify,
+            plausible_distance=self._config.receiving.plausible_distance,
         )
         for (name, writer), token in self._saved.items():
             if name == standard.name and writer != self._config.instance_name:

@@ -21,10 +21,12 @@ from synapse_replication.dropin.launcher import (
     prepare,
 )
 from synapse_replication.dropin.monitoring import HOOKS, TRACING
+from synapse_replication.dropin.settings import DISTANCE
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
 from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.streams.backlog import BacklogOptions
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
 __all__ = ["exec_command"]
 
@@ -81,6 +83,14 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     help="The most bytes in the backlog of each stream.",
 )
 @click.option(
+    "--plausible-distance",
+    type=click.IntRange(min=1000),
+    envvar=DISTANCE,
+    default=PLAUSIBLE_DISTANCE,
+    show_default=True,
+    help="The most ids that an announced position may be beyond its sequence.",
+)
+@click.option(
     "--hooks",
     envvar=HOOKS,
     default="",
@@ -104,6 +114,7 @@ def exec_command(
     extension: bool,
     backlog_rows: int,
     backlog_bytes: int,
+    plausible_distance: int,
     hooks: str,
     tracing_endpoint: str,
     as_list: bool,
@@ -128,6 +139,7 @@ def exec_command(
             extension=extension,
             backlog_rows=backlog_rows,
             backlog_bytes=backlog_bytes,
+            plausible_distance=plausible_distance,
             hooks=hooks,
             tracing_endpoint=tracing_endpoint,
         )

@@ -20,7 +20,6 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import Problem, Report, examine, repair
 from synapse_replication.storage.sequences import IdStream, read_sequence, skip_ids
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
@@ -54,6 +53,7 @@ def id_streams(config: ProcessConfig) -> list[tuple[str, IdStream]]:
                     tables=stream.id_columns,
                     writers=config.writers[stream.name],
                     negative=stream.negative,
+                    plausible_distance=config.receiving.plausible_distance,
                 ),
             )
         )
@@ -124,7 +124,7 @@ def _move_beyond(
         sequence = streams[name].sequence
         last = read_sequence(cursor, sequence)
         distance = position - last
-        if distance > PLAUSIBLE_DISTANCE:
+        if distance > streams[name].plausible_distance:
             raise StorageError(
                 f"{position} of {name} is {distance} beyond sequence {sequence}: "
                 "advancing the sequence that far would use up its ids. Move the "

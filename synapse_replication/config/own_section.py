@@ -16,6 +16,7 @@ from synapse_replication.config.section_types import (
     list_if_none,
 )
 from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 
@@ -25,6 +26,7 @@ __all__ = [
     "FactorySection",
     "HttpSection",
     "OwnSection",
+    "ReceivingSection",
     "TlsSection",
     "TracingSection",
 ]
@@ -84,6 +86,31 @@ class HttpSection(StrictSection):
     )
     max_connections: Annotated[int, Field(ge=10)] = Field(
         default=500, description="Open connections of one listener at a time."
+    )
+
+
+class ReceivingSection(StrictSection):
+    """How much is taken in, and believed, of what peers send."""
+
+    # Far above what is announced between two looks at a sequence, far below what would
+    # use its ids up.
+    plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
+        default=PLAUSIBLE_DISTANCE,
+        description="How many ids beyond a stream's sequence a position is believed "
+        "without asking the database, or the process that has the stream in memory. "
+        "Positions further away are refuted, and never repaired by advancing the "
+        "sequence. Set it above the ids that a stream uses up in one transaction.",
+    )
+    # Room for a row of the greatest size over Redis.
+    max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
+        default=8 * 1024 * 1024,
+        description="Bytes of each stream that may be queued for a slow row sink, and "
+        "of an unfinished batch; what is beyond is dropped and fetched later.",
+    )
+    max_batch_rows: Annotated[int, Field(ge=100)] = Field(
+        default=10_000,
+        description="Rows of a batch whose token has not arrived; beyond, the batch is "
+        "fetched.",
     )
 
 
@@ -232,6 +259,10 @@ class OwnSection(StrictSection):
     )
     http: Annotated[HttpSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=HttpSection, description="HTTP listeners."
+    )
+    receiving: Annotated[ReceivingSection, BeforeValidator(empty_if_none)] = Field(
+        default_factory=ReceivingSection,
+        description="How much is taken in, and believed, of what peers send.",
     )
     tls: Annotated[TlsSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=TlsSection, description="TLS between instances."

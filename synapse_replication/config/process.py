@@ -42,6 +42,7 @@ from synapse_replication.config.sanity import (
 from synapse_replication.config.tls import TlsConfig, read_tls
 from synapse_replication.config.tracing import TracingConfig, read_tracing
 from synapse_replication.errors import ConfigError, ConfigProblem
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
@@ -58,6 +59,7 @@ __all__ = [
     "Listener",
     "ProcessConfig",
     "Purpose",
+    "ReceivingConfig",
     "RedisConfig",
     "TlsConfig",
     "TracingConfig",
@@ -114,6 +116,20 @@ class HttpConfig:
 
 
 @attrs.frozen
+class ReceivingConfig:
+    """How much is taken in, and believed, of what peers send.
+
+    :ivar plausible_distance: ids beyond a sequence at which a position is believed.
+    :ivar max_queue_bytes: of each stream, that wait for a slow row sink.
+    :ivar max_batch_rows: of a batch whose token has not arrived.
+    """
+
+    plausible_distance: int = PLAUSIBLE_DISTANCE
+    max_queue_bytes: int = 8 * 1024 * 1024
+    max_batch_rows: int = 10_000
+
+
+@attrs.frozen
 class ExtensionConfig:
     """The limits of the backlog of each stream.
 
@@ -162,6 +178,7 @@ class ProcessConfig:
     :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
     :ivar max_tcp_connections: the most open connections of a direct TCP listener.
     :ivar http: the limits of the HTTP listeners.
+    :ivar receiving: the limits of what is received, and believed, of peers.
     :ivar tls: the files for TLS between instances.
     :ivar extension: ``None`` if this process does not use the extension.
     :ivar log_level: the lowest level that is logged.
@@ -189,6 +206,7 @@ class ProcessConfig:
     tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
     max_tcp_connections: int = 500
     http: HttpConfig = attrs.field(factory=HttpConfig)
+    receiving: ReceivingConfig = attrs.field(factory=ReceivingConfig)
     tls: TlsConfig = attrs.field(factory=TlsConfig)
     extension: ExtensionConfig | None = ExtensionConfig()
     log_level: str = "info"
@@ -282,6 +300,11 @@ class _Checks:
             torture_level=shared.replication_torture_level or 0,
             tcp_limit=PendingLimit(
                 own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
+            ),
+            receiving=ReceivingConfig(
+                own.receiving.plausible_distance,
+                own.receiving.max_queue_bytes,
+                own.receiving.max_batch_rows,
             ),
             max_tcp_connections=own.direct_tcp.max_connections,
             http=HttpConfig(

@@ -25,6 +25,7 @@ from synapse_replication.config.own_section import (
     FactorySection,
     HttpSection,
     OwnSection,
+    ReceivingSection,
     TlsSection,
     TracingSection,
 )
@@ -101,6 +102,7 @@ def _known_keys(path: KeyPath) -> list[str]:
         "sentinel": SentinelSection,
         "tracing": TracingSection,
         "tls": TlsSection,
+        "receiving": ReceivingSection,
     }
     name = next(step for step in reversed(path) if isinstance(step, str))
     return sorted(sections[name].model_fields)

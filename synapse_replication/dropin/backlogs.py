@@ -15,7 +15,6 @@ in the host's ``instance_map``: a port, with the host's TLS policy, or a Unix so
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from synapse_replication.dropin.observer import (
     observer_of,
     watch_backlog,
 )
-from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.dropin.settings import whole_number
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import Clock
@@ -115,22 +114,12 @@ def make_backlog(hs: Any) -> Backlog | None:
     default = BacklogOptions()
     backlog = Backlog(
         BacklogOptions(
-            _bound(ROWS, default.max_rows),
-            _bound(BYTES, default.max_bytes),
+            whole_number(ROWS, default.max_rows),
+            whole_number(BYTES, default.max_bytes),
         )
     )
     watch_backlog(hs, backlog)
     return backlog
-
-
-def _bound(variable: str, default: int) -> int:
-    value = os.environ.get(variable, str(default))
-    if not (value.isascii() and value.isdigit()):
-        raise StreamConfigurationError(
-            f"{variable} is {value!r}: set it to a whole number, 0 or more, or unset "
-            f"it for the default of {default}"
-        )
-    return int(value)
 
 
 def _is_in_use() -> bool:

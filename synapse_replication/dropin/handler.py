@@ -18,9 +18,11 @@ from synapse_replication.dropin.bridges import (
 from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis import close
+from synapse_replication.dropin.settings import plausible_distance
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
@@ -57,6 +59,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
                 # Without Redis, Synapse is a single process.
                 expects_links=bool(hs.config.redis.redis_enabled),
                 partial=partial_resync,
+                receiver=ReceiverOptions(plausible_distance=plausible_distance()),
             ),
         )
         self.backlog = make_backlog(hs)

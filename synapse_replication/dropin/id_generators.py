@@ -25,6 +25,7 @@ from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.positions import HostPositions
+from synapse_replication.dropin.settings import plausible_distance
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.sequences import IdStream, load_positions
@@ -138,6 +139,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             tables=[IdColumn(table, id_, writer) for table, writer, id_ in tables],
             writers=writers,
             negative=not positive,
+            plausible_distance=plausible_distance(),
         )
         database = HostDatabase(db, server_name)
         cursor = db_conn.cursor(txn_name=f"load_positions_{stream_name}")

@@ -16,6 +16,7 @@ from synapse_replication.dropin import announcement
 from synapse_replication.dropin.backlogs import BYTES, ROWS
 from synapse_replication.dropin.extension import ENVIRONMENT
 from synapse_replication.dropin.monitoring import HOOKS, TRACING, load_hooks
+from synapse_replication.dropin.settings import DISTANCE
 from synapse_replication.dropin.substitution import (
     Substitution,
     SubstitutionError,
@@ -95,6 +96,7 @@ def prepare(
     extension: bool,
     backlog_rows: int,
     backlog_bytes: int,
+    plausible_distance: int,
     hooks: str = "",
     tracing_endpoint: str = "",
 ) -> None:
@@ -106,6 +108,7 @@ def prepare(
     :param extension: whether to use the extension.
     :param backlog_rows: the most rows in the backlog of each stream.
     :param backlog_bytes: the most bytes in the backlog of each stream.
+    :param plausible_distance: the most ids that a position may exceed its sequence by.
     :param hooks: dotted names of functions that subscribe to hooks.
     :param tracing_endpoint: the URL of a collector of spans; empty for none.
     :raises SubstitutionError: if the installed Synapse differs from the table.
@@ -123,6 +126,7 @@ def prepare(
     os.environ[ENVIRONMENT] = "true" if extension else "false"
     os.environ[ROWS] = str(backlog_rows)
     os.environ[BYTES] = str(backlog_bytes)
+    os.environ[DISTANCE] = str(plausible_distance)
     os.environ[HOOKS] = hooks
     os.environ[TRACING] = tracing_endpoint
     sys.argv = [module, *arguments]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from synapse_replication.dropin.generators import SequenceReader, generators
+from synapse_replication.dropin.settings import plausible_distance
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
@@ -82,6 +83,7 @@ class HostStream:
         that its answers about local updates are correct.
     :param ids: the generator of the stream's ids, if it is this package's and has a
         sequence.
+    :param plausible_distance: the most ids that a position may exceed what is known by.
     :ivar original: the host's own object.
     """
 
@@ -93,8 +95,10 @@ class HostStream:
         *,
         trusts_ids: bool = False,
         ids: SequenceReader | None = None,
+        plausible_distance: int = PLAUSIBLE_DISTANCE,
     ) -> None:
         self.original = stream
+        self._plausible_distance = plausible_distance
         self._ids = ids
         self._read_sequence = None if ids is None else ids.get_max_allocated_token
         # The sequence's last value when it was last read.
@@ -218,7 +222,7 @@ class HostStream:
         ):
             last = await self._read_sequence()
             self._allocated = max(self._allocated, last)
-            if upto_token > last + PLAUSIBLE_DISTANCE:
+            if upto_token > last + self._plausible_distance:
                 upto_token = last_token = last
                 if upto_token <= from_token:
                     return StreamUpdateResult([], upto_token, False, last_token)
@@ -235,9 +239,10 @@ class HostStream:
         if instance_name == self._instance_name:
             return True
         if self.description.held_in_memory:
-            return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
+            return token <= self.current_token(instance_name) + self._plausible_distance
         return (
-            self._read_sequence is None or token <= self._allocated + PLAUSIBLE_DISTANCE
+            self._read_sequence is None
+            or token <= self._allocated + self._plausible_distance
         )
 
 
@@ -262,6 +267,7 @@ class HostStreams:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
         trusts_ids = ids_are_ours()
+        distance = plausible_distance()
         self._streams = {
             name: HostStream(
                 cls(hs),
@@ -269,6 +275,7 @@ class HostStreams:
                 declared_writers(hs.config.worker, name),
                 trusts_ids=trusts_ids,
                 ids=find_generator(instance_name, name),
+                plausible_distance=distance,
             )
             for name, cls in classes.items()
         }

@@ -33,7 +33,7 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.streams.positions import FIRST_POSITION, PLAUSIBLE_DISTANCE
+from synapse_replication.streams.positions import FIRST_POSITION
 from synapse_replication.streams.table import IdColumn
 
 __all__ = [
@@ -301,7 +301,7 @@ def _sequence_problem(
         f"sequence {stream.sequence} stands at {last}, but table {column.table} "
         f"contains {stream.sign * id_}: "
     )
-    if id_ - last > PLAUSIBLE_DISTANCE:
+    if id_ - last > stream.plausible_distance:
         table = queries.identifier(column.table)
         text += (
             "too far beyond to be an id of this stream, so the sequence is unchanged. "
@@ -321,7 +321,7 @@ def _position_problem(
         f"{writer} is stored at {position}, but sequence {stream.sequence} stands at "
         f"{last}: "
     )
-    if abs(position) - last > PLAUSIBLE_DISTANCE:
+    if abs(position) - last > stream.plausible_distance:
         text += "no such id was ever allocated"
         hint = (
             f"UPDATE stream_positions SET stream_id = "

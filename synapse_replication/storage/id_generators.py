@@ -263,7 +263,10 @@ class MultiWriterIdGenerator:
                 return [id_ for id_ in ids if positions.is_usable(fetch, id_)]
 
         known = self._positions.max_finished
-        return fetch_ids(txn, self.stream.sequence, n, usable, known)
+        stream = self.stream
+        return fetch_ids(
+            txn, stream.sequence, n, usable, known, stream.plausible_distance
+        )
 
     def ask(self, n: int) -> IdRequest:
         """Have ``n`` ids fetched, together with what others want. For blocks."""

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from synapse_replication.storage import queries
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.table import IdColumn
 
 __all__ = [
@@ -48,6 +49,7 @@ class IdStream:
     :ivar writers: the declared writers; empty if every instance may write, in which
         case no positions are stored.
     :ivar negative: ids are below zero in the tables, and for callers.
+    :ivar plausible_distance: an id that exceeds the sequence by more is not accepted.
     """
 
     stream_name: str
@@ -55,6 +57,7 @@ class IdStream:
     tables: tuple[IdColumn, ...] = attrs.field(converter=_to_tables)
     writers: tuple[str, ...] = attrs.field(converter=_to_writers)
     negative: bool = False
+    plausible_distance: int = PLAUSIBLE_DISTANCE
 
     @property
     def sign(self) -> int:

@@ -108,6 +108,7 @@ class PostgresStream:
         more; ``None`` to skip that search.
     :param sequence: the sequence of the ids, against which announced positions are
         checked; ``None`` if there is none.
+    :param plausible_distance: the most ids that a position may exceed it by.
     :raises StreamConfigurationError: if ``page_rows`` is below 1.
     """
 
@@ -126,6 +127,7 @@ class PostgresStream:
         writers: Iterable[str] = (),
         find_removed_writers: FindRemovedWriters | None = None,
         sequence: str | None = None,
+        plausible_distance: int = PLAUSIBLE_DISTANCE,
     ) -> None:
         if page_rows < 1:
             raise StreamConfigurationError(
@@ -143,6 +145,7 @@ class PostgresStream:
         self._on_write = on_write
         self._find_removed_writers = find_removed_writers
         self._sequence = sequence
+        self._plausible_distance = plausible_distance
         # The value of the sequence when it was last read.
         self._allocated = 0
 
@@ -186,13 +189,13 @@ class PostgresStream:
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
-        sequence = self._sequence
+        sequence, distance = self._sequence, self._plausible_distance
         if upto_token <= self._allocated or instance_name == self._instance_name:
             sequence = None
 
         def read(txn: Transaction) -> tuple[StreamUpdateResult, int]:
             last = upto_token if sequence is None else read_sequence(txn, sequence)
-            upto = upto_token if upto_token <= last + PLAUSIBLE_DISTANCE else last
+            upto = upto_token if upto_token <= last + distance else last
             if upto <= from_token:
                 return StreamUpdateResult([], upto, False), last
             page = read_page(
@@ -205,7 +208,7 @@ class PostgresStream:
             page, last = await self._database.transact(f"catch_up_{name}", read)
             if sequence is not None:
                 self._allocated = max(self._allocated, last)
-            if upto_token <= last + PLAUSIBLE_DISTANCE:
+            if upto_token <= last + distance:
                 return page
             return attrs.evolve(page, last_token=last)
         except psycopg2.Error as error:
@@ -228,7 +231,9 @@ class PostgresStream:
 
         If it is not, fetching a page of rows up to it reads the sequence again.
         """
-        return self._sequence is None or (token <= self._allocated + PLAUSIBLE_DISTANCE)
+        return self._sequence is None or (
+            token <= self._allocated + self._plausible_distance
+        )
 
     def current_stream_token(self) -> MultiWriterStreamToken:
         """Return the token up to which this process has each declared writer's rows."""
@@ -389,6 +394,7 @@ def standard_stream(
     instance_name: str,
     page_rows: int = PAGE_ROWS,
     find_removed_writers: FindRemovedWriters | None = None,
+    plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> PostgresStream:
     """Return one of Synapse's streams, to be read from Synapse's tables.
 
@@ -409,6 +415,7 @@ def standard_stream(
         page_rows=page_rows,
         find_removed_writers=find_removed_writers,
         sequence=stream.sequence,
+        plausible_distance=plausible_distance,
     )
 
 
@@ -422,6 +429,7 @@ def table_stream(
     on_write: Callable[[], object] | None = None,
     writers: Iterable[str] | None = None,
     find_removed_writers: FindRemovedWriters | None = None,
+    plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> PostgresStream:
     """Return the stream of a declaration, to be read and written.
 
@@ -440,4 +448,5 @@ def table_stream(
         find_removed_writers=find_removed_writers,
         on_write=on_write,
         sequence=declaration.sequence,
+        plausible_distance=plausible_distance,
     )

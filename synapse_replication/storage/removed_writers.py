@@ -37,7 +37,6 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.sequences import read_stored_positions
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import IdColumn
 
@@ -138,7 +137,7 @@ def survey_writers(
         for writer, id_ in _greatest_rows(txn, stream, column, low, walk_from).items():
             # An id far beyond the sequence is not an id of this stream. After a
             # failover, a sequence may be slightly behind its rows.
-            row = id_ if id_ <= upto + PLAUSIBLE_DISTANCE else upto
+            row = id_ if id_ <= upto + stream.plausible_distance else upto
             last_row = max(last_row, row)
             if writer not in not_wanted and row > handled.get(writer, unknown):
                 greatest[writer] = max(row, greatest.get(writer, 0))

@@ -26,7 +26,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE, WriterPositions
+from synapse_replication.streams.positions import WriterPositions
 
 __all__ = ["CHECK_SECONDS", "RECHECK_SECONDS", "SequenceCheck"]
 
@@ -105,7 +105,7 @@ class SequenceCheck:
         with self._locked() as positions:
             known, is_writer = positions.max_finished, positions.is_writer
         last = read_sequence(txn, self._stream.sequence)
-        if is_writer and 0 < known - last <= PLAUSIBLE_DISTANCE:
+        if is_writer and 0 < known - last <= self._stream.plausible_distance:
             _log.warn(
                 "{stream} was announced up to {known}, but sequence {sequence} stands "
                 "at {last}; advancing the sequence",

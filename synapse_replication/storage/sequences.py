@@ -58,6 +58,7 @@ def fetch_ids(
     count: int,
     usable: Callable[[list[int]], list[int]],
     known: int,
+    plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> list[int]:
     """Allocate ids from a sequence, in ascending order.
 
@@ -67,6 +68,7 @@ def fetch_ids(
     :param txn: a cursor.
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
+    :param plausible_distance: the most ids that it may exceed the sequence by.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
@@ -83,8 +85,9 @@ def fetch_ids(
         skipped += wanted
         if len(ids) == count:
             break
-        if skipped > MAX_SKIPPED_IDS + count or known - given[-1] > PLAUSIBLE_DISTANCE:
-            raise _sequence_behind_memory(sequence, given[-1], known)
+        is_far = known - given[-1] > plausible_distance
+        if skipped > MAX_SKIPPED_IDS + count or is_far:
+            raise _sequence_behind_memory(sequence, given[-1], known, is_far)
         if known > given[-1]:
             _log.warn(
                 "Sequence {sequence} went back to {given}, below {known}, while "
@@ -113,9 +116,8 @@ def skip_ids(txn: Any, sequence: str, count: int) -> int:
 
 
 def _sequence_behind_memory(
-    sequence: str, last: int, known: int
+    sequence: str, last: int, known: int, is_far: bool
 ) -> SequenceBehindError:
-    is_far = known - last > PLAUSIBLE_DISTANCE
     return SequenceBehindError(
         sequence,
         "the memory of this process (ids it wrote, or other writers announced)",
@@ -143,17 +145,14 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
 
 
 def limit_positions(
-    txn: Any,
-    stream: IdStream,
-    positions: Mapping[str, int],
-    plausible_distance: int = PLAUSIBLE_DISTANCE,
+    txn: Any, stream: IdStream, positions: Mapping[str, int]
 ) -> dict[str, int]:
     """Return a reader's positions, each at or below the greatest id there can be.
 
     That is the sequence's value, or the greatest row of any writer: after a switch to
     a standby the sequence may be a little behind the rows. So no row that is there is
     above a position that was set back, and none is delivered again. Where no index
-    leads to the greatest row, only what is further than ``plausible_distance`` beyond
+    leads to the greatest row, only what is implausibly far beyond
     the sequence is set back.
     """
     last = read_sequence(txn, stream.sequence)
@@ -162,7 +161,7 @@ def limit_positions(
     rows = [farthest_id(txn, stream, column) for column in stream.tables]
     # The sequence last: it is ahead of every row that was read before.
     last = read_sequence(txn, stream.sequence)
-    limit = last + plausible_distance
+    limit = last + stream.plausible_distance
     if rows and None not in rows:
         # One that is further away is no row of this stream.
         limit = max(
@@ -171,7 +170,7 @@ def limit_positions(
     return {
         writer: position
         if position <= limit
-        else (last if position > last + plausible_distance else limit)
+        else (last if position > last + stream.plausible_distance else limit)
         for writer, position in positions.items()
     }
 
@@ -250,7 +249,13 @@ def load_positions(
         # No other instance writes, and this one has not started to.
         complete = max(complete, last)
     positions = positions_type(
-        instance_name, stream.writers, stored, beyond, complete, last
+        instance_name,
+        stream.writers,
+        stored,
+        beyond,
+        complete,
+        last,
+        stream.plausible_distance,
     )
     if is_writer:
         _store_writers(txn, stream, positions, all_stored)
@@ -259,7 +264,7 @@ def load_positions(
 
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
     last = read_sequence(txn, stream.sequence)
-    if last > FIRST_POSITION and greatest - last > PLAUSIBLE_DISTANCE:
+    if last > FIRST_POSITION and greatest - last > stream.plausible_distance:
         # A single corrupt row must not use up the ids; the caller reports it next.
         return
     if greatest > last:
@@ -281,7 +286,7 @@ def _without_implausible(
 ) -> dict[str, int]:
     """Return the stored positions, with those far beyond the sequence set to it."""
     for writer, position in stored.items():
-        if position - last > PLAUSIBLE_DISTANCE:
+        if position - last > stream.plausible_distance:
             _log.warn(
                 "{error}; {last} is used as the position of {writer}",
                 error=_sequence_behind_positions(stream, last, position),
@@ -289,7 +294,7 @@ def _without_implausible(
                 last=last,
             )
     return {
-        writer: last if position - last > PLAUSIBLE_DISTANCE else position
+        writer: last if position - last > stream.plausible_distance else position
         for writer, position in stored.items()
     }
 
@@ -306,7 +311,7 @@ def _read_checked_sequence(
     greatest = max(stored.values(), default=0)
     if farthest and max(farthest.values()) > last:
         column, id_ = max(farthest.items(), key=itemgetter(1))
-        if id_ < greatest <= last + PLAUSIBLE_DISTANCE:
+        if id_ < greatest <= last + stream.plausible_distance:
             # Else an id would be given out that counts as finished.
             raise _sequence_behind_positions(stream, last, greatest)
         raise _sequence_behind_table(stream, column, last, id_)
@@ -339,7 +344,7 @@ def _sequence_behind_table(
             f"inspect the row (SELECT * FROM {table} WHERE {name} = "
             f"{stream.sign * id_};) and delete it if it is not a row of the stream"
         )
-        if id_ - last > PLAUSIBLE_DISTANCE
+        if id_ - last > stream.plausible_distance
         else "",
     )
 
@@ -357,7 +362,7 @@ def _sequence_behind_positions(
             f"'{stream.stream_name}' AND stream_id = {stream.sign * position};) "
             "and run 'synapse-replication positions repair' to correct it"
         )
-        if position - last > PLAUSIBLE_DISTANCE
+        if position - last > stream.plausible_distance
         else "",
     )
 

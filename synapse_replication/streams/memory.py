@@ -74,6 +74,8 @@ class MemoryStream:
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
+    :param plausible_distance: the most tokens that a writer's position may exceed
+        its known one by without a request to the writer.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
@@ -88,6 +90,7 @@ class MemoryStream:
         max_bytes: int = 8 * 1024 * 1024,
         page_rows: int = 1000,
         on_write: Callable[[], object] | None = None,
+        plausible_distance: int = PLAUSIBLE_DISTANCE,
     ) -> None:
         for name, value in (
             ("max_rows", max_rows),
@@ -106,6 +109,7 @@ class MemoryStream:
         self._max_bytes = max_bytes
         self._page_rows = page_rows
         self._on_write = on_write
+        self._plausible_distance = plausible_distance
 
         self._positions: dict[str, int] = {instance_name: 0}
         self._log: deque[_Entry] = deque()
@@ -226,7 +230,7 @@ class MemoryStream:
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a token is near enough to a writer's known position."""
-        return token <= self.current_token(instance_name) + PLAUSIBLE_DISTANCE
+        return token <= self.current_token(instance_name) + self._plausible_distance
 
     def current_stream_token(self) -> MultiWriterStreamToken:
         """Return the token up to which this process has the rows of each writer.

@@ -58,7 +58,7 @@ __all__ = [
 FIRST_POSITION = 1
 
 #: A position that exceeds its sequence by more than this is not accepted until the
-#: sequence has been read again.
+#: sequence has been read again, unless another distance is configured.
 PLAUSIBLE_DISTANCE = 100_000
 
 #: The most ranges of finished ids that are stored. Dropping a range is safe: it only
@@ -148,6 +148,8 @@ class WriterPositions:
         position is stored.
     :param allocated: the last id that the sequence is known to have allocated;
         ``None`` if there is no sequence to compare with.
+    :param plausible_distance: how far beyond it an announced id is believed without a
+        look at the sequence.
     """
 
     def __init__(
@@ -158,8 +160,10 @@ class WriterPositions:
         finished: Iterable[int] = (),
         complete_upto: int = FIRST_POSITION,
         allocated: int | None = None,
+        plausible_distance: int = PLAUSIBLE_DISTANCE,
     ) -> None:
         self.instance_name = instance_name
+        self._plausible_distance = plausible_distance
         self._allocated = allocated
         declared = list(writers)
         self._declared = frozenset(declared)
@@ -229,7 +233,9 @@ class WriterPositions:
 
     def is_plausible(self, id_: int) -> bool:
         """Return whether an announced id is accepted without reading the sequence."""
-        return self._allocated is None or id_ <= self._allocated + PLAUSIBLE_DISTANCE
+        return (
+            self._allocated is None or id_ <= self._allocated + self._plausible_distance
+        )
 
     def set_allocated(self, id_: int) -> None:
         """Record that the sequence has allocated all ids up to ``id_``."""

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.streams import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.process import ProcessConfig, ReceivingConfig
 from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
@@ -129,6 +129,7 @@ class StreamSetupTests(TestCase):
             stores_user_ips=False,
             row_sink=None,
             modules=(),
+            receiving=ReceivingConfig(plausible_distance=2000),
         )
         host = StandaloneHost.from_config(
             config, ReactorClock(self.clock), self.observer
@@ -197,6 +198,15 @@ class StreamSetupTests(TestCase):
         self.execute("INSERT INTO notes VALUES (12, 'b', 'above')")
         host = await self.set_up(SavingSink({("notes", "a"): 12, ("notes", "b"): 13}))
         self.assertEqual(self.positions(host, "a", "b"), [12, 12])
+
+    async def test_plausible_distance(self) -> None:
+        """How far a position is believed is the same in all streams of a process."""
+        self.store(a=7, b=9)
+        host = await self.set_up(PositionsOnlySink())
+        streams: Mapping[str, Any] = host.streams.get_streams()
+        for name, near in (("notes", 2000), ("typing", 2000)):
+            self.assertTrue(streams[name].is_plausible("a", near))
+            self.assertFalse(streams[name].is_plausible("a", near + 1))
 
     async def test_writer_that_is_new(self) -> None:
         """A writer nobody heard of is where the slowest is, not at 0."""

@@ -52,6 +52,16 @@ class ExecTests(SynchronousTestCase):
             self.assertEqual(result.exit_code, 2)
             self.assertIn(f"'{option}': -1 is not in the range", result.output)
 
+    def test_plausible_distance(self) -> None:
+        """
+        It is a number that a transaction does not use up.
+        """
+        result = CliRunner().invoke(
+            exec_command, ["--plausible-distance", "10", "-m", "this"]
+        )
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("10 is not in the range x>=1000", result.output)
+
     def test_no_host(self) -> None:
         """
         Where Synapse is not installed, it says so and starts nothing.

@@ -10,10 +10,12 @@ from synapse_replication.config.process import (
     Listener,
     ProcessConfig,
     Purpose,
+    ReceivingConfig,
     RedisConfig,
     load_config,
 )
 from synapse_replication.errors import ConfigError
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.connection import PendingLimit
@@ -191,6 +193,23 @@ class LoadConfigTests(FilesMixin):
         self.assertEqual(config.tcp_limit, PendingLimit(500, 1_000_000))
         (invalid,) = self.mistakes(HOMESERVER, own % "max_pending_bytes: 10")
         self.assertIn("direct_tcp.max_pending_bytes", invalid)
+
+    def test_receiving(self) -> None:
+        """The bounds of what is received are configuration, with defaults."""
+        self.assertEqual(self.load(HOMESERVER).receiving, ReceivingConfig())
+        self.assertEqual(ReceivingConfig().plausible_distance, PLAUSIBLE_DISTANCE)
+        own = "synapse_replication: {receiving: {%s}}\n"
+        config = self.load(
+            HOMESERVER,
+            own % "plausible_distance: 5000, max_queue_bytes: 2000000, "
+            "max_batch_rows: 200",
+        )
+        self.assertEqual(config.receiving, ReceivingConfig(5000, 2_000_000, 200))
+        for key in ("plausible_distance", "max_queue_bytes", "max_batch_rows"):
+            (invalid,) = self.mistakes(HOMESERVER, own % f"{key}: 10")
+            self.assertIn(f"receiving.{key}", invalid)
+        (invalid,) = self.mistakes(HOMESERVER, own % "plausible_distanse: 5000")
+        self.assertIn("did you mean 'plausible_distance'?", invalid)
 
     def test_extension(self) -> None:
         """The extension is on unless it is turned off; its backlog has bounds."""

@@ -386,6 +386,13 @@ class SteppedTests(SynchronousTestCase):
         stored = {"master": 7, "other": 7}
         self.ids = self.make(["master", "other"], stored, allocated=7)
 
+    def test_another_plausible_distance(self) -> None:
+        """How far is a matter of the stream's configuration."""
+        stored = {"master": 7, "other": 7}
+        positions = WriterPositions("master", ["master", "other"], stored, (), 1, 7, 10)
+        self.assertTrue(positions.is_plausible(17))
+        self.assertFalse(positions.is_plausible(18))
+
     def test_far_position_is_not_believed(self) -> None:
         """What is far beyond the sequence has no effect, and is reported."""
         self.with_sequence()

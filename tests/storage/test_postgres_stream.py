@@ -213,6 +213,17 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertTrue(stream.is_plausible("w2", 1_100_000))
         self.assertFalse(stream.is_plausible("w2", 1_100_001))
 
+    def test_another_plausible_distance(self) -> None:
+        """What is further beyond the sequence than was configured is refuted."""
+        self.execute("SELECT setval('orders_seq', 7)")
+        stream = self.make(plausible_distance=10)
+        self.assertTrue(stream.is_plausible("w2", 10))
+        self.assertFalse(stream.is_plausible("w2", 11))
+        page = self.wait(stream.get_updates_since("w2", 6, 17))
+        self.assertEqual((page.upto_token, page.last_token), (17, None))
+        page = self.wait(stream.get_updates_since("w2", 6, 18))
+        self.assertEqual((page.upto_token, page.last_token), (7, 7))
+
     def test_pages_make_the_whole_table(self) -> None:
         """More rows than a page holds: the pages together equal the table."""
         self.execute(

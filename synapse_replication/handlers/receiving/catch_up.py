@@ -45,7 +45,6 @@ from synapse_replication.handlers.receiving.writer_state import (
     LinkedWriter,
 )
 from synapse_replication.streams.catchup import Page, ReaderPosition, check_page
-from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 
 __all__ = ["CatchUpRunner"]
 
@@ -319,7 +318,8 @@ class CatchUpRunner:
         )
         # A sequence may be a little behind, after a switch to a standby.
         is_exact = self._description.held_in_memory
-        run.refute(last_token, 0 if is_exact else PLAUSIBLE_DISTANCE)
+        distance = self._context.options.plausible_distance
+        run.refute(last_token, 0 if is_exact else distance)
 
     def _try_again(
         self, writer: LinkedWriter, run: CatchUpState, error: Exception

@@ -11,6 +11,7 @@ from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, Row
 from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.queue import Pacer
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.stream import Stream, StreamDescription
 
 __all__ = ["ReceiverOptions", "StreamContext"]
@@ -29,6 +30,7 @@ class ReceiverOptions:
     :ivar backoff: between attempts to catch up.
     :ivar takes_positions_back: fetch again what a position skipped without rows, if
         the writer contradicts it. Not for a recording, which nobody can be asked about.
+    :ivar plausible_distance: positions so far beyond the source's last are believed.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -37,6 +39,7 @@ class ReceiverOptions:
     break_after_seconds: float = 0.01
     backoff: Backoff = attrs.field(factory=Backoff)
     takes_positions_back: bool = True
+    plausible_distance: int = PLAUSIBLE_DISTANCE
 
 
 @attrs.frozen(eq=False, kw_only=True)

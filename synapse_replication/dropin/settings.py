@@ -1,0 +1,32 @@
+"""Settings of a homeserver's process, which ``exec`` hands over in its environment."""
+
+from __future__ import annotations
+
+import os
+
+from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
+
+__all__ = ["DISTANCE", "plausible_distance", "whole_number"]
+
+#: The variable that says how far beyond its sequence a position is believed.
+DISTANCE = "SYNAPSE_REPLICATION_PLAUSIBLE_DISTANCE"
+
+
+def whole_number(variable: str, default: int) -> int:
+    """Return the number that a variable of the environment holds.
+
+    :raises StreamConfigurationError: if it is none, or below 0.
+    """
+    value = os.environ.get(variable, str(default))
+    if not (value.isascii() and value.isdigit()):
+        raise StreamConfigurationError(
+            f"{variable} is {value!r}: set it to a whole number, 0 or more, or not at "
+            f"all for {default}"
+        )
+    return int(value)
+
+
+def plausible_distance() -> int:
+    """Return how many ids beyond its sequence a position is believed."""
+    return whole_number(DISTANCE, PLAUSIBLE_DISTANCE)
