@@ -22,8 +22,8 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.private_process import free_port
+from synapse_replication.testing.server_binaries import find_postgres
 from synapse_replication.testing.servers import (
-    find_postgres,
     shared_postgres,
     shared_redis,
 )

@@ -31,6 +31,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.host_parts import WriteNotifier
 from synapse_replication.handlers.interfaces import (
     Identity,
     ReplicationHost,
@@ -46,7 +47,7 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.testing.doubles import MemoryNotifier, RecordingCommands
+from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.servers import PrivateRedis
 
 __all__ = ["Report", "run_flood"]
@@ -226,7 +227,7 @@ class FloodHost:
         self.streams = _Streams(by_name, name == WRITER)
         self.rows = SlowSink(by_name, self.clock)
         self.commands = RecordingCommands()
-        self.notifier = MemoryNotifier()
+        self.notifier = WriteNotifier()
         self.run_as_background_process = BackgroundProcesses(self.observer)
         self.stores_user_ips = False
 

@@ -1,4 +1,4 @@
-"""An authority of the test's own, and certificates by it, as PEM files."""
+"""A private certificate authority and its certificates, as PEM files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 __all__ = ["PrivateAuthority", "PrivatePair"]
 
-#: Before and after now, a certificate is valid for so long.
+#: A certificate is valid for this long before and after the current time.
 VALID = datetime.timedelta(hours=1)
 
 
@@ -33,12 +33,12 @@ class PrivatePair:
 
 
 class PrivateAuthority:
-    """Issues certificates; nobody trusts it but who is told to.
+    """A certificate authority for tests.
 
-    :param folder: gets ``NAME.crt`` and ``NAME.key`` of all.
-    :param name: of the authority itself.
-    :param issuer: the authority above it, if it is not the highest.
-    :ivar certificate: its own.
+    :param folder: the folder to which ``NAME.crt`` and ``NAME.key`` are written.
+    :param name: the name of the authority.
+    :param issuer: the issuing authority; ``None`` for a root.
+    :ivar certificate: the path of its own certificate.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class PrivateAuthority:
         self.certificate = self._write(name, built, self._key).certificate
 
     def issue(self, name: str, host: str = "127.0.0.1") -> PrivatePair:
-        """Write a certificate and its key.
+        """Issue a certificate with a new key, and write both to files.
 
-        :param host: the name or the address that it is for.
+        :param name: the subject, and the base name of the files.
+        :param host: the host name or address for which it is valid.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         return self._write(name, self._build(_name(name), key, host), key)

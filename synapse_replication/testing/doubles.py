@@ -1,13 +1,13 @@
-"""Doubles of the seams, in memory, on one clock that only a test moves.
+"""In-memory doubles of the interfaces, on one clock that the test advances.
 
-Nothing here does anything by itself: time passes when ``host.reactor.advance`` is
-called, and a :class:`SourceStream` that is *held* answers when its ``answer`` is
-called. So a test decides every order of events.
+Nothing here happens by itself: time passes when the test calls
+``host.reactor.advance``, and a :class:`SourceStream` that is *held* answers when the
+test calls its ``answer``. The test therefore determines the order of all events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +16,8 @@ from twisted.internet.task import Clock as TaskClock
 
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.interfaces import Identity, SyncingUser
+from synapse_replication.handlers.host_parts import WriteNotifier
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
@@ -24,6 +25,7 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
+from synapse_replication.testing.recording_commands import RecordingCommands
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.wire.commands.standard import Command
 from synapse_replication.wire.rdata import read_lines
@@ -40,30 +42,29 @@ __all__ = [
     "EPOCH_MS",
     "MemoryConnection",
     "MemoryHost",
-    "MemoryNotifier",
-    "RecordingCommands",
     "RecordingSink",
     "SourceStream",
     "StreamSet",
     "receive_lines",
 ]
 
-#: The wall-clock time at which every test begins, ms.
+#: The wall-clock time at which every test begins, in ms since the Unix epoch.
 EPOCH_MS = 1_700_000_000_000
 
 
 class MemoryConnection:
-    """A connection that records what it is given.
+    """A connection that records sent lines.
 
     It is a
     :class:`~synapse_replication.handlers.interfaces.ReplicationConnection`.
 
-    :param max_line_length: longer lines are refused, bytes; ``None`` for no limit.
+    :param max_line_length: the length in bytes above which lines are rejected;
+        ``None`` for no limit.
     :ivar sent: the lines, as text, in order.
-    :ivar writes: how many lines each call to ``send_lines`` had.
-    :ivar closed_with: the texts given to ``close_with_error``.
-    :ivar is_behind: long pages are to wait.
-    :ivar broken: if set, what every sending raises.
+    :ivar writes: the number of lines of each call of ``send_lines``.
+    :ivar closed_with: the arguments of the calls of ``close_with_error``.
+    :ivar is_behind: whether long pages must wait.
+    :ivar broken: if set, the exception that every send raises.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class MemoryConnection:
         self.broken: Exception | None = None
 
     def send_command(self, command: Command) -> None:
-        """Keep one command, as its line."""
+        """Record the line of a command."""
         self.send_lines(
             command.NAME, [f"{command.NAME} {command.to_line()}".rstrip().encode()]
         )
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
-        """Keep lines, or refuse them all."""
+        """Record lines, or reject all of them."""
         if self.broken is not None:
             raise self.broken
         longest = max(map(len, lines), default=0)
@@ -104,7 +105,7 @@ class MemoryConnection:
         return sent
 
     def close_with_error(self, text: str) -> None:
-        """Keep the text."""
+        """Record the text."""
         self.closed_with.append(text)
 
 
@@ -117,16 +118,17 @@ class _Request:
 
 
 class SourceStream:
-    """A stream, its writers' positions, and the store that all processes share.
+    """A stream with its writers' positions, and the store that all processes share.
 
-    :param instance_name: this process.
-    :param page_rows: rows in a page; a token is never split.
-    :ivar is_held: answers wait for :meth:`answer` or :meth:`fail`.
-    :ivar is_guess: claim to have rows of ours whether or not we have.
-    :ivar requests: (writer, from_token, upto_token) of all that were asked.
-    :ivar local_token: what this process may announce; :meth:`persist` moves it.
-    :ivar last_token: the last token that exists; ``None`` if any may.
-    :ivar plausible_upto: tokens beyond it are not believed before the store was asked.
+    :param instance_name: the name of this process.
+    :param page_rows: the most rows in a page; the rows of a token are never split.
+    :ivar is_held: whether answers wait for :meth:`answer` or :meth:`fail`.
+    :ivar is_guess: whether to report local updates even if there are none.
+    :ivar requests: (writer, from_token, upto_token) of each request.
+    :ivar local_token: the position that this process may announce; :meth:`persist`
+        moves it.
+    :ivar last_token: the last token that exists; ``None`` if there is no limit.
+    :ivar plausible_upto: the greatest token that is accepted without a request.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class SourceStream:
         return token <= self.plausible_upto
 
     def advance(self, instance_name: str, token: int) -> None:
-        """Take a position, also an earlier one."""
+        """Set a writer's position, which may be lower than before."""
         self._positions[instance_name] = token
 
     def get_updates_since(
@@ -208,16 +210,16 @@ class SourceStream:
             self.local_token = max(self.local_token, token)
 
     def forget(self, instance_name: str) -> None:
-        """Lose a writer's rows: its process starts again."""
+        """Remove a writer's rows, as when its process restarts."""
         self._rows.pop(instance_name, None)
 
     @property
     def waiting(self) -> int:
-        """How many requests are not answered."""
+        """The number of unanswered requests."""
         return len(self._waiting)
 
     def answer(self) -> None:
-        """Answer the oldest request with what the store holds now."""
+        """Answer the oldest request with the store's current rows."""
         request = self._waiting.pop(0)
         page: list[tuple[int, JsonValue]] = []
         upto, last = request.upto_token, None
@@ -235,7 +237,7 @@ class SourceStream:
         request.answered.callback(result)
 
     def answer_with(self, result: StreamUpdateResult) -> None:
-        """Answer the oldest request with anything."""
+        """Answer the oldest request with ``result``."""
         self._waiting.pop(0).answered.callback(result)
 
     def fail(self, error: Exception) -> None:
@@ -244,15 +246,15 @@ class SourceStream:
 
 
 class RecordingSink:
-    """A row sink that keeps rows and moves the streams on.
+    """A row sink that records rows and advances the streams.
 
     :ivar rows: (stream, writer, token, rows) in order of arrival.
     :ivar positions: (stream, writer, token) in order of arrival.
-    :ivar epochs: those that were saved, by (stream, writer).
-    :ivar begun: (stream, writer, epoch, where the stream stood), in order of arrival.
-    :ivar failures: errors to raise, one for each call from now on; ``None`` for a
-        call that works.
-    :ivar is_held: calls wait for :meth:`release`.
+    :ivar epochs: the saved epochs, by (stream, writer).
+    :ivar begun: (stream, writer, epoch, the stream's position), in order of arrival.
+    :ivar failures: the exceptions that the next calls raise, in order; ``None`` for a
+        call that succeeds.
+    :ivar is_held: whether calls wait for :meth:`release`.
     """
 
     def __init__(self, streams: Mapping[str, SourceStream]) -> None:
@@ -296,7 +298,7 @@ class RecordingSink:
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Awaitable[None] | None:
-        """Record that a stream of a writer began anew."""
+        """Record a new epoch of a writer's stream."""
 
         def take() -> None:
             token = self._streams[stream_name].current_token(instance_name)
@@ -315,11 +317,11 @@ class RecordingSink:
 
     @property
     def holds(self) -> int:
-        """How many calls wait for :meth:`release`."""
+        """The number of calls that wait for :meth:`release`."""
         return len(self._held)
 
     def release(self, error: Exception | None = None) -> None:
-        """Let the oldest held call end, or fail."""
+        """Complete the oldest held call, or fail it with ``error``."""
         done, take = self._held.pop(0)
         if error is not None:
             done.errback(error)
@@ -339,118 +341,9 @@ class RecordingSink:
         return None
 
 
-class RecordingCommands:
-    """A command sink that keeps the calls.
-
-    :ivar calls: (method, arguments...) in order.
-    :ivar answer: what every call returns.
-    :ivar error: what every call raises, if set.
-    :ivar syncing: the users who sync with this process.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.answer: Awaitable[None] | None = None
-        self.error: Exception | None = None
-        self.syncing: list[SyncingUser] = []
-
-    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
-        """Return the users to announce on a new connection."""
-        return self.syncing
-
-    def on_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> Awaitable[None] | None:
-        """Record that a user began, continued or ceased to sync."""
-        return self._call(
-            "on_user_sync", instance_id, user_id, device_id, is_syncing, last_sync_ms
-        )
-
-    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
-        """Forget all users that sync with a process."""
-        return self._call("on_clear_user_sync", instance_id)
-
-    def on_federation_ack(
-        self, instance_name: str | None, token: int
-    ) -> Awaitable[None] | None:
-        """Record up to which id the federation sender has sent."""
-        return self._call("on_federation_ack", instance_name, token)
-
-    def on_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen_ms: int,
-    ) -> Awaitable[None] | None:
-        """Record from where a user was last seen, in ms since the epoch."""
-        return self._call(
-            "on_user_ip", user_id, access_token, ip, user_agent, device_id, last_seen_ms
-        )
-
-    def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
-        """Retry a remote server, which is reachable again."""
-        return self._call("on_remote_server_up", server)
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> Awaitable[None] | None:
-        """Wake up whoever waits for a lock."""
-        return self._call("on_lock_released", instance_name, lock_name, lock_key)
-
-    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
-        """Launch a scheduled task."""
-        return self._call("on_new_active_task", task_id)
-
-    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
-        """Cancel a scheduled task."""
-        return self._call("on_cancel_task", task_id)
-
-    def on_remove_pusher(
-        self, app_id: str, push_key: str, user_id: str
-    ) -> Awaitable[None] | None:
-        """Delete a pusher of a user."""
-        return self._call("on_remove_pusher", app_id, push_key, user_id)
-
-    def on_invalidate_cache(
-        self, cache_func: str, keys: list[Any] | None
-    ) -> Awaitable[None] | None:
-        """Invalidate an entry of a cache; all of its entries without keys."""
-        return self._call("on_invalidate_cache", cache_func, keys)
-
-    def _call(self, *call: Any) -> Awaitable[None] | None:
-        self.calls.append(call)
-        if self.error is not None:
-            raise self.error
-        return self.answer
-
-
-class MemoryNotifier:
-    """A notifier that the test rings."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] = []
-
-    def add_replication_callback(self, callback: Callable[[], None]) -> None:
-        """Call a function after each write."""
-        self._callbacks.append(callback)
-
-    def notify(self) -> None:
-        """Say that something was written."""
-        for callback in self._callbacks:
-            callback()
-
-
 @attrs.frozen
 class StreamSet:
-    """A stream directory: all streams, and the names of those that we write."""
+    """A stream directory: all streams, and the names of those written here."""
 
     streams: Mapping[str, SourceStream]
     written: Sequence[str] = ()
@@ -465,12 +358,13 @@ class StreamSet:
 
 
 class MemoryHost:
-    """A host whose time is :attr:`reactor`.
+    """A host whose clock is :attr:`reactor`.
 
     It is a :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     :param written: the names of the streams that this process writes.
-    :ivar observer: hears of the failures of background processes too.
+    :ivar reactor: the clock that the test advances.
+    :ivar observer: also records the failures of background processes.
     """
 
     def __init__(
@@ -490,7 +384,7 @@ class MemoryHost:
         self.streams = StreamSet(by_name, written)
         self.rows = RecordingSink(by_name)
         self.commands = RecordingCommands()
-        self.notifier = MemoryNotifier()
+        self.notifier = WriteNotifier()
         self.run_as_background_process = BackgroundProcesses(self.observer)
         self.stores_user_ips = stores_user_ips
 
@@ -498,7 +392,7 @@ class MemoryHost:
 def receive_lines(
     handler: ConnectionHandler, connection: MemoryConnection, *lines: str
 ) -> None:
-    """Deliver lines to a handler at once, through the parser of the real links."""
+    """Deliver lines to a handler as one chunk, through the parser of real links."""
     handler.received(connection, read_lines([line.encode() for line in lines]))
 
 

@@ -1,6 +1,6 @@
-"""A private server's process: found, started, killed, started again.
+"""The process of a private server: start, kill, freeze and restart.
 
-Blocking; see :mod:`synapse_replication.testing.servers`.
+All functions block; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from synapse_replication.errors import ServerStartError
 
 __all__ = ["PrivateServer", "die_with_parent", "free_port", "is_binary", "wheel_folder"]
 
-#: How long a server may take to start, and to stop, in s.
+#: The timeouts for the start and the stop of a server, in s.
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 15.0
 
@@ -34,14 +34,14 @@ ServerT = TypeVar("ServerT", bound="PrivateServer")
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on now."""
+    """Return a TCP port of the loopback interface that is currently unused."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wheel_folder(package: str) -> Path | None:
-    """Find an installed package's folder without importing it."""
+    """Return an installed package's folder without importing the package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -49,7 +49,10 @@ def wheel_folder(package: str) -> Path | None:
 
 
 def is_binary(path: Path) -> bool:
-    """Return whether it can be run, and is no wrapper whose pid would mislead us."""
+    """Return whether a file is executable and not a script.
+
+    A script is a wrapper, whose process id is not that of the server.
+    """
     try:
         with path.open("rb") as file:
             return os.access(path, os.X_OK) and file.read(2) not in (b"#!", b"")
@@ -58,10 +61,13 @@ def is_binary(path: Path) -> bool:
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:
-    """Make what a child calls to be ended with the thread that started it."""
+    """Return a function that a child calls before ``exec``.
+
+    The kernel then sends it the signal when the thread that started it ends.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    # Loaded here, since between fork and exec nothing may be.
+    # Loaded here, because loading a library between fork and exec is not safe.
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
@@ -69,13 +75,13 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
 class PrivateServer:
     """A server process in a folder of its own.
 
-    :param parent: where to make that folder; the temporary folder by default.
-    :ivar directory: its folder; removed by :meth:`stop`.
+    :param parent: the folder in which to create it; by default the temporary folder.
+    :ivar directory: its folder; :meth:`stop` removes it.
     """
 
-    #: For messages and the names of folders.
+    #: The kind of server, for messages and the names of folders.
     kind = ""
-    #: Sent to stop it, and if its parent dies.
+    #: The signals that stop it cleanly, and that it receives if its parent dies.
     stop_signal = signal.SIGTERM
     orphan_signal = signal.SIGKILL
 
@@ -85,7 +91,7 @@ class PrivateServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
 
-    # -- what each kind does ------------------------------------------------------
+    # -- to be implemented by each kind -------------------------------------------
 
     def _prepare(self) -> None:
         raise NotImplementedError
@@ -99,7 +105,7 @@ class PrivateServer:
     def _popen_options(self) -> dict[str, Any]:
         return {}
 
-    # -- the same for all ---------------------------------------------------------
+    # -- common to all kinds ------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -110,14 +116,14 @@ class PrivateServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not stopped or killed since."""
+        """Whether it was started, and has not been stopped or killed since."""
         return self._process is not None
 
     def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
-        """Start it, or start it again on the same data, and wait until it answers.
+        """Start it, or restart it with the same data, and wait until it is ready.
 
-        :param timeout: how long it may take, in s.
-        :raises ServerStartError: if there is no binary, or it did not come up.
+        :param timeout: the most time that it may take, in s.
+        :raises ServerStartError: if no binary is found, or the server did not start.
         """
         if self._process is not None:
             return self
@@ -134,8 +140,8 @@ class PrivateServer:
                 raise
             self._prepared = True
         deadline = time.monotonic() + timeout
-        # Right after kill -9 PostgreSQL may find its shared memory still in use,
-        # and give up at once.
+        # Right after kill -9, PostgreSQL may find its shared memory still in use and
+        # exit immediately: retry.
         while not self._start_once(deadline):
             if time.monotonic() > deadline:
                 raise ServerStartError(
@@ -151,7 +157,7 @@ class PrivateServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C is for the launcher, which stops the server in order.
+                # Ctrl-C must reach only the launcher, which stops the server cleanly.
                 start_new_session=True,
                 preexec_fn=die_with_parent(self.orphan_signal),
                 **self._popen_options(),
@@ -178,7 +184,7 @@ class PrivateServer:
         process, self._process = self._process, None
         if process is None:
             return
-        # One that was frozen hears nothing else.
+        # A frozen process handles no other signal.
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal_number)
         try:
@@ -188,20 +194,20 @@ class PrivateServer:
             process.wait()
 
     def halt(self) -> None:
-        """Stop it in order, and keep its data and address for :meth:`start`."""
+        """Stop it cleanly, and retain its data and address for :meth:`start`."""
         self._end(self.stop_signal)
 
     def kill(self) -> None:
-        """End it with SIGKILL, and keep its data and address for :meth:`start`."""
+        """Kill it with SIGKILL, and retain its data and address for :meth:`start`."""
         self._end(signal.SIGKILL)
 
     def restart(self: ServerT) -> ServerT:
-        """Stop it in order and start it again on the same data and address."""
+        """Stop it cleanly, and restart it with the same data and address."""
         self.halt()
         return self.start()
 
     def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, and it says nothing more."""
+        """Send SIGSTOP: its connections stay open, but it sends nothing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -209,7 +215,7 @@ class PrivateServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop it for good, and remove its folder. May be called twice."""
+        """Stop it, and remove its folder. May be called more than once."""
         self.halt()
         if self._prepared:
             self._prepared = False

@@ -1,4 +1,4 @@
-"""An observer that keeps what it is told, for tests to look at."""
+"""An observer that records events, for tests to inspect."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ __all__ = ["RecordingObserver"]
 
 
 class RecordingObserver(ReplicationObserver):
-    """Keeps what it is told.
+    """Records events.
 
-    :ivar discards: how many rows or positions, by (stream, writer, reason).
-    :ivar failures: what failed where nobody waits, with the error.
+    :ivar discards: numbers of rows and positions, by (stream, writer, reason).
+    :ivar failures: (description, error) of failed background tasks.
+    :ivar refused: the errors of refused lines.
     :ivar processes: the descriptions of the background processes, in order.
-    :ivar open_processes: how many of them are running.
-    :ivar catch_ups: those that began, in order.
+    :ivar open_processes: the number of running background processes.
+    :ivar catch_ups: the started catch-ups, in order.
     :ivar pages: (rows, upto_token) of each page of a catch-up.
     :ivar catch_up_failures: (event, error, attempt, retry_in).
     :ivar connected: (connection, stream, writer).
     :ivar resets: (stream, writer, from_token, to_token).
     :ivar removed_found: (stream, writer, from_token, upto_token).
     :ivar removed_drained: (stream, writer, token).
-    :ivar positions: the newest, by (stream, writer).
-    :ivar announced: how far writers are, as far as was heard, by (stream, writer).
-    :ivar queue_lengths: all, by stream.
-    :ivar received: rows, by stream.
-    :ivar sent: rows, by stream.
-    :ivar extra: rows with extra fields, by stream.
+    :ivar positions: the latest delivered positions, by (stream, writer).
+    :ivar announced: the latest announced positions, by (stream, writer).
+    :ivar queue_lengths: all reported lengths, by stream.
+    :ivar received: numbers of received rows, by stream.
+    :ivar sent: numbers of sent rows, by stream.
+    :ivar extra: numbers of rows with unknown additional fields, by stream.
     :ivar sending_failures: (stream, error).
-    :ivar connections: how many there are.
-    :ivar resyncs: how many, by (stream, writer, kind).
-    :ivar backlog_answers: (stream, writer, the error if any).
+    :ivar connections: the number of links.
+    :ivar resyncs: numbers of catch-ups, by (stream, writer, kind).
+    :ivar backlog_answers: (stream, writer, error or ``None``).
     :ivar gaps: (stream, writer, from_token, upto_token).
-    :ivar restarted: the processes that started again.
+    :ivar restarted: the names of restarted instances.
     :ivar duplicates: (name, places).
-    :ivar unknown: fields of messages that are not known.
+    :ivar unknown: the number of unknown fields in messages of the extension.
     :ivar unavailable: (feature, why a server refuses it).
-    :ivar news: what other processes told of themselves.
+    :ivar heartbeats: the heartbeats of peers.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class RecordingObserver(ReplicationObserver):
         self.resets: list[tuple[str, str, int, int]] = []
         self.positions: dict[tuple[str, str], int] = {}
         self.announced: dict[tuple[str, str], int] = {}
-        self.news: list[PeerHeartbeat] = []
+        self.heartbeats: list[PeerHeartbeat] = []
         self.queue_lengths: dict[str, list[int]] = {}
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
@@ -127,8 +128,8 @@ class RecordingObserver(ReplicationObserver):
         self.announced[stream_name, instance_name] = token
 
     @override
-    def peer_heard(self, news: PeerHeartbeat) -> None:
-        self.news.append(news)
+    def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
+        self.heartbeats.append(heartbeat)
 
     @override
     def position_changed(

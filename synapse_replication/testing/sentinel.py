@@ -1,6 +1,6 @@
-"""A private Sentinel, and a replica for it to promote, for tests.
+"""A private Sentinel, and a replica that it can promote, for tests.
 
-Blocking; see :mod:`synapse_replication.testing.servers`.
+All functions block; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from synapse_replication.testing.private_process import (
     PrivateServer,
     free_port,
 )
+from synapse_replication.testing.server_binaries import find_redis
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
-    find_redis,
     read_reply,
     tls_lines,
     write_command,
@@ -29,13 +29,13 @@ __all__ = ["PrivateSentinel", "private_replica"]
 def private_replica(
     master: PrivateRedis, *, tls: RedisTls | None = None
 ) -> PrivateRedis:
-    """Make a Redis, to be started, that copies another.
+    """Return a Redis server, not yet started, that replicates ``master``.
 
-    :param tls: for both, which then speak TLS to one another.
+    :param tls: the files of both servers, if they are to replicate over TLS.
     """
     settings = {
         "replicaof": f"{master.host} {master.tls_port if tls else master.port}",
-        # At once, and to memory: there is nothing to copy.
+        # Without delay and disk, because there is nothing to copy.
         "repl-diskless-load": "on-empty-db",
     }
     if tls is not None:
@@ -46,14 +46,14 @@ def private_replica(
 
 
 class PrivateSentinel(PrivateServer):
-    """A Sentinel that alone decides, and fast, about one master.
+    """A single Sentinel that fails over one master quickly.
 
-    :param master: what it watches; started already.
-    :param name: of the master.
-    :param password: asked of its own clients.
-    :param down_after: how long a master may be silent, in s.
-    :param tls: listen with TLS on :attr:`tls_port`, too, and watch over TLS.
-    :ivar tls_port: the port that speaks TLS.
+    :param master: the server that it monitors; it must be running.
+    :param name: the name of the master.
+    :param password: the password that clients of the Sentinel need.
+    :param down_after: the silence in s after which the master counts as down.
+    :param tls: if set, also listen with TLS on :attr:`tls_port`, and monitor over TLS.
+    :ivar tls_port: the port for TLS.
     """
 
     kind = "sentinel"
@@ -79,7 +79,7 @@ class PrivateSentinel(PrivateServer):
         self._binary = Path()
 
     def command(self, *arguments: str | int) -> Any:
-        """Send one command on a connection of its own and give the reply."""
+        """Send one command on a new connection, and return the reply."""
         with socket.create_connection((self.host, self.port), STOP_TIMEOUT) as link:
             replies = link.makefile("rb")
             if self.password is not None:
@@ -117,7 +117,7 @@ class PrivateSentinel(PrivateServer):
         if self._tls is not None:
             self.tls_port = free_port()
             lines += ["tls-replication yes", *tls_lines(self.tls_port, self._tls)]
-        # It writes what it finds out into its own configuration.
+        # Sentinel rewrites its own configuration file.
         (self.directory / "sentinel.conf").write_text("\n".join(lines) + "\n")
 
     def _command(self) -> list[str]:

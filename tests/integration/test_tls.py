@@ -16,11 +16,10 @@ from twisted.trial.unittest import SkipTest
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.testing.private_process import free_port
+from synapse_replication.testing.server_binaries import find_redis, has_tls
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
-    find_redis,
-    has_tls,
 )
 from tests.integration.deployment import DeploymentTestCase, get_over_socket
 

@@ -20,11 +20,10 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
 from synapse_replication.redis.resp import ReaderFactory, new_reader
 from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.testing.server_binaries import find_redis, has_tls
 from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
-    find_redis,
-    has_tls,
     shared_redis,
 )
 from synapse_replication.wire.commands.standard import (

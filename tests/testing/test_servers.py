@@ -15,13 +15,15 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.server_binaries import (
+    find_postgres,
+    find_redis,
+    has_tls,
+)
 from synapse_replication.testing.servers import (
     PrivatePostgres,
     PrivateRedis,
     RedisTls,
-    find_postgres,
-    find_redis,
-    has_tls,
     shared_postgres,
     shared_redis,
 )

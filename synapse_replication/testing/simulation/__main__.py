@@ -31,29 +31,29 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--seeds", callback=_read_range, metavar="FIRST:END", help="Run many.")
-@click.option("--seed", type=int, help="Run one.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell all that happens.")
+@click.option("--seeds", callback=_read_range, metavar="FIRST:END", help="Run a range.")
+@click.option("--seed", type=int, help="Run one seed.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all events.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=os.cpu_count() or 1,
     show_default=True,
-    help="How many to run at the same time.",
+    help="How many seeds to run in parallel.",
 )
 def main(seeds: range | None, seed: int | None, verbose: bool, jobs: int) -> None:
-    """Run a whole cluster on simulated time, network, Redis and Postgres.
+    """Run a cluster with simulated time, network, Redis and PostgreSQL.
 
-    A main process, two workers that write and two that read; crashes, cut links,
-    a broker and a database that go away, unreadable rows. Everything follows from
-    the seed, so that a failure can be run again. Exit status 0 only if every
-    invariant held in every one.
+    The cluster has a main process, two workers that write and two that read. Faults
+    are crashes, broken links, outages of the broker and the database, and unreadable
+    rows. A run is determined by its seed, so a failure can be repeated. Exit status 0
+    only if every invariant held for every seed.
     """
     if seed is not None:
         seeds, jobs = range(seed, seed + 1), 1
     if seeds is None:
         seeds = range(200)
-    # Each seed ends with a full collection, which need not look at what is imported.
+    # Each seed ends with a full garbage collection, which can skip imported modules.
     gc.freeze()
     started = time.monotonic()
     if jobs == 1 or len(seeds) == 1:
@@ -72,7 +72,7 @@ def _run(seed: int, verbose: bool) -> Result:
 
 
 def _report(results: Iterable[Result], total: int, started: float) -> int:
-    """Return what failed at once, and what was done in the end."""
+    """Print failures as they occur, and totals at the end; return the failures."""
     failed = 0
     faults: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -82,7 +82,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         if result.failure is not None:
             failed += 1
             click.echo(f"seed {result.seed} FAILED: {result.failure}")
-            click.echo(f"    again, in full: scripts/simulate --seed {result.seed} -v")
+            click.echo(f"    repeat with: scripts/simulate --seed {result.seed} -v")
         counts = result.counts
         faults += counts.faults
         moves += counts.moves
@@ -105,7 +105,7 @@ def _report(results: Iterable[Result], total: int, started: float) -> int:
         sums["simulated s"] += round(result.simulated_seconds)
     click.echo("faults: " + _list(faults))
     click.echo("moves: " + _list(moves))
-    click.echo("in all: " + _list(sums))
+    click.echo("in total: " + _list(sums))
     click.echo(
         f"{total} seeds, {failed} failed, in {time.monotonic() - started:.1f} s; "
         f"all positions agreed at most {slowest:.1f} s after the last fault"

@@ -1,8 +1,8 @@
-"""A double of Redis: as much of it as replication uses, on simulated connections.
+"""A double of Redis on simulated connections, with the commands that replication uses.
 
-Messages of one publisher keep their order, also towards each subscriber; those of
-different publishers meet as the network brings them. A subscriber that does not
-take what it is sent is cut off, as by ``client-output-buffer-limit``.
+Each subscriber receives the messages of one publisher in order; the messages of
+different publishers interleave as the network delivers them. A subscriber that does not
+read its messages is disconnected, as by ``client-output-buffer-limit``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Garbler = Callable[[str, bytes], bytes]
 class SimulatedBroker:
     """The broker: channels, and the sessions of its clients.
 
-    :param published: hears (process, line) of each message, before it is sent on.
-    :ivar delivers: sees and may change each message to a subscriber (by the name of
-        its process).
-    :ivar auth_stalls: AUTH is not answered.
-    :ivar auth_fails: AUTH is refused.
-    :ivar buffer_limit: bytes on their way to a subscriber; beyond, it is cut off.
-    :ivar messages: how many were published on the channel of all commands.
-    :ivar extension_messages: how many on other channels.
-    :ivar kills: how many subscribers were cut off.
+    :param published: called with (process, line) for each message, before its delivery.
+    :ivar delivers: called with (process, line) for each delivery to a subscriber; its
+        result is delivered.
+    :ivar auth_stalls: whether AUTH is left unanswered.
+    :ivar auth_fails: whether AUTH is refused.
+    :ivar buffer_limit: the bytes in flight above which a subscriber is disconnected.
+    :ivar messages: the number of messages on the channel of all commands.
+    :ivar extension_messages: the number of messages on other channels.
+    :ivar kills: the number of disconnected subscribers.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class SimulatedBroker:
         network.broker_session = self._new_session
 
     def stop(self) -> None:
-        """Go down: every connection is lost, with what is on its way."""
+        """Stop: every connection is lost, with all data in flight."""
         self._network.broker_is_up = False
         for session in list(self._sessions):
             session.connection.reset(in_flight_arrives=False)
 
     def start(self) -> None:
-        """Come up again, knowing nobody."""
+        """Start again, without any sessions."""
         self._network.broker_is_up = True
 
     def _new_session(self, connection: Connection) -> _Session:
@@ -68,7 +68,7 @@ class SimulatedBroker:
         return session
 
     def kill(self, number: int, address: str) -> int:
-        """End a client's session; what it sent and was not read is skipped."""
+        """End a client's session; unread data that it sent is skipped."""
         killed = 0
         for session in list(self._sessions):
             here = session.connection.address
@@ -79,12 +79,12 @@ class SimulatedBroker:
         return killed
 
     def ended(self, session: _Session) -> None:
-        """Forget a session."""
+        """Remove a session."""
         if session in self._sessions:
             self._sessions.remove(session)
 
     def publish(self, sender: Connection, channel: bytes, line: bytes) -> int:
-        """Send a message to all who subscribed; tell how many."""
+        """Send a message to all subscribers, and return their number."""
         if b"/" in channel:
             self.extension_messages += 1
         else:
@@ -101,9 +101,9 @@ class SimulatedBroker:
         return len(receivers)
 
     def inject(self, channel: str, message: bytes, names: Iterable[str]) -> None:
-        """Deliver a message that no process published to some who subscribed.
+        """Deliver a message that no process published to some subscribers.
 
-        :param names: of their processes.
+        :param names: the names of the subscribers' processes.
         """
         wanted = set(names)
         for session in list(self._sessions):
@@ -113,7 +113,7 @@ class SimulatedBroker:
 
 
 class _Session:
-    """One client."""
+    """The session of one client."""
 
     def __init__(
         self, broker: SimulatedBroker, connection: Connection, number: int

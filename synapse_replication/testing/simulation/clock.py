@@ -16,18 +16,18 @@ _due = methodcaller("getTime")
 
 
 class TooManyCallsError(Exception):
-    """Something goes round without end."""
+    """A simulation makes more calls than any run needs: probably an endless loop."""
 
 
 class SimulatedClock(Clock):
-    """Time that jumps from one call that is due to the next.
+    """A clock that jumps from one scheduled call to the next.
 
-    Calls of the same time are made in the order in which they were asked for.
+    Calls that are due at the same time run in the order in which they were scheduled.
 
-    :ivar made: how many calls were made.
+    :ivar made: the number of calls that were made.
     """
 
-    #: Calls in one run, at most.
+    #: The most calls in one run.
     MAX_CALLS = 300_000
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ class SimulatedClock(Clock):
     def run_until(self, when: float) -> None:
         """Make all calls that are due up to ``when``, each at its time.
 
-        :raises TooManyCallsError: if there is no end of them.
+        :raises TooManyCallsError: if there are more than :attr:`MAX_CALLS`.
         """
         calls = self.calls
         while calls and calls[0].getTime() <= when:
             call = calls.pop(0)
             if call.delayed_time:
-                # It was put off, and stands where it stood.
+                # It was delayed, but is still sorted by its earlier time.
                 call.activate_delay()
                 insort(calls, call, key=_due)
                 continue

@@ -1,4 +1,4 @@
-"""The simulated cluster: its processes, and what they share."""
+"""The simulated cluster: its processes, and the resources that they share."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from synapse_replication.wire.commands.standard import PositionCommand
 
 __all__ = ["Cluster"]
 
-#: How many of the clusters have the processes of a homeserver.
+#: The share of clusters whose processes are those of a homeserver.
 SHARED_TOKENS_CHANCE = 0.35
 
 
 class Cluster:
-    """Everything that there is in one simulation.
+    """The state of one simulation.
 
-    :param seed: decides everything.
-    :param trace_to: is given (time, text) of what happens; ``None`` for nobody.
-    :ivar problems: what failed and should not have.
+    :param seed: determines the whole run.
+    :param parts: the implementations under test.
+    :param trace_to: called with (time, text) for each event; ``None`` for no trace.
+    :ivar problems: failures that no fault explains.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Cluster:
         self.torture_level = setting.choice([0, 0, 0, 50])
         self.has_small_queues = setting.random() < 0.25
         speakers = setting.choice([1.0, 0.6, 0.0])
-        #: Who speaks the extension; the others are as stock peers.
+        #: The processes that use the extension; the others behave as stock peers.
         self.speak_extension = {
             name for name in PROCESSES if setting.random() < speakers
         }
@@ -70,7 +71,7 @@ class Cluster:
         self.http_failure_chance = 0.0
         self._epoch = 0
         self._row_id = 0
-        #: As the configuration has them now; who starts reads it.
+        #: The configured writers; a process reads them when it starts.
         self.writers: dict[str, Sequence[str]] = {
             table.name: table.writers for table in TABLES
         }
@@ -86,15 +87,15 @@ class Cluster:
             self.clock, Random(f"{seed}/database"), TABLES, self.ledger.committed
         )
         self.processes: dict[str, Process] = {}
-        #: Those that write nothing more before they are stopped.
+        #: Processes that are about to be stopped and write nothing more.
         self.stopping: set[str] = set()
         self._kept = {name: Kept() for name in PROCESSES}
         self._last_lives: dict[str, Reader] = {}
-        #: What "main" wrote in memory in its present life: the newest row of a key.
+        #: The newest row of each key that "main" wrote in memory in its current epoch.
         self.in_memory: dict[str, int] = {}
 
     def trace(self, text: str) -> None:
-        """Return what happens, if anybody wants to know."""
+        """Report an event to the trace, if there is one."""
         if self._trace_to is not None:
             self._trace_to(self.clock.rightNow, text)
 
@@ -103,28 +104,28 @@ class Cluster:
         self.problems.append(f"{what}: {type(error).__name__}: {error}")
 
     def keeps_rows(self, name: str) -> bool:
-        """Return whether a process keeps what it was handed over a crash."""
-        # A homeserver begins where its database is.
+        """Return whether a process retains delivered rows across a crash."""
+        # A homeserver resumes at the position of its database.
         return PROCESSES[name] and not self.shares_tokens
 
     def make_reactor(self, name: str) -> Any:
-        """Make what a process takes for a reactor; no more of it than it uses."""
+        """Return the simulated reactor of a process."""
         return ProcessReactor(self.clock, self.network, name)
 
     def next_epoch(self) -> int:
-        """Return the next number of a life of a process."""
+        """Return the number of a new epoch."""
         self._epoch += 1
         return self._epoch
 
     def start(self, name: str) -> None:
-        """Start a process that is not there."""
+        """Start a process, unless it is running."""
         if name not in self.processes:
             self.trace(f"{name} starts")
             self.counts.starts[name] += 1
             self.processes[name] = Process(self, name, self._kept[name])
 
     def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new life, which goes on with what the last one kept."""
+        """Record a new epoch, which resumes with the state that the last one saved."""
         last = self._last_lives.get(name)
         reader = self.ledger.begins(name, positions, last)
         if self.keeps_rows(name):
@@ -143,12 +144,12 @@ class Cluster:
                 self.in_memory = {}
 
     def forget(self, name: str) -> None:
-        """Lose what a process that is not there keeps over its crashes."""
+        """Delete the saved state of a process that is not running."""
         self._kept[name] = Kept()
         self._last_lives.pop(name, None)
 
     def write(self, name: str, stream_name: str, count: int) -> None:
-        """Have a process write, if it is there."""
+        """Let a process write rows, if it is running."""
         process = self.processes.get(name)
         if process is None or not process.is_up or name in self.stopping:
             return
@@ -160,7 +161,7 @@ class Cluster:
             key = str(self._row_id % 4)
             if stream_name == MEMORY_STREAM:
                 if not self.in_memory:
-                    # No later row hides that this one was missed.
+                    # A key that no later row replaces, so that a miss is detected.
                     key = "first"
                 self.in_memory[key] = self._row_id
             rows.append(SimulatedRow(self._row_id, f"{process.epoch}:{key}"))
@@ -169,7 +170,7 @@ class Cluster:
         self.run(f"writing {stream_name}", process.write(stream_name, rows))
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run what nobody waits for, and which never fails."""
+        """Run a coroutine in the background; a failure of it is a problem."""
 
         def failed(failure: Failure) -> None:
             assert failure.value is not None
@@ -187,10 +188,10 @@ class Cluster:
                 position.new_token,
             )
 
-    # -- in the end --------------------------------------------------------------------
+    # -- at the end --------------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """Return where processes do not agree; empty once they do."""
+        """Return the disagreements between processes; empty if they agree."""
         found = [
             f"{name} is not up"
             for name in PROCESSES
@@ -203,7 +204,7 @@ class Cluster:
             for writer in writers:
                 own = self.processes[writer].position(stream, writer)
                 if stream == CACHES:
-                    # Moves of others are not announced.
+                    # Writers announce only their own moves of this stream.
                     continue
                 found += [
                     f"{name} is at {process.position(stream, writer)} of {stream} of "
@@ -224,7 +225,7 @@ class Cluster:
             hidden = MEMORY_STREAM in reader.hidden_resets or (
                 reader.epochs.get(MEMORY_STREAM, epoch) != epoch
             )
-            # Who does not speak the extension knows nothing of epochs.
+            # Without the extension, a process does not know the epochs of its peers.
             if hidden and not {"main", name} <= self.speak_extension:
                 self.counts.hidden_resets.add(f"{name}-{epoch}")
                 continue

