@@ -251,6 +251,9 @@ class ReplicationHooks(ReplicationObserver):
             returns is not awaited before the next event is delivered.
         :return: a function that ends the subscription.
         """
+        if self._next_check is not None and not any(self._callbacks.values()):
+            # Nobody was told of what is so already: it is no news.
+            self._compare()
         callbacks = self._callbacks.setdefault(kind, [])
         # A function of its own, so that the same callback can be subscribed twice.
         entry = lambda event: callback(event)  # noqa: E731
@@ -392,6 +395,11 @@ class ReplicationHooks(ReplicationObserver):
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
         self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
+        # A snapshot each second was half a percent of a process that only receives.
+        if any(self._callbacks.values()):
+            self._compare()
+
+    def _compare(self) -> None:
         status = self._snapshot()
         self._compare_members(status)
         self._compare_writers(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -173,6 +174,22 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.observer.peer_heard(news("w2", is_leaving=True))
         self.assertIn(PeerOffline("w2"), self.take(1))
         self.assertIn(PeerOffline("w1"), self.take(20))
+
+    def test_nobody_subscribed(self) -> None:
+        """
+        Without a subscription the status is not looked at; a later one is told only
+        what changes after it.
+        """
+        looks = Mock(side_effect=self.status.snapshot)
+        self.patch(self.hooks, "_snapshot", looks)
+        self.hooks.start()
+        self.observer.peer_heard(news("w1"))
+        self.reactor.pump([1] * 5)
+        looks.assert_not_called()
+        self.subscribe_all()
+        self.assertEqual(self.take(1), [])
+        self.observer.peer_heard(news("w2"))
+        self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
     def test_stalled_and_caught_up(self) -> None:
         """A writer that stalls is told once, and again when it is live."""
