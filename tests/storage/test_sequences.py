@@ -32,7 +32,7 @@ FOOBAR = IdStream(
 )
 
 #: Rows of the big table.
-MANY = 5_000_000
+MANY = 1_000_000
 
 
 class ExplainingCursor:
@@ -264,7 +264,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_big_table_is_never_scanned(self) -> None:
         """
-        Over five million rows, with either index, no statement of the start
+        Over a million rows, with either index, no statement of the start
         scans the table, and few rows are read, however far behind a position is.
         """
         self.sql(
