@@ -135,6 +135,7 @@ def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
 
     :param lines: in the order of arrival, without their ends.
     """
+    # Over 50 lines, because function calls per line would slow down the hot path.
     items: list[ReceivedItem] = []
     # The run of each stream that may still grow.
     open_runs: dict[bytes, _OpenRun] = {}

@@ -3,13 +3,6 @@
 A line is a command's name, a space, and the rest, which each class parses in
 :meth:`Command.from_line` and encodes in :meth:`Command.to_line`; the two are inverse.
 Classes and fields have the names that Synapse uses.
-
-Ambiguities of the format:
-
-* In USER_SYNC the device id is the only field that may contain spaces, because none of
-  the fields around it may. The text ``None`` as a device id means that there is none.
-* The older USER_SYNC without a device id differs from the newer one by the number of
-  words; both are encoded in the newer form.
 """
 
 from __future__ import annotations
@@ -32,6 +25,11 @@ from synapse_replication.wire.commands.base import (
 from synapse_replication.wire.commands.legacy import (
     InvalidateCacheCommand,
     RemovePusherCommand,
+)
+from synapse_replication.wire.commands.users import (
+    ClearUserSyncsCommand,
+    UserIpCommand,
+    UserSyncCommand,
 )
 
 __all__ = [
@@ -269,74 +267,6 @@ def _rdata_head(stream_name: str, instance_name: str) -> bytes:
 
 
 @attrs.frozen
-class UserSyncCommand(Command):
-    """Notice that a user started or stopped syncing with an instance.
-
-    :ivar instance_id: the random id of the instance's epoch.
-    :ivar user_id: has no spaces.
-    :ivar device_id: may have spaces. ``None`` if not known.
-    :ivar last_sync_ms: when the user was last seen there, ms since 1970.
-    """
-
-    NAME: ClassVar[str] = "USER_SYNC"
-    instance_id: str
-    user_id: str
-    device_id: str | None
-    is_syncing: bool
-    last_sync_ms: int
-
-    @classmethod
-    @override
-    def from_line(cls, line: str) -> UserSyncCommand:
-        # Split from both ends, because a device id may have spaces.
-        ends = line.rsplit(" ", 2)
-        if len(ends) != 3:
-            cls._raise_unparsable("it has fewer than 4 fields")
-        front, state, last_sync_ms = ends
-        if state not in ("start", "end"):
-            cls._raise_unparsable("the second last field is neither start nor end")
-        ids = front.split(" ", 2)
-        if len(ids) < 2 or "" in ids[:2]:
-            cls._raise_unparsable("it has fewer than 4 fields")
-        device_id = ids[2] if len(ids) == 3 else "None"
-        return cls(
-            cls._id(ids[0]),
-            cls._id(ids[1]),
-            None if device_id == "None" else cls._id(device_id),
-            state == "start",
-            cls._integer(last_sync_ms),
-        )
-
-    @override
-    def to_line(self) -> str:
-        device_id = "None" if self.device_id is None else self.device_id
-        state = "start" if self.is_syncing else "end"
-        return (
-            f"{self.instance_id} {self.user_id} {device_id} {state} {self.last_sync_ms}"
-        )
-
-
-@attrs.frozen
-class ClearUserSyncsCommand(Command):
-    """Notice that no user syncs with an instance any more.
-
-    :ivar instance_id: the random id of the instance's epoch.
-    """
-
-    NAME: ClassVar[str] = "CLEAR_USER_SYNC"
-    instance_id: str
-
-    @classmethod
-    @override
-    def from_line(cls, line: str) -> ClearUserSyncsCommand:
-        return cls(cls._id(cls._word(line)))
-
-    @override
-    def to_line(self) -> str:
-        return self.instance_id
-
-
-@attrs.frozen
 class FederationAckCommand(Command):
     """Acknowledgement by a federation sender of the ``federation`` stream's rows.
 
@@ -362,46 +292,6 @@ class FederationAckCommand(Command):
 
 
 @attrs.frozen
-class UserIpCommand(Command):
-    """Notice of a user's request. Published on a Redis channel of its own.
-
-    :ivar user_id: has no spaces.
-    :ivar access_token: secret, therefore omitted from the ``repr``.
-    :ivar last_seen: ms since 1970.
-    """
-
-    NAME: ClassVar[str] = "USER_IP"
-    user_id: str
-    access_token: str = attrs.field(repr=lambda _: "<secret>")
-    ip: str
-    user_agent: str
-    device_id: str | None
-    last_seen: int
-
-    @classmethod
-    @override
-    def from_line(cls, line: str) -> UserIpCommand:
-        user_id, text = cls._words(line, 2)
-        return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
-
-    @override
-    def to_line(self) -> str:
-        fields = (
-            self.access_token,
-            self.ip,
-            self.user_agent,
-            self.device_id,
-            self.last_seen,
-        )
-        return f"{self.user_id} {self._json(fields)}"
-
-    @classmethod
-    @override
-    def redis_channel_name(cls, prefix: str) -> str:
-        return f"{prefix}/USER_IP"
-
-
-@attrs.frozen
 class LockReleasedCommand(Command):
     """Notice that a lock was released, so that waiters may try to acquire it.
 
@@ -424,7 +314,6 @@ class LockReleasedCommand(Command):
         return self._json((self.instance_name, self.lock_name, self.lock_key))
 
 
-_USER_IP_FIELDS = msgspec.json.Decoder(tuple[str, str, str, str | None, int])
 _LOCK_FIELDS = msgspec.json.Decoder(tuple[str, str, str])
 
 
