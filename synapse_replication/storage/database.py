@@ -174,23 +174,14 @@ class Database:
         ended: Deferred[None] = Deferred()
         self._running.add(ended)
 
-        def cancel(cancelled: Deferred[T]) -> None:
-            cancelled.pause()
-            cancelled.errback(CancelledError())
-            ended.addCallback(lambda _: cancelled.unpause())
-
-        result: Deferred[T] = Deferred(cancel)
+        result: Deferred[T] = Deferred(lambda _: _cancel_after(result, ended))
 
         def done(outcome: T | Failure, callbacks: list[Callable[[], object]]) -> None:
             self._call_all(description, callbacks)
             self._running.discard(ended)
             ended.callback(None)
-            if result.called:
-                return
-            if isinstance(outcome, Failure):
-                result.errback(outcome)
-            else:
-                result.callback(outcome)
+            if not result.called:
+                _fire(result, outcome)
 
         def work() -> None:
             outcome: T | Failure
@@ -341,6 +332,20 @@ class _Attempt:
             self.broken = True
         else:
             self.broken = self.connection.closed != 0
+
+
+def _cancel_after(result: Deferred[T], ended: Deferred[None]) -> None:
+    """Fail a Deferred with CancelledError, delivered only after ``ended``."""
+    result.pause()
+    result.errback(CancelledError())
+    ended.addCallback(lambda _: result.unpause())
+
+
+def _fire(result: Deferred[T], outcome: T | Failure) -> None:
+    if isinstance(outcome, Failure):
+        result.errback(outcome)
+    else:
+        result.callback(outcome)
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:

@@ -367,15 +367,7 @@ def read_page(
         if query.distinct:
             records = sorted(set(records) - seen)
             seen.update(records)
-        if not query.as_json:
-            found += [(record[0], list(record[1:])) for record in records]
-        elif all_json:
-            found += records
-        else:
-            found += [
-                (token, None if text is None else decode_json(text))
-                for token, text in records
-            ]
+        found += records if all_json else _decode_records(query, records)
     # The sort is stable: within a token, rows of an earlier query stay first.
     found.sort(key=itemgetter(0))
     updates = [
@@ -384,6 +376,17 @@ def read_page(
     return StreamUpdateResult(
         EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
     )
+
+
+def _decode_records(
+    query: RowQuery, records: Sequence[tuple[Any, ...]]
+) -> list[tuple[int, Any]]:
+    """Return each record's token and its row as a JSON value; ``None`` for no row."""
+    if not query.as_json:
+        return [(record[0], list(record[1:])) for record in records]
+    return [
+        (token, None if text is None else decode_json(text)) for token, text in records
+    ]
 
 
 def standard_stream(

@@ -12,7 +12,7 @@ import attrs
 from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
-__all__ = ["Detail", "RangeQuery", "RowQuery", "declared_query"]
+__all__ = ["Detail", "RangeQuery", "RowQuery", "declared_query", "id_expressions"]
 
 
 @attrs.frozen
@@ -109,16 +109,25 @@ class RowQuery:
     as_json: bool = False
 
 
+def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
+    """Return the expressions of a query that walks an index of the ids.
+
+    :param id_column: the column, quoted if necessary.
+    :param negative: ids count down.
+    :return: the token, the order, and the condition for ``after`` and ``up_to``.
+    """
+    if negative:
+        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
+        return f"-{id_column}", f"{id_column} DESC", bounds
+    bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    return id_column, id_column, bounds
+
+
 def declared_query(declaration: TableStream) -> RowQuery:
     """Return the query for the rows of a declared stream."""
     id_column = identifier(declaration.id_column)
     columns = ", ".join(map(identifier, declaration.column_names))
-    if declaration.negative:
-        token, order = f"-{id_column}", f"{id_column} DESC"
-        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
-    else:
-        token, order = id_column, id_column
-        bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    token, order, bounds = id_expressions(id_column, declaration.negative)
     if declaration.writer_column is None:
         writer = "TRUE"
     else:

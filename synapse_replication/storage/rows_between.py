@@ -44,13 +44,8 @@ def read_rows_between(
         writer_column, names = f"{query.alias}.{identifier(query.writer_column)}", ()
         bounds = rows_between(low, high, id_column=token, writer_column=writer_column)
     else:
-        bounds = SqlBounds(
-            f"{token} > %s AND {token} <= %s",
-            (
-                low.get_stream_pos_for_instance(writer),
-                high.get_stream_pos_for_instance(writer),
-            ),
-        )
+        positions = [each.get_stream_pos_for_instance(writer) for each in (low, high)]
+        bounds = SqlBounds(f"{token} > %s AND {token} <= %s", tuple(positions))
     # The index is on the column itself, so negative ids need bounds without a minus.
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()

@@ -201,6 +201,20 @@ def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[
     return [stream.sign * id_ for (id_,) in txn.fetchall()]
 
 
+def _committed_ids(
+    txn: Any, stream: IdStream, farthest: dict[IdColumn, int], stored: dict[str, int]
+) -> list[int]:
+    """Return ids of rows: the greatest, and those beyond the stored positions."""
+    greatest = max(farthest.values(), default=0)
+    ids = [greatest] if greatest else []
+    if stored:
+        low = min(stored.values())
+        for column in stream.tables:
+            if farthest[column] > low:
+                ids += _ids_beyond(txn, stream, column, low)
+    return ids
+
+
 def load_positions(
     txn: Any,
     stream: IdStream,
@@ -232,12 +246,7 @@ def load_positions(
     greatest = max(farthest.values(), default=0)
     all_stored = read_stored_positions(txn, stream) if stream.writers else {}
     stored = {w: p for w, p in all_stored.items() if w in stream.writers}
-    beyond: list[int] = [greatest] if greatest else []
-    if stored:
-        low = min(stored.values())
-        for column in stream.tables:
-            if farthest[column] > low:
-                beyond += _ids_beyond(txn, stream, column, low)
+    committed = _committed_ids(txn, stream, farthest, stored)
     is_writer = instance_name in stream.writers
     if raise_to_tables:
         _raise_sequence(txn, stream, greatest)
@@ -252,7 +261,7 @@ def load_positions(
         instance_name,
         stream.writers,
         stored,
-        beyond,
+        committed,
         complete,
         last,
         stream.plausible_distance,

@@ -20,7 +20,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from synapse_replication.storage.row_queries import Detail, RangeQuery, RowQuery
+from synapse_replication.storage.row_queries import (
+    Detail,
+    RangeQuery,
+    RowQuery,
+    id_expressions,
+)
 
 __all__ = ["STANDARD_QUERIES"]
 
@@ -99,6 +104,16 @@ _ABOUT_EVENT = (
 )
 
 
+#: For a table with ids of events: its alias, the column, and the join of the event.
+_JOINED_EVENT = (
+    "page",
+    "event_id",
+    f"""JOIN LATERAL (
+            SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
+        ) AS e ON TRUE""",
+)
+
+
 def _event_query(
     columns: str,
     table: str,
@@ -114,27 +129,15 @@ def _event_query(
 
     :param table: has ``event_id``, ``instance_name`` and the id column.
     """
-    if negative:
-        token, order = f"-{id_column}", f"{id_column} DESC"
-        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
-    else:
-        token, order = id_column, id_column
-        bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
-    if table == "events":
-        alias, event_columns, event = "e", _OF_EVENT, ""
-    else:
-        alias, event_columns = "page", "event_id"
-        event = f"""JOIN LATERAL (
-            SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
-        ) AS e ON TRUE"""
+    token, order, bounds = id_expressions(id_column, negative)
+    is_events = table == "events"
+    alias, event_columns, event = ("e", _OF_EVENT, "") if is_events else _JOINED_EVENT
     row = f"json_build_array({columns})"
     if kind is not None:
         row = f"json_build_array('{kind}', {row})"
     return RowQuery(
         f"""
-        SELECT {alias}.token,
-            CASE WHEN e.event_id IS NOT NULL
-            THEN {row}::text END
+        SELECT {alias}.token, CASE WHEN e.event_id IS NOT NULL THEN {row}::text END
         FROM (
             SELECT {token} AS token, {event_columns}
             FROM {table}
@@ -156,7 +159,7 @@ def _event_query(
             columns=tuple(columns.split(", ")),
             kind=kind,
             # The time at which an event ceased to be an outlier is not stored.
-            written_ms="received_ts" if table == "events" else None,
+            written_ms="received_ts" if is_events else None,
             negative=negative,
         ),
         as_json=True,
