@@ -1,6 +1,6 @@
-"""The directive ``config-reference``: tables made of the models of the configuration.
+"""The directive ``config-reference``: lists made of the models of the configuration.
 
-One section for each mapping that a configuration file can hold, with a row for each
+One section for each mapping that a configuration file can hold, with an entry for each
 key: its type, its default and its description.
 """
 
@@ -15,13 +15,14 @@ from typing import Any
 import annotated_types
 import attrs
 from docutils import nodes
-from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
+from synapse_replication.config import models, own_section
 from synapse_replication.config.models import SharedFile
 from synapse_replication.streams.table import TableStream
 
@@ -50,7 +51,7 @@ def _sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _type_name(annotation: Any, path: str) -> str:
-    """Return the type in words; a section is a link to its table."""
+    """Return the type in words; a section is a link to its list."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _type_name(arguments[0], path) + _bounds(arguments[1:])
@@ -128,9 +129,9 @@ def _title(path: str, introduction: str) -> Iterator[str]:
 def _section(
     section: type[BaseModel], path: str, shown: dict[type[BaseModel], str]
 ) -> Iterator[str]:
-    """Yield the lines of a section's table, and of those of the sections within.
+    """Yield the lines of a section's list, and of those of the sections within.
 
-    :param shown: the paths of the sections that have a table already.
+    :param shown: the paths of the sections that have a list already.
     """
     rows, within = [], []
     hints = typing.get_type_hints(section, include_extras=True)
@@ -158,7 +159,7 @@ def _section(
 
 
 def _stream(path: str) -> Iterator[str]:
-    """Yield the lines of the table of a declared stream's keys."""
+    """Yield the lines of the list of a declared stream's keys."""
     meanings = dict(
         re.findall(
             r":ivar (\w+): (.*?)(?=\n\s*:)", TableStream.__doc__ or "", re.DOTALL
@@ -183,11 +184,14 @@ def _stream(path: str) -> Iterator[str]:
     yield from _entries(rows)
 
 
-class ConfigReference(Directive):
-    """The tables of all sections."""
+class ConfigReference(SphinxDirective):
+    """The lists of all sections."""
 
     def run(self) -> list[nodes.Node]:
-        """Return the nodes of the tables."""
+        """Return the nodes of the lists."""
+        for module in (models, own_section):
+            self.env.note_dependency(str(module.__file__))
+        self.env.note_dependency(__file__)
         lines = StringList(
             list(_section(SharedFile, "", {})), source="config/models.py"
         )
