@@ -15,7 +15,7 @@ Counting commands and refused lines is the connections' affair.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -25,6 +25,7 @@ from synapse_replication.errors import (
     UnknownCommandError,
 )
 from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
+from synapse_replication.handlers.host_commands import HostCommandHandler
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
@@ -39,22 +40,11 @@ from synapse_replication.handlers.receiving.queue import Pacer
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.writer_state import Link
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.handlers.relay import CopyFilter
-from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands.standard import (
-    CancelTaskCommand,
-    ClearUserSyncsCommand,
     Command,
-    FederationAckCommand,
-    InvalidateCacheCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
     PositionCommand,
     RdataCommand,
-    RemoteServerUpCommand,
-    RemovePusherCommand,
     ReplicateCommand,
     UserIpCommand,
     UserSyncCommand,
@@ -92,7 +82,7 @@ class HandlerOptions:
     writers: DeclaredWriters | None = None
 
 
-class ReplicationCommandHandler(CommandSender):
+class ReplicationCommandHandler(HostCommandHandler):
     """Takes commands from all connections and sends to all of them.
 
     Used in the reactor's thread only. After :meth:`start_replication` no channel
@@ -117,10 +107,7 @@ class ReplicationCommandHandler(CommandSender):
             keeps_unsent=options.expects_links and not options.passive,
         )
         self._is_started = False
-        self._syncs = UserSyncDeduplicator()
         self._admission = WriterAdmission(options.writers)
-        self._relayed = CopyFilter()
-        self._delivered = CopyFilter()
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
@@ -150,20 +137,16 @@ class ReplicationCommandHandler(CommandSender):
                     f"{self._instance_name} writes {stream.description.name}, which "
                     "is not among its streams; add it there"
                 )
+        self._takers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
+            RdataRun: self._take_rows,
+            InterleavedRun: self._take_interleaved,
+            RefusedLine: self._take_refusal,
+        }
         self._handlers: dict[type[Command], Callable[..., _Waiting]] = {
             ReplicateCommand: self.on_REPLICATE,
             PositionCommand: self.on_POSITION,
             RdataCommand: self.on_RDATA,
-            UserSyncCommand: self.on_USER_SYNC,
-            ClearUserSyncsCommand: self.on_CLEAR_USER_SYNC,
-            FederationAckCommand: self.on_FEDERATION_ACK,
-            UserIpCommand: self.on_USER_IP,
-            RemoteServerUpCommand: self.on_REMOTE_SERVER_UP,
-            LockReleasedCommand: self.on_LOCK_RELEASED,
-            NewActiveTaskCommand: self.on_NEW_ACTIVE_TASK,
-            CancelTaskCommand: self.on_CANCEL_TASK,
-            RemovePusherCommand: self.on_REMOVE_PUSHER,
-            InvalidateCacheCommand: self.on_INVALIDATE_CACHE,
+            **self._host_command_handlers(),
         }
 
     # -- start and end ----------------------------------------------------------------
@@ -236,8 +219,7 @@ class ReplicationCommandHandler(CommandSender):
         self._followed.pop(connection, None)
         if link is not None:
             link.lose()
-            self._relayed.forget(connection)
-            self._delivered.forget(connection)
+            self._forget_copies(connection)
             self._observer.connections_changed(len(self._links))
             self.ready_again(connection)
 
@@ -250,14 +232,7 @@ class ReplicationCommandHandler(CommandSender):
             # Closed, and the rest of what was read with it.
             return
         for item in items:
-            if isinstance(item, RdataRun):
-                self._take_rows(link, item)
-            elif isinstance(item, InterleavedRun):
-                self._take_interleaved(link, item)
-            elif isinstance(item, RefusedLine):
-                self._take_refusal(link, item)
-            else:
-                self._take_command(connection, item)
+            self._takers.get(type(item), self._take_command)(link, item)
 
     def _take_rows(self, link: Link, run: RdataRun) -> None:
         receiver = self._receivers.get(run.stream_name)
@@ -316,15 +291,13 @@ class ReplicationCommandHandler(CommandSender):
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
 
-    def _take_command(
-        self, connection: ReplicationConnection, command: Command
-    ) -> None:
+    def _take_command(self, link: Link, command: Command) -> None:
         handle = self._handlers.get(type(command))
         if handle is None:
             return
         name = command.NAME
         try:
-            waiting = handle(connection, command)
+            waiting = handle(link.connection, command)
         except Exception as error:  # noqa: BLE001 -- the observer is told
             self._observer.failure(f"handling {name}", without_secrets(error, command))
             return
@@ -417,130 +390,3 @@ class ReplicationCommandHandler(CommandSender):
             )
             self._take_rows(link, run)
         return None
-
-    def on_USER_SYNC(
-        self, connection: ReplicationConnection, command: UserSyncCommand
-    ) -> _Waiting:
-        """Tell the host that a user began or ceased to sync elsewhere."""
-        if command.instance_id == self._host.identity.instance_id:
-            return None
-        if self._syncs.is_repeat(command, self._host.clock.seconds()):
-            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
-            return None
-        try:
-            waiting = self._host.commands.on_user_sync(
-                command.instance_id,
-                command.user_id,
-                command.device_id,
-                command.is_syncing,
-                command.last_sync_ms,
-            )
-        except Exception:
-            self._syncs.forget(command)
-            raise
-        return None if waiting is None else self._wait_for_sync(command, waiting)
-
-    async def _wait_for_sync(
-        self, command: UserSyncCommand, waiting: Awaitable[None]
-    ) -> None:
-        try:
-            await waiting
-        except Exception:
-            self._syncs.forget(command)
-            raise
-
-    def on_CLEAR_USER_SYNC(
-        self, connection: ReplicationConnection, command: ClearUserSyncsCommand
-    ) -> _Waiting:
-        """Tell the host that nobody syncs with a process any more."""
-        if command.instance_id == self._host.identity.instance_id:
-            return None
-        self._syncs.forget_process(command.instance_id)
-        return self._host.commands.on_clear_user_sync(command.instance_id)
-
-    def on_FEDERATION_ACK(
-        self, connection: ReplicationConnection, command: FederationAckCommand
-    ) -> _Waiting:
-        """Tell the host how far a federation sender has got."""
-        return self._host.commands.on_federation_ack(
-            command.instance_name, command.token
-        )
-
-    def on_USER_IP(
-        self, connection: ReplicationConnection, command: UserIpCommand
-    ) -> _Waiting:
-        """Tell the host that a client was seen, if the host stores that."""
-        if not self._host.stores_user_ips:
-            return None
-        return self._host.commands.on_user_ip(
-            command.user_id,
-            command.access_token,
-            command.ip,
-            command.user_agent,
-            command.device_id,
-            command.last_seen,
-        )
-
-    def on_REMOTE_SERVER_UP(
-        self, connection: ReplicationConnection, command: RemoteServerUpCommand
-    ) -> _Waiting:
-        """Tell the host that a remote server is reachable, and relay it."""
-        if not self._relay(connection, command):
-            return None
-        return self._host.commands.on_remote_server_up(command.data)
-
-    def on_LOCK_RELEASED(
-        self, connection: ReplicationConnection, command: LockReleasedCommand
-    ) -> _Waiting:
-        """Tell the host that a lock may be had, and relay it."""
-        if command.instance_name == self._instance_name:
-            return None
-        if not self._relay(connection, command):
-            return None
-        return self._host.commands.on_lock_released(
-            command.instance_name, command.lock_name, command.lock_key
-        )
-
-    def on_NEW_ACTIVE_TASK(
-        self, connection: ReplicationConnection, command: NewActiveTaskCommand
-    ) -> _Waiting:
-        """Tell the host that a task waits to be run."""
-        return self._host.commands.on_new_active_task(command.data)
-
-    def on_CANCEL_TASK(
-        self, connection: ReplicationConnection, command: CancelTaskCommand
-    ) -> _Waiting:
-        """Tell the host that a task is to be cancelled."""
-        return self._host.commands.on_cancel_task(command.data)
-
-    def on_REMOVE_PUSHER(
-        self, connection: ReplicationConnection, command: RemovePusherCommand
-    ) -> _Waiting:
-        """Tell the host what an older peer asks: to remove a pusher."""
-        return self._host.commands.on_remove_pusher(
-            command.app_id, command.push_key, command.user_id
-        )
-
-    def on_INVALIDATE_CACHE(
-        self, connection: ReplicationConnection, command: InvalidateCacheCommand
-    ) -> _Waiting:
-        """Tell the host what an older peer asks: to drop a cached answer."""
-        return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
-
-    def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
-        """Relay a command to the other peers that connected to us, once.
-
-        Never back, and never on a link that we made: its other end relays, too, and
-        in a mesh the command would go round without end.
-
-        :return: whether it is news here.
-        """
-        now = self._host.clock.seconds()
-        if connection.relays and not self._relayed.is_copy(command, connection, now):
-            for other in list(self._links):
-                if other.relays and other is not connection:
-                    self._send_to(other, command)
-        if self._delivered.is_copy(command, connection, now):
-            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
-            return False
-        return True

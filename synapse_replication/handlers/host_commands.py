@@ -1,0 +1,209 @@
+"""Commands for the host: all but those about rows and positions.
+
+Theory of operation: a command goes to the host's
+:class:`~synapse_replication.handlers.interfaces.CommandSink`, unless this process sent
+it itself or it is a repeat. Two kinds are relayed to the other peers that connected to
+this process.
+
+``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the host
+has something to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from synapse_replication.handlers.interfaces import (
+    ReplicationConnection,
+    ReplicationHost,
+)
+from synapse_replication.handlers.observer import DiscardReason, ReplicationObserver
+from synapse_replication.handlers.relay import CopyFilter
+from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
+from synapse_replication.wire.commands.standard import (
+    CancelTaskCommand,
+    ClearUserSyncsCommand,
+    Command,
+    FederationAckCommand,
+    InvalidateCacheCommand,
+    LockReleasedCommand,
+    NewActiveTaskCommand,
+    RemoteServerUpCommand,
+    RemovePusherCommand,
+    UserIpCommand,
+    UserSyncCommand,
+)
+
+__all__ = ["HostCommandHandler"]
+
+_Waiting: TypeAlias = Awaitable[None] | None
+
+
+class HostCommandHandler(CommandSender):
+    """Delivers the commands of other instances to the host, and relays some.
+
+    Used in the reactor's thread only.
+    """
+
+    def __init__(
+        self,
+        host: ReplicationHost,
+        observer: ReplicationObserver,
+        *,
+        passive: bool,
+        keeps_unsent: bool,
+    ) -> None:
+        super().__init__(host, observer, passive=passive, keeps_unsent=keeps_unsent)
+        self._syncs = UserSyncDeduplicator()
+        self._relayed = CopyFilter()
+        self._delivered = CopyFilter()
+
+    def _host_command_handlers(
+        self,
+    ) -> dict[type[Command], Callable[..., _Waiting]]:
+        return {
+            UserSyncCommand: self.on_USER_SYNC,
+            ClearUserSyncsCommand: self.on_CLEAR_USER_SYNC,
+            FederationAckCommand: self.on_FEDERATION_ACK,
+            UserIpCommand: self.on_USER_IP,
+            RemoteServerUpCommand: self.on_REMOTE_SERVER_UP,
+            LockReleasedCommand: self.on_LOCK_RELEASED,
+            NewActiveTaskCommand: self.on_NEW_ACTIVE_TASK,
+            CancelTaskCommand: self.on_CANCEL_TASK,
+            RemovePusherCommand: self.on_REMOVE_PUSHER,
+            InvalidateCacheCommand: self.on_INVALIDATE_CACHE,
+        }
+
+    def _forget_copies(self, connection: ReplicationConnection) -> None:
+        """Forget what came on a connection that was lost."""
+        self._relayed.forget(connection)
+        self._delivered.forget(connection)
+
+    def on_USER_SYNC(
+        self, connection: ReplicationConnection, command: UserSyncCommand
+    ) -> _Waiting:
+        """Tell the host that a user began or ceased to sync elsewhere."""
+        if command.instance_id == self._host.identity.instance_id:
+            return None
+        if self._syncs.is_repeat(command, self._host.clock.seconds()):
+            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            return None
+        try:
+            waiting = self._host.commands.on_user_sync(
+                command.instance_id,
+                command.user_id,
+                command.device_id,
+                command.is_syncing,
+                command.last_sync_ms,
+            )
+        except Exception:
+            self._syncs.forget(command)
+            raise
+        return None if waiting is None else self._wait_for_sync(command, waiting)
+
+    async def _wait_for_sync(
+        self, command: UserSyncCommand, waiting: Awaitable[None]
+    ) -> None:
+        try:
+            await waiting
+        except Exception:
+            self._syncs.forget(command)
+            raise
+
+    def on_CLEAR_USER_SYNC(
+        self, connection: ReplicationConnection, command: ClearUserSyncsCommand
+    ) -> _Waiting:
+        """Tell the host that nobody syncs with a process any more."""
+        if command.instance_id == self._host.identity.instance_id:
+            return None
+        self._syncs.forget_process(command.instance_id)
+        return self._host.commands.on_clear_user_sync(command.instance_id)
+
+    def on_FEDERATION_ACK(
+        self, connection: ReplicationConnection, command: FederationAckCommand
+    ) -> _Waiting:
+        """Tell the host how far a federation sender has got."""
+        return self._host.commands.on_federation_ack(
+            command.instance_name, command.token
+        )
+
+    def on_USER_IP(
+        self, connection: ReplicationConnection, command: UserIpCommand
+    ) -> _Waiting:
+        """Tell the host that a client was seen, if the host stores that."""
+        if not self._host.stores_user_ips:
+            return None
+        return self._host.commands.on_user_ip(
+            command.user_id,
+            command.access_token,
+            command.ip,
+            command.user_agent,
+            command.device_id,
+            command.last_seen,
+        )
+
+    def on_REMOTE_SERVER_UP(
+        self, connection: ReplicationConnection, command: RemoteServerUpCommand
+    ) -> _Waiting:
+        """Tell the host that a remote server is reachable, and relay it."""
+        if not self._relay(connection, command):
+            return None
+        return self._host.commands.on_remote_server_up(command.data)
+
+    def on_LOCK_RELEASED(
+        self, connection: ReplicationConnection, command: LockReleasedCommand
+    ) -> _Waiting:
+        """Tell the host that a lock may be had, and relay it."""
+        if command.instance_name == self._instance_name:
+            return None
+        if not self._relay(connection, command):
+            return None
+        return self._host.commands.on_lock_released(
+            command.instance_name, command.lock_name, command.lock_key
+        )
+
+    def on_NEW_ACTIVE_TASK(
+        self, connection: ReplicationConnection, command: NewActiveTaskCommand
+    ) -> _Waiting:
+        """Tell the host that a task waits to be run."""
+        return self._host.commands.on_new_active_task(command.data)
+
+    def on_CANCEL_TASK(
+        self, connection: ReplicationConnection, command: CancelTaskCommand
+    ) -> _Waiting:
+        """Tell the host that a task is to be cancelled."""
+        return self._host.commands.on_cancel_task(command.data)
+
+    def on_REMOVE_PUSHER(
+        self, connection: ReplicationConnection, command: RemovePusherCommand
+    ) -> _Waiting:
+        """Tell the host what an older peer asks: to remove a pusher."""
+        return self._host.commands.on_remove_pusher(
+            command.app_id, command.push_key, command.user_id
+        )
+
+    def on_INVALIDATE_CACHE(
+        self, connection: ReplicationConnection, command: InvalidateCacheCommand
+    ) -> _Waiting:
+        """Tell the host what an older peer asks: to drop a cached answer."""
+        return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
+
+    def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
+        """Relay a command to the other peers that connected to us, once.
+
+        Never back, and never on a link that we made: its other end relays, too, and
+        in a mesh the command would go round without end.
+
+        :return: whether it is news here.
+        """
+        now = self._host.clock.seconds()
+        if connection.relays and not self._relayed.is_copy(command, connection, now):
+            for other in list(self._links):
+                if other.relays and other is not connection:
+                    self._send_to(other, command)
+        if self._delivered.is_copy(command, connection, now):
+            self._observer.discarded(command.NAME, "", DiscardReason.REPEATED, 1)
+            return False
+        return True
