@@ -46,7 +46,7 @@ class Coalescer:
         return self._clock.seconds() - self._last_write > COALESCE_WINDOW
 
     def record_write(self) -> None:
-        """Gather from now on: something was, or is about to be, written."""
+        """Gather from now on: something is about to be written."""
         self._last_write = self._clock.seconds()
 
     def flush_later(self) -> None:
@@ -57,6 +57,11 @@ class Coalescer:
     def _flush_now(self) -> None:
         self._call = None
         self._flush()
+
+    def take_to_write(self) -> list[Publish]:
+        """Take out all that waits; it is written now."""
+        self._last_write = self._clock.seconds()
+        return self.take()
 
     def take(self) -> list[Publish]:
         """Take out all that waits."""

@@ -21,14 +21,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["EXTENSION", "MAX_KEPT", "Publish", "PublishLedger"]
+__all__ = ["EXTENSION", "MAX_KEPT", "NOT_KEPT", "Publish", "PublishLedger"]
 
 #: What the announcement of our positions makes good, and so need not be kept.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
 #: The name under which messages of the extension are counted. What there is to say
 #: when the connection is back is said then, so they are not kept either.
 EXTENSION = "EXTENSION"
-_NOT_KEPT = _RECOVERABLE | {EXTENSION}
+NOT_KEPT = _RECOVERABLE | {EXTENSION}
 #: How many commands other than rows and positions wait for a connection.
 MAX_KEPT = 10_000
 
@@ -80,21 +80,25 @@ class PublishLedger:
         retained, self._retained = self._retained, deque()
         return retained
 
-    def write(self, publishes: Iterable[Publish], unacknowledged: int) -> None:
-        """Record what is written on the connection.
+    def keep_until_answered(self, publish: Publish, end: int) -> None:
+        """Keep what nothing else brings, to publish it again if it is not answered.
 
-        :param unacknowledged: how many publishes before were not answered yet.
+        :param end: how many lines the next write has up to the end of this one.
+        """
+        self._unanswered.append((self._written + end, publish))
+
+    def record_write(self, count: int, unacknowledged: int) -> None:
+        """Record that so many lines are written on the connection.
+
+        :param unacknowledged: how many before them were not answered yet.
         """
         unanswered = self._unanswered
         acknowledged = self._written - unacknowledged
         while unanswered and unanswered[0][0] <= acknowledged:
             unanswered.popleft()
-        for publish in publishes:
-            self._written += len(publish.lines)
-            if publish.command_name not in _NOT_KEPT:
-                unanswered.append((self._written, publish))
         while len(unanswered) > MAX_KEPT:
             self._forgotten_upto, _ = unanswered.popleft()
+        self._written += count
 
     def end_connection(
         self, unacknowledged: int, *, is_refused: bool = False

@@ -26,7 +26,13 @@ from synapse_replication.handlers.observer import (
     ReplicationObserver,
 )
 from synapse_replication.redis.coalescing import Coalescer
-from synapse_replication.redis.ledger import EXTENSION, MAX_KEPT, Publish, PublishLedger
+from synapse_replication.redis.ledger import (
+    EXTENSION,
+    MAX_KEPT,
+    NOT_KEPT,
+    Publish,
+    PublishLedger,
+)
 from synapse_replication.redis.pacing import SHORT_LINES, Pacing
 from synapse_replication.redis.resp import encode_publishes
 
@@ -167,17 +173,20 @@ class RedisSender:
         protocol = self._protocol
         if protocol is None or self._pacing.is_paused or not self._waiting.pending:
             return
-        self._waiting.record_write()
-        pending = self._waiting.take()
+        pending = self._waiting.take_to_write()
+        ledger = self._ledger
         data: list[bytes] = []
         counts: dict[str, int] = {}
         for publish in pending:
-            command_name, lines = publish.command_name, publish.lines
-            data += encode_publishes(publish.channel, lines)
+            command_name, channel, lines = publish
+            data += encode_publishes(channel, lines)
+            if command_name not in NOT_KEPT:
+                ledger.keep_until_answered(publish, len(data))
             counts[command_name] = counts.get(command_name, 0) + len(lines)
-        self._ledger.write(pending, protocol.unacknowledged)
+        ledger.record_write(len(data), protocol.unacknowledged)
         protocol.write_publishes(data)
-        self._pacing.observe(self.unacknowledged, self._clock.seconds())
+        if not self._pacing.was_behind:
+            self._pacing.observe(self.unacknowledged, self._clock.seconds())
         for command_name, count in counts.items():
             self._observer.commands_sent(self._name, command_name, count)
 

@@ -17,6 +17,16 @@ def others(*lines: bytes) -> Publish:
     return Publish("USER_SYNC", b"hs", lines)
 
 
+def write(accounts: PublishLedger, unacknowledged: int, *publishes: Publish) -> None:
+    """Write publishes, as a sender does."""
+    count = 0
+    for publish in publishes:
+        count += len(publish.lines)
+        if publish.command_name not in ledger.NOT_KEPT:
+            accounts.keep_until_answered(publish, count)
+    accounts.record_write(count, unacknowledged)
+
+
 class RetainTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.ledger = PublishLedger()
@@ -53,7 +63,7 @@ class ConnectionTests(SynchronousTestCase):
         """Return the lines to be published again, whether some were forgotten, and
         how many are lost."""
         self.ledger = PublishLedger()
-        self.ledger.write(publishes, 0)
+        write(self.ledger, 0, *publishes)
         again, has_forgotten = self.ledger.end_connection(
             unacknowledged, is_refused=is_refused
         )
@@ -86,7 +96,7 @@ class ConnectionTests(SynchronousTestCase):
     def test_the_next_connection(self) -> None:
         """What was written on one connection says nothing of the next one."""
         self.end(1, others(b"a"))
-        self.ledger.write([others(b"b")], 0)
+        write(self.ledger, 0, others(b"b"))
         again, _ = self.ledger.end_connection(1)
         self.assertEqual([publish.lines for publish in again], [(b"b",)])
         self.assertEqual(self.ledger.lost, 2)
@@ -102,8 +112,8 @@ class ConnectionTests(SynchronousTestCase):
         """What was answered before something else is written is not kept any longer."""
         self.patch(ledger, "MAX_KEPT", 2)
         accounts = PublishLedger()
-        accounts.write([others(b"a"), others(b"b")], 0)
-        accounts.write([others(b"c")], 1)
+        write(accounts, 0, others(b"a"), others(b"b"))
+        write(accounts, 1, others(b"c"))
         again, has_forgotten = accounts.end_connection(3)
         self.assertEqual([publish.lines for publish in again], [(b"b",), (b"c",)])
         self.assertFalse(has_forgotten)

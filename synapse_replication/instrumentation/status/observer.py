@@ -23,9 +23,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import attrs
 from typing_extensions import override
@@ -41,140 +40,21 @@ from synapse_replication.handlers.observer import (
 )
 from synapse_replication.instrumentation.status.model import (
     Condition,
-    DuplicateStatus,
-    LinkStatus,
-    PeerStatus,
     ProcessStatus,
-    StallReason,
     WriterStatus,
-    describe_writer,
 )
+from synapse_replication.instrumentation.status.records import (
+    MAX_NAMES,
+    LinkRecord,
+    PeerRecord,
+    StatusLimits,
+    StatusRecords,
+    WriterRecord,
+    keep,
+)
+from synapse_replication.instrumentation.status.report import StatusReport
 
-__all__ = ["StatusLimits", "StatusObserver"]
-
-#: The most writers that are tracked; likewise links, and peers.
-MAX_NAMES = 1000
-#: The most undelivered announcements of a writer that are stored; beyond this number,
-#: every second one is removed.
-MAX_TOLD = 256
-#: The least time in s between two stored announcements of a writer.
-_TOLD_EVERY = 0.5
-
-#: An absent writer does not delay readiness: no rows are to be expected from it.
-_NOT_THERE = frozenset({StallReason.NO_POSITION, StallReason.WRITER_GONE})
-
-_Key = tuple[str, str]
-_Name = TypeVar("_Name", bound=Hashable)
-_Value = TypeVar("_Value")
-
-
-@attrs.frozen
-class StatusLimits:
-    """The durations after which a state is reported, in s, and limits.
-
-    :ivar late_after: the age of undelivered rows from which a live writer is shown as
-        catching up.
-    :ivar stalled_after: how long a problem must last before the writer is stalled.
-    :ivar silent_after: how long after its last heartbeat a peer is considered gone.
-    :ivar duplicate_for: how long after its last detection a duplicate is reported.
-    :ivar history: the number of samples of the lag that are stored.
-    :ivar forget_after: how long after its last event an entry that the configuration
-        does not name is removed, for instance a peer that has left.
-    """
-
-    late_after: float = 2.0
-    stalled_after: float = 10.0
-    silent_after: float = 15.0
-    duplicate_for: float = 60.0
-    history: int = 60
-    forget_after: float = 600.0
-
-
-@attrs.define
-class _Writer:
-    waiting_since: float
-    progress_at: float
-    position: int | None = None
-    announced: int | None = None
-    connection: str | None = None
-    was_level: bool = False
-    catch_up: CatchUpEvent | None = None
-    is_removed: bool = False
-    failing_since: float | None = None
-    failure: str = ""
-    #: The undelivered announcements: ``(token, monotonic time of the write)``.
-    told: deque[tuple[int, float]] = attrs.Factory(deque)
-    history: deque[int] = attrs.Factory(deque)
-    #: Position, announced position and connection at the last sample that differed
-    #: from the one before, and the time of that sample.
-    sampled: tuple[int | None, int | None, str | None] | None = None
-    sampled_at: float = 0.0
-
-    #: The writer's reported position if it is below ours, and since when it is.
-    behind_us: int | None = None
-    behind_us_since: float = 0.0
-
-    def lag(self) -> int:
-        if self.announced is None or self.position is None:
-            return 0
-        return max(self.announced - self.position, 0)
-
-    def announce(self, token: int, written: float) -> None:
-        """Record that the writer reached ``token`` at or before ``written``."""
-        if self.position is None or token >= self.position:
-            self.behind_us = None
-        if self.announced is None or token > self.announced:
-            self.announced = token
-        if self.position is not None and token <= self.position:
-            return
-        if self.told and self.told[-1][1] > written:
-            # Lower tokens were written no later than this one: correct their times.
-            self.told = deque(
-                (upto, min(told, written) if upto <= token else told)
-                for upto, told in self.told
-            )
-        if not self.told or token > self.told[-1][0]:
-            if self.told and written < self.told[-1][1] + _TOLD_EVERY:
-                self.told[-1] = (token, self.told[-1][1])
-                return
-            self.told.append((token, written))
-            if len(self.told) > MAX_TOLD:
-                first, *rest = self.told
-                self.told = deque([first, *rest[1::2]])
-
-    def move(self, position: int, now: float) -> None:
-        """Record that the rows up to ``position`` were delivered."""
-        if position != self.position:
-            self.progress_at = now
-            self.failing_since = None
-        self.position = position
-        while self.told and self.told[0][0] <= position:
-            self.told.popleft()
-        if self.announced is None or position > self.announced:
-            self.announced = position
-        if not self.told:
-            self.progress_at = now
-
-    def oldest(self) -> float | None:
-        """Return the time of the oldest undelivered write, if there is one."""
-        return self.told[0][1] if self.told and self.lag() else None
-
-
-@attrs.define
-class _Link:
-    since: float
-    up: int = 0
-    why: str = "not connected yet"
-
-
-@attrs.define
-class _Member:
-    news: PeerHeartbeat
-    heard: float
-    #: Since when a heartbeat could have arrived and none has.
-    silent_since: float = attrs.field(
-        default=attrs.Factory(lambda self: self.heard, takes_self=True)
-    )
+__all__ = ["StatusObserver"]
 
 
 class StatusObserver(ReplicationObserver):
@@ -207,18 +87,19 @@ class StatusObserver(ReplicationObserver):
         self._needs_link = needs_link
         self._limits = limits or StatusLimits()
         self._started = now = monotonic()
-        self._writers: dict[_Key, _Writer] = {
-            key: _Writer(now, now) for key in expected if key[1] != instance_name
+        self._writers: dict[tuple[str, str], WriterRecord] = {
+            key: WriterRecord(now, now) for key in expected if key[1] != instance_name
         }
         self._expected = frozenset(self._writers)
         self._expected_names = frozenset(name for _, name in self._expected)
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, "redis", "redis_out"})
         #: Writers that were removed without events and may still be live.
-        self._forgotten: dict[_Key, None] = {}
-        self._links: dict[str, _Link] = {}
-        self._members: dict[str, _Member] = {}
-        self._duplicates: dict[str, tuple[str, float]] = {}
+        self._forgotten: dict[tuple[str, str], None] = {}
+        self._records = StatusRecords(self._writers)
+        self._links = self._records.links
+        self._peers = self._records.peers
+        self._duplicates = self._records.duplicates
         self._buffer_sources: list[Callable[[], Iterable[ConnectionBuffers]]] = []
         self._own: Callable[[], Mapping[str, int]] = dict
 
@@ -253,25 +134,25 @@ class StatusObserver(ReplicationObserver):
                 writer.sampled, writer.sampled_at = known, now
             elif writer.sampled_at <= before and writer.catch_up is None:
                 del self._writers[key]
-                _keep(self._forgotten, key, None)
+                keep(self._forgotten, key, None)
         for name, link in list(self._links.items()):
             if not link.up and link.since <= before and name not in self._own_links:
                 del self._links[name]
-        for name, member in list(self._members.items()):
+        for name, member in list(self._peers.items()):
             if member.heard <= before and name not in self._expected_names:
-                del self._members[name]
+                del self._peers[name]
         for name, (_, heard) in list(self._duplicates.items()):
             if heard <= before:
                 del self._duplicates[name]
 
     # -- events -----------------------------------------------------------------------
 
-    def _writer(self, stream_name: str, instance_name: str) -> _Writer | None:
+    def _writer(self, stream_name: str, instance_name: str) -> WriterRecord | None:
         key = stream_name, instance_name
         writer = self._writers.get(key)
         if writer is None and instance_name != self._instance_name:
             now = self._monotonic()
-            writer = _keep(self._writers, key, _Writer(now, now))
+            writer = keep(self._writers, key, WriterRecord(now, now))
             if writer is not None and key in self._forgotten:
                 del self._forgotten[key]
                 # Its POSITION came before it was removed; there may be no further one.
@@ -312,7 +193,7 @@ class StatusObserver(ReplicationObserver):
             self._is_level(writer)
 
     @staticmethod
-    def _is_level(writer: _Writer) -> None:
+    def _is_level(writer: WriterRecord) -> None:
         if not writer.lag():
             writer.catch_up = None
             writer.was_level = writer.was_level or writer.connection is not None
@@ -407,7 +288,7 @@ class StatusObserver(ReplicationObserver):
 
     def _restart_grace_period(self) -> None:
         # No heartbeat could arrive while the link was down: count the silence from now.
-        for member in self._members.values():
+        for member in self._peers.values():
             member.silent_since = self._monotonic()
 
     @override
@@ -432,7 +313,7 @@ class StatusObserver(ReplicationObserver):
         if link is not None and not link.up:
             link.why = excerpt(why)
 
-    def _link(self, name: str) -> _Link | None:
+    def _link(self, name: str) -> LinkRecord | None:
         link = self._links.get(name)
         if link is None and len(self._links) >= MAX_NAMES:
             # Names that peers invent must not displace the links that are up.
@@ -443,21 +324,21 @@ class StatusObserver(ReplicationObserver):
             ]
             if downs:
                 del self._links[min(downs)[1]]
-        return link or _keep(self._links, name, _Link(self._monotonic()))
+        return link or keep(self._links, name, LinkRecord(self._monotonic()))
 
     @override
     def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
-        if name not in self._members and len(self._members) >= MAX_NAMES:
+        if name not in self._peers and len(self._peers) >= MAX_NAMES:
             strangers = [
                 (member.heard, other)
-                for other, member in self._members.items()
+                for other, member in self._peers.items()
                 if other not in self._expected_names
             ]
             if strangers:
-                del self._members[min(strangers)[1]]
-        _keep(self._members, name, _Member(heartbeat, now))
+                del self._peers[min(strangers)[1]]
+        keep(self._peers, name, PeerRecord(heartbeat, now))
         for stream_name, (token, age) in heartbeat.positions.items():
             writer = self._writers.get((stream_name, name))
             if writer is not None:
@@ -465,20 +346,21 @@ class StatusObserver(ReplicationObserver):
         is_expected = any(writer == name for _, writer in self._expected)
         if heartbeat.is_leaving and not is_expected:
             # It need not come back.
-            self._members.pop(name, None)
+            self._peers.pop(name, None)
             for key in [key for key in self._writers if key[1] == name]:
                 del self._writers[key]
 
     @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        _keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
+        keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
 
     # -- the status --------------------------------------------------------------------
 
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
-        writers = [self._look(key, now) for key in self._writers]
+        report = StatusReport(self._records, self._limits, now)
+        writers = report.writers()
         writers += [
             WriterStatus(
                 name, self._instance_name, Condition.WRITTEN_HERE, token, token
@@ -486,141 +368,15 @@ class StatusObserver(ReplicationObserver):
             for name, token in self._own().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
+        buffers = [each for source in self._buffer_sources for each in source()]
         return ProcessStatus(
             self._server_name,
             self._instance_name,
             __version__,
             now - self._started,
-            tuple(self._not_ready(writers)),
+            tuple(report.not_ready(writers, needs_link=self._needs_link)),
             tuple(writers),
-            tuple(self._look_at_links(now)),
-            tuple(
-                PeerStatus(
-                    name,
-                    member.news.epoch,
-                    member.news.version,
-                    member.news.where,
-                    now - member.heard,
-                    self._is_gone(member, now),
-                )
-                for name, member in sorted(self._members.items())
-            ),
-            tuple(
-                DuplicateStatus(name, places, now - heard)
-                for name, (places, heard) in sorted(self._duplicates.items())
-                if now - heard < self._limits.duplicate_for
-            ),
+            tuple(report.links(buffers)),
+            tuple(report.peers()),
+            tuple(report.duplicates()),
         )
-
-    def _look(self, key: _Key, now: float) -> WriterStatus:
-        writer = self._writers[key]
-        oldest = writer.oldest()
-        lag = writer.lag()
-        is_late = oldest is not None and now - oldest >= self._limits.late_after
-        if writer.is_removed:
-            condition = Condition.DRAINING
-        elif writer.catch_up is not None or (is_late and writer.connection is not None):
-            condition = Condition.CATCHING_UP
-        elif writer.connection is None:
-            condition = Condition.WAITING
-        else:
-            condition = Condition.LIVE
-        status = WriterStatus(
-            *key,
-            condition,
-            writer.position,
-            writer.announced,
-            lag,
-            0.0 if oldest is None else now - oldest,
-            None if writer.catch_up is None else writer.catch_up.from_token,
-            history=tuple(writer.history),
-        )
-        for reason, since, detail in self._problems(key[1], writer, now):
-            if now - since >= self._limits.stalled_after:
-                return attrs.evolve(
-                    status,
-                    condition=Condition.STALLED,
-                    reason=reason,
-                    stalled_for=now - since,
-                    detail=detail,
-                )
-        return status
-
-    def _problems(
-        self, name: str, writer: _Writer, now: float
-    ) -> Iterator[tuple[StallReason, float, str]]:
-        """Yield why a writer's rows do not arrive: reason, start, detail.
-
-        A problem comes before those that it causes.
-        """
-        if writer.connection is None and not any(
-            link.up for link in self._links.values()
-        ):
-            downs = [
-                f"{link_name}: {link.why}" for link_name, link in self._links.items()
-            ]
-            detail = "; ".join(downs) or "no peer is connected"
-            yield StallReason.NO_LINK, writer.waiting_since, detail
-        member = None if writer.is_removed else self._members.get(name)
-        if member is not None and self._is_gone(member, now):
-            detail = (
-                f"{name} announced its exit"
-                if member.news.is_leaving
-                else f"{name} no longer sends heartbeats"
-            )
-            yield StallReason.WRITER_GONE, member.heard, detail
-        if writer.behind_us is not None:
-            detail = (
-                f"ahead of its writer: this process is at {writer.position}, but "
-                f"{name} reports to be at {writer.behind_us}"
-            )
-            yield StallReason.AHEAD_OF_WRITER, writer.behind_us_since, detail
-        if writer.failing_since is not None:
-            yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
-        if writer.lag():
-            since = max(writer.progress_at, writer.told[0][1] if writer.told else 0.0)
-            detail = "rows were announced and none was delivered"
-            if writer.connection is not None or writer.catch_up is not None:
-                yield StallReason.NO_PROGRESS, since, detail
-        if writer.connection is None and not (writer.catch_up or writer.is_removed):
-            detail = f"{name} has not announced its position; is it running?"
-            yield StallReason.NO_POSITION, writer.waiting_since, detail
-
-    def _is_gone(self, member: _Member, now: float) -> bool:
-        silent_for = now - member.silent_since
-        return member.news.is_leaving or silent_for > self._limits.silent_after
-
-    def _not_ready(self, writers: Iterable[WriterStatus]) -> Iterator[str]:
-        """Yield what delays readiness: no link, and writers that were never level.
-
-        Absent writers are left out.
-        """
-        has_links = self._needs_link or bool(self._links)
-        if has_links and not any(link.up for link in self._links.values()):
-            yield "no link is up"
-        for status in writers:
-            writer = self._writers.get((status.stream_name, status.instance_name))
-            if writer is None or writer.was_level or status.reason in _NOT_THERE:
-                continue
-            yield describe_writer(status)
-
-    def _look_at_links(self, now: float) -> Iterator[LinkStatus]:
-        queued: dict[str, tuple[int, int]] = {}
-        for source in self._buffer_sources:
-            for buffers in source():
-                commands, size = queued.get(buffers.connection, (0, 0))
-                queued[buffers.connection] = (
-                    commands + buffers.pending_commands,
-                    size + buffers.send_buffer + buffers.kernel_send_buffer,
-                )
-        for name, link in sorted(self._links.items()):
-            commands, size = queued.get(name, (0, 0))
-            yield LinkStatus(name, link.up, now - link.since, link.why, commands, size)
-
-
-def _keep(table: dict[_Name, _Value], key: _Name, value: _Value) -> _Value | None:
-    """Store a value, unless the table is full; return it, or ``None`` if it is."""
-    if key not in table and len(table) >= MAX_NAMES:
-        return None
-    table[key] = value
-    return value

@@ -20,11 +20,8 @@ from synapse_replication.instrumentation.status.model import (
     describe_process,
     describe_writer,
 )
-from synapse_replication.instrumentation.status.observer import (
-    MAX_NAMES,
-    MAX_TOLD,
-    StatusObserver,
-)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.records import MAX_NAMES, MAX_TOLD
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 
