@@ -1,14 +1,13 @@
-"""A double of Postgres: tables, sequences and ``stream_positions``, in memory.
+"""A double of PostgreSQL: tables, sequences and ``stream_positions``, in memory.
 
-What it keeps of the real one: ``nextval`` takes effect at once and is never rolled
-back; rows are seen from their commit on, in the order of commits; a transaction may
-have to be repeated; the answer to a commit may be lost; after a switch to a standby
-a sequence may be behind. A transaction has yield points, each at another simulated
-time, at which anything else may happen: before it runs, before it commits, and
-before its answer arrives.
+It has these properties of the real one: ``nextval`` takes effect immediately and is
+never rolled back; rows are visible from their commit on, in the order of commits; a
+transaction may have to be retried; the response to a commit may be lost; after a
+failover to a standby a sequence may be behind. A transaction has yield points at
+different simulated times, at which other code may run: before it runs, before it
+commits, and before its response arrives.
 
-The statements are those of ``storage/``, known by their text; another one is an
-error.
+It knows the statements of ``storage/`` by their text; any other statement is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["DatabaseClient", "SimulatedDatabase", "StoredRow"]
 
 T = TypeVar("T")
 
-#: How often a transaction is tried, as in ``storage/database.py``.
+#: The most attempts of a transaction, as in ``storage/database.py``.
 MAX_ATTEMPTS = 6
 
 _Params = Mapping[str, Any]
@@ -55,12 +54,12 @@ class StoredRow:
 class SimulatedDatabase:
     """The server.
 
-    :param tables: of the streams that are kept in it.
-    :param committed: hears (stream, writer, id, rows) of each commit of rows.
-    :ivar is_up: else every transaction fails.
-    :ivar retry_chance: that a transaction has to be repeated.
-    :ivar lost_answer_chance: that a commit's answer is lost.
-    :ivar slowness: what its latencies are multiplied with.
+    :param tables: the tables of the stored streams.
+    :param committed: called with (stream, writer, id, rows) for each commit of rows.
+    :ivar is_up: whether it is running; if not, every transaction fails.
+    :ivar retry_chance: the probability that a transaction must be retried.
+    :ivar lost_answer_chance: the probability that the response to a commit is lost.
+    :ivar slowness: the factor of all latencies.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class SimulatedDatabase:
         self.lost_answer_chance = 0.0
         self.slowness = 1.0
         self.generation = 0
-        #: The tables that each transaction which has not ended has written to.
+        #: The tables to which each open transaction has written.
         self.open_transactions: dict[int, set[str]] = {}
         self.transactions = 0
         self.sequences = {table.sequence: 1 for table in tables}
@@ -225,9 +224,9 @@ class SimulatedDatabase:
     # -- commit and faults -------------------------------------------------------------
 
     def commit(self, inserts: Sequence[_Insert]) -> None:
-        """Make rows visible.
+        """Commit rows, which makes them visible.
 
-        :raises psycopg2.IntegrityError: if another transaction has used the id.
+        :raises psycopg2.IntegrityError: if another transaction has used an id.
         """
         for table, id_, _, _ in inserts:
             if any(row.stream_id == id_ for row in self.rows[table]):
@@ -237,25 +236,25 @@ class SimulatedDatabase:
             self._committed(self._streams[table], writer, id_, values)
 
     def stop(self) -> None:
-        """Go down: what is not committed never will be."""
+        """Stop: open transactions are never committed."""
         self.is_up = False
         self.generation += 1
 
     def start(self) -> None:
-        """Come up again with all that was committed."""
+        """Start again, with all committed data."""
         self.is_up = True
 
     def fall_behind(self, ids: int) -> None:
-        """Put every sequence back, as on a standby that was behind."""
+        """Set every sequence back, as after a failover to a standby that was behind."""
         for sequence, value in self.sequences.items():
             self.sequences[sequence] = max(1, value - ids)
 
     def set_sequence(self, sequence: str, value: int) -> None:
-        """Bring a sequence forward, as the error of a start says."""
+        """Advance a sequence, as the hint of the startup error says."""
         self.sequences[sequence] = max(self.sequences[sequence], value)
 
     def latency(self) -> float:
-        """Return s for one step of a transaction."""
+        """Return the duration of one step of a transaction, in s."""
         return (0.001 + self.random.random() * 0.03) * self.slowness
 
 
@@ -263,7 +262,7 @@ _Insert = tuple[str, int, str, list[tuple[Any, ...]]]
 
 
 class _Cursor:
-    """What a transaction's function gets."""
+    """The cursor that is passed to a transaction's function."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self.inserts: list[_Insert] = []
@@ -293,9 +292,9 @@ class _Cursor:
 
 
 class DatabaseClient:
-    """One process's connections to the database.
+    """The connections of one process to the database.
 
-    They are a :class:`~synapse_replication.storage.database.TransactionRunner`.
+    It is a :class:`~synapse_replication.storage.database.TransactionRunner`.
     """
 
     def __init__(self, database: SimulatedDatabase, reactor: ProcessReactor) -> None:
@@ -309,7 +308,7 @@ class DatabaseClient:
         *,
         autocommit: bool = False,
     ) -> Deferred[T]:
-        """Run ``func(cursor)``; it takes effect at one moment, and answers later."""
+        """Run ``func(cursor)``; it takes effect atomically, and responds later."""
         transaction = _Transaction(
             self._database, self._reactor, description, func, autocommit
         )
@@ -354,7 +353,7 @@ class _Transaction:
         cursor = _Cursor(database)
         try:
             result = self._func(cursor)
-        except Exception:  # noqa: BLE001 -- the caller's
+        except Exception:  # noqa: BLE001 -- passed to the caller
             self._callbacks += cursor.exception_callbacks
             self._answer(Failure())  # type: ignore[no-untyped-call]
             return
@@ -381,7 +380,7 @@ class _Transaction:
         if self._attempts < MAX_ATTEMPTS:
             self._later(self._run)
         else:
-            self._fail(psycopg2.errors.SerializationFailure("it met another one"))
+            self._fail(psycopg2.errors.SerializationFailure("concurrent transaction"))
         return True
 
     def _commit(self, cursor: _Cursor, generation: int, result: Any) -> None:
@@ -392,7 +391,7 @@ class _Transaction:
             self._answer_down()
             return
         if not self._reactor.is_alive and database.random.random() < 0.5:
-            # The server saw that the client is gone, and rolled back.
+            # The server noticed that the client is gone, and rolled back.
             return
         if self._may_repeat(cursor):
             return
@@ -411,7 +410,7 @@ class _Transaction:
         self._answer(result)
 
     def _answer_down(self) -> None:
-        self._fail(psycopg2.OperationalError("the server is not there"))
+        self._fail(psycopg2.OperationalError("the server is down"))
 
     def _fail(self, error: Exception) -> None:
         self._answer(Failure(error))  # type: ignore[no-untyped-call]

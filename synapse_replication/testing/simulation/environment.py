@@ -1,4 +1,4 @@
-"""What a simulated process needs of its cluster."""
+"""The interface of a cluster for its simulated processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ __all__ = ["Environment", "Neighbour"]
 
 
 class Neighbour(Protocol):
-    """Another process, as far as requests over HTTP see it.
+    """Another process, as seen by requests over HTTP.
 
-    :ivar is_up: it answers.
-    :ivar backlog: what it sent last; ``None`` if it keeps none.
+    :ivar is_up: whether it answers requests.
+    :ivar host: its host.
+    :ivar backlog: its backlog; ``None`` if it has none.
     """
 
     is_up: bool
@@ -31,18 +32,19 @@ class Neighbour(Protocol):
 
 
 class Environment(Protocol):
-    """All that a process shares with others, and what records what it does.
+    """The resources that processes share, and the records of their actions.
 
     Implemented by :class:`~synapse_replication.testing.simulation.cluster.Cluster`.
 
-    :ivar processes: those that run, by name.
-    :ivar writers: of each stream, by its name.
-    :ivar speak_extension: the names of those that speak the extension.
-    :ivar shares_tokens: processes are those of a homeserver, whose token of a writer
-        covers what all writers have persisted; else those of the stand-alone host.
-    :ivar sink_failure_chance: that a host refuses rows.
-    :ivar slow_sink_chance: that a host takes its time.
-    :ivar http_failure_chance: that a request to another process fails.
+    :ivar processes: the running processes, by name.
+    :ivar writers: the writers of each stream, by its name.
+    :ivar speak_extension: the names of the processes that use the extension.
+    :ivar shares_tokens: whether the processes are those of a homeserver, where the
+        token of a writer covers the rows that all writers have persisted; if not, they
+        use the stand-alone host.
+    :ivar sink_failure_chance: the probability that a sink rejects rows.
+    :ivar slow_sink_chance: the probability that a sink is slow.
+    :ivar http_failure_chance: the probability that a request to a process fails.
     """
 
     parts: Parts
@@ -71,25 +73,25 @@ class Environment(Protocol):
         ...
 
     def trace(self, text: str) -> None:
-        """Record what happens."""
+        """Report an event to the trace."""
 
     def unexpected(self, what: str, error: BaseException) -> None:
         """Record a failure that no fault explains."""
 
     def keeps_rows(self, name: str) -> bool:
-        """Return whether a process keeps what it was handed over a crash."""
+        """Return whether a process retains delivered rows across a crash."""
         ...
 
     def make_reactor(self, name: str) -> Any:
-        """Make what a process takes for a reactor."""
+        """Return the simulated reactor of a process."""
 
     def next_epoch(self) -> int:
-        """Return the next number of a life of a process."""
+        """Return the number of a new epoch."""
         ...
 
     def begins(self, name: str, positions: dict[tuple[str, str], int]) -> Reader:
-        """Record a new life, which goes on with what the last one kept."""
+        """Record a new epoch, which resumes with the state that the last one saved."""
         ...
 
     def run(self, what: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run what nobody waits for, and which never fails."""
+        """Run a coroutine in the background; a failure of it is a problem."""

@@ -1,8 +1,8 @@
-"""What goes wrong, and when: a plan of faults made of a seed.
+"""A plan of faults, derived from a seed.
 
-A fault happens at a random time, or at a *point*: the next time that a process is
-about to do a certain thing (after ``nextval``, before or after a commit, before it
-publishes rows, between the rows of a batch).
+A fault occurs at a random time, or at a *point*: the next time that a process reaches
+a certain step (after ``nextval``, before or after a commit, before it publishes rows,
+between the rows of a batch).
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ _RDATA = re.compile(rb"RDATA (\S+) (\S+) (\S+) ")
 
 
 class Faults:
-    """Carries out a plan, and ends it.
+    """Causes the faults of a plan, and ends them.
 
-    :param until: s; nothing goes wrong from then on.
-    :ivar ended: all faults are over.
+    :param cluster: the cluster.
+    :param seed: determines the plan.
+    :param start: the time in s at which faults may begin.
+    :param until: the time in s at which all faults end.
+    :ivar ended: whether all faults have ended.
     """
 
     def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
@@ -42,7 +45,7 @@ class Faults:
         self._until = until
         self._garble_chance = 0.0
         self._armed: dict[tuple[str, str], Callable[[], object]] = {}
-        #: (subscriber, stream, writer) of whom the newest thing was unreadable.
+        #: The (subscriber, stream, writer) whose last line was unreadable.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
         lies = Random(f"{seed}/liar")
@@ -82,7 +85,7 @@ class Faults:
             kind = random.choice(kinds)
             at = start + random.random() * (until - start)
             cluster.clock.callLater(at, self._begin, kind)
-        # Apart from the others, so that these stay as they were without it.
+        # With a generator of its own, so that the other faults do not depend on it.
         for _ in range(lies.choice([0, 0, 1, 2, 6])):
             at = start + lies.random() * (until - start)
             cluster.clock.callLater(at, self._begin, self.liar.lie)
@@ -100,7 +103,7 @@ class Faults:
         return delay
 
     def end(self) -> None:
-        """Let nothing go wrong any more, and start what is down."""
+        """End all faults, and start everything that is down."""
         cluster = self._cluster
         cluster.trace("the faults are over")
         self.ended = True
@@ -120,7 +123,7 @@ class Faults:
         for name in PROCESSES:
             cluster.start(name)
 
-    # -- kinds: each says what it does -----------------------------------------------
+    # -- kinds of faults: each causes one, and returns its description ----------------
 
     def _crash(self) -> str:
         name = self._random.choice(list(PROCESSES))
@@ -129,7 +132,7 @@ class Faults:
 
     def _crash_now(self, name: str) -> None:
         self._cluster.crash(name)
-        # Longer than a transaction of the dead may take.
+        # Longer than a transaction of the dead process may take.
         self._cluster.clock.callLater(
             1.0 + self._random.random() * 3, self._cluster.start, name
         )
@@ -140,7 +143,7 @@ class Faults:
         return f"{name}, {point}"
 
     def _outrun(self) -> str:
-        """Start the writer in memory again; it passes one who is away meanwhile."""
+        """Restart the writer in memory, which passes the position of a reader."""
         cluster, random = self._cluster, self._random
         call_later = cluster.clock.callLater
         name = random.choice([name for name in PROCESSES if name != "main"])
@@ -157,7 +160,7 @@ class Faults:
         call_later(1.0 + random.random() / 2, cluster.start, "main")
         for _ in range(random.randrange(5, 40)):
             call_later(2.5 + random.random(), self._write_in_memory)
-        return f"{name}, which {'crashes' if is_crash else 'hears nothing'}"
+        return f"{name}, which {'crashes' if is_crash else 'receives nothing'}"
 
     def _write_in_memory(self) -> None:
         if not self.ended:
@@ -226,7 +229,7 @@ class Faults:
         return f"{name} for {delay:.1f} s"
 
     def _interleave(self) -> str:
-        """Let batches arrive in pieces, with others' between them."""
+        """Deliver batches in pieces, interleaved with those of other writers."""
         self._cluster.network.splitting.chance = 0.9
         self._cluster.network.splitting.seconds = 0.1
         return f"for {self._later(self._together):.1f} s"
@@ -247,7 +250,7 @@ class Faults:
         if not self._cluster.database.is_up:
             self._cluster.database.fall_behind(behind)
             if behind:
-                # It may have forgotten what was announced.
+                # It may have lost announced positions.
                 self._cluster.ledger.doubt_all()
             self._cluster.database.start()
 
@@ -290,7 +293,7 @@ class Faults:
             act = self._armed.get(("between rows", name))
             at = data.find(b" batch ")
             if act is not None and at >= 0 and connection.is_open:
-                # The first row of a batch gets there, the rest does not.
+                # The first row of the batch arrives, the others do not.
                 connection.up.write(data[: data.index(b"]\r\n", at) + 3])
                 connection.up.end()
                 self._reach("between rows", name)
@@ -306,7 +309,7 @@ class Faults:
                 self._cluster.counts.garbled += 1
                 self._cluster.trace(f"garbled for {name}: {line!r}")
                 if self._random.random() < 0.5:
-                    # The row is unreadable, its token is not.
+                    # Only the row is unreadable; its token is not.
                     return line[:-1]
                 self.unread[name, stream, writer] = True
                 return line[: row.start(3)] + b"x" + line[row.start(3) :]

@@ -1,10 +1,10 @@
-"""What the drop-in finds in a homeserver, made of our own parts: ids and streams.
+"""Doubles of a homeserver's id generators and streams, for the drop-in.
 
-In a homeserver every process has an id generator for each stream, and the token of
-a writer that it returns covers the position up to which all writers together have
-persisted their rows. The POSITION of one writer can thereby move the token of
-another past a row that this process missed. The drop-in's own classes stand between
-that and the command handler; they are the real ones here.
+In a homeserver every process has an id generator for each stream. The token that it
+returns for a writer covers the position up to which all writers have persisted their
+rows, so the POSITION of one writer can move the token of another past a row that this
+process missed. The drop-in's classes between these doubles and the command handler are
+the real ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ __all__ = ["HomeserverStream", "make_rows"]
 class HomeserverStream:
     """One of a homeserver's stream objects.
 
-    :param stream: has the rows.
+    :param stream: the source of the rows.
+    :param instance_name: the name of this process.
     :param ids: the generator of its ids; ``None`` if it is held in memory.
     :ivar NAME: the name on the wire.
-    :ivar stream: see above.
-    :ivar ids: see above.
+    :ivar stream: the source of the rows.
+    :ivar ids: the generator of its ids; ``None`` if it is held in memory.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class HomeserverStream:
         self.ids = ids
 
     def current_token(self, instance_name: str) -> int:
-        """Return a writer's token, which covers what all writers have persisted."""
+        """Return a writer's token, which covers the rows persisted by all writers."""
         if self.ids is None:
             return self.stream.current_token(instance_name)
         return self.ids.get_current_token_for_writer(instance_name)
@@ -58,7 +59,7 @@ class HomeserverStream:
         return self.ids.get_minimal_local_current_token()
 
     def parse_row(self, value: Any) -> Any:
-        """Make a typed row of a JSON value."""
+        """Return the typed row for a JSON value."""
         return self.stream.description.codec.from_json(value)
 
     async def get_updates_since(
@@ -72,7 +73,7 @@ class HomeserverStream:
 
 
 class _Sink(Protocol):
-    """The simulation's end of the road."""
+    """The sink of the simulation, which records deliveries."""
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -84,7 +85,7 @@ class _Sink(Protocol):
 
 
 class _DataHandler:
-    """The homeserver's own data handler: its caches first, then its ids."""
+    """A homeserver's data handler: it updates its caches first, then its ids."""
 
     def __init__(
         self,
@@ -125,11 +126,13 @@ def make_rows(
     shows: Callable[[str, int], object],
     clock: Clock,
 ) -> HostRows:
-    """Make what delivers rows to a homeserver: the drop-in's own class.
+    """Return the drop-in's row sink for a simulated homeserver.
 
-    :param sink: is given everything before the ids of the homeserver move.
-    :param shows: is given a stream and the token up to which the homeserver tells its
-        users that they have seen everything, whenever that may have moved.
+    :param sink: receives everything before the ids of the homeserver move.
+    :param streams: the streams by name.
+    :param shows: called with a stream and the token up to which the homeserver's users
+        have seen everything, whenever that may have moved.
+    :param clock: the clock of the process.
     """
     handler = _DataHandler(sink, streams, shows)
     homeserver = SimpleNamespace(get_replication_data_handler=lambda: handler)

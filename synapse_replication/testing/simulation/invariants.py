@@ -1,17 +1,16 @@
-"""What must hold at every moment, whatever goes wrong: the :class:`Ledger`.
+"""The invariants that must hold at every moment, under all faults: the :class:`Ledger`.
 
-Of each stream that is kept in tables, for each writer and each life of each process
-that reads it:
+For each stream in tables, each writer, and each epoch of each reader:
 
 - rows are delivered exactly as they were committed: each token once, in order, with
   all of its rows (idempotent streams: at least once);
-- a position passes a token only if its rows were delivered, and nothing is committed
-  at or below a position that anybody holds or announced;
-- a homeserver never shows a stream as seen up to a token before it was delivered
-  what others committed up to there;
-- a POSITION on the wire never says "nothing between" of a range with a commit.
+- a position passes a token only if its rows were delivered, and no row is committed at
+  or below a position that a process has reached or announced;
+- a homeserver never shows a stream as seen up to a token before the rows that other
+  writers committed up to it were delivered;
+- a POSITION on the wire never declares a range empty that contains a commit.
 
-Of a stream in memory: tokens go up within one life of its writer, and in the end
+For a stream in memory: tokens increase within one epoch of its writer, and at the end
 every reader has the newest row of each key.
 """
 
@@ -34,8 +33,8 @@ class ViolationError(AssertionError):
 class SimulatedRow:
     """A row of every simulated stream.
 
-    :ivar row_id: no two rows have the same.
-    :ivar key: of a stream in memory: its writer's life, a colon, the key.
+    :ivar row_id: a unique number.
+    :ivar key: for a stream in memory: its writer's epoch, a colon, and the key.
     """
 
     row_id: int
@@ -44,7 +43,7 @@ class SimulatedRow:
 
 @attrs.define
 class _Written:
-    """What one writer committed in one stream."""
+    """The rows that one writer committed in one stream."""
 
     tokens: list[int] = attrs.Factory(list)
     rows: dict[int, list[int]] = attrs.Factory(dict)
@@ -62,20 +61,21 @@ _Key = tuple[str, str]
 
 @attrs.define(eq=False)
 class Reader:
-    """One life of a process that reads.
+    """One epoch of a reading process.
 
-    :ivar positions: by (stream, writer).
-    :ivar heard: the writers of which anything was heard in this life.
-    :ivar applied: the tokens delivered of idempotent streams.
-    :ivar views: the newest row of each key of streams in memory, with its writer's
-        life.
-    :ivar hidden_resets: streams in memory that began again without the reader's
-        being able to see it (a stock peer says no epoch).
-    :ivar delivered: the greatest token delivered; going back further would double it.
-    :ivar owed: tokens that it passed by a position that was false, and whose rows it
-        must get all the same.
-    :ivar found: the newest token of each writer that was in the table at the start.
-    :ivar excused: those of them that it may, but need not, get.
+    :ivar positions: its positions, by (stream, writer).
+    :ivar heard: the (stream, writer) pairs from which it has received anything.
+    :ivar applied: the delivered tokens of idempotent streams.
+    :ivar views: the newest row of each key of streams in memory.
+    :ivar epochs: the writer's epoch of each view.
+    :ivar hidden_resets: streams in memory whose writer restarted without the reader
+        being able to detect it (a stock peer announces no epoch).
+    :ivar delivered: the greatest delivered token; a position below it would cause
+        duplicates.
+    :ivar owed: tokens that it skipped because of a false position, and whose rows must
+        still be delivered.
+    :ivar found: each writer's newest token in the table at the start.
+    :ivar excused: owed tokens that may, but need not, be delivered any more.
     """
 
     name: str
@@ -92,20 +92,20 @@ class Reader:
 
 
 class Ledger:
-    """Knows what was committed, announced and delivered; raises :exc:`ViolationError`.
+    """Records commits, announcements and deliveries; raises :exc:`ViolationError`.
 
     :param idempotent: the names of the idempotent streams.
     :param in_memory: the names of the streams in memory.
-    :param trace: told of what happens.
-    :ivar violations: what was raised, whether or not somebody caught it.
-    :ivar committed_rows: how many rows were committed.
-    :ivar applied_rows: how many rows were delivered, in all processes.
-    :ivar doubted: (reader, stream, writer) that may stand at a false position: one that
-        was made up, or one that the database has forgotten.
-    :ivar forged: rows that were made up and may have been delivered, by (stream,
-        writer, token).
-    :ivar excused_rows: how many may be missing: those that a false position hid from a
-        reader that crashed before it heard better, or that lie below a forged row.
+    :param trace: called with a text for each event.
+    :ivar violations: all raised violations, even if a caller caught them.
+    :ivar committed_rows: the number of committed rows.
+    :ivar applied_rows: the number of rows delivered in all processes.
+    :ivar doubted: (reader, stream, writer) whose position may be false: a forged one,
+        or one that the database has lost.
+    :ivar forged: forged rows that may have been delivered, by (stream, writer, token).
+    :ivar excused_rows: the number of rows that may be missing: a false position hid
+        them from a reader that crashed before it was corrected, or they are below a
+        forged row.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class Ledger:
         self.excused_rows = 0
 
     def _violation(self, text: str) -> ViolationError:
-        # Whoever catches what a host raises would hide it.
+        # Recorded, because the caller may catch the exception.
         self.violations.append(text)
         self._trace(f"VIOLATION: {text}")
         return ViolationError(text)
 
     def written(self, stream: str, writer: str) -> _Written:
-        """Return what a writer committed."""
+        """Return the rows that a writer committed."""
         return self._written.setdefault((stream, writer), _Written())
 
     def last_token(self, stream: str, writer: str) -> int:
@@ -148,15 +148,15 @@ class Ledger:
     ) -> None:
         """Record a commit.
 
-        :raises ViolationError: if somebody has passed it already.
+        :raises ViolationError: if a position of a reader is already beyond it.
         """
         self._trace(f"commit {stream} {writer} {token}: {len(rows)} rows")
         written = self.written(stream, writer)
         insort(written.tokens, token)
         written.rows[token] = [row[0] for row in rows]
         self.committed_rows += len(rows)
-        # What a database that went back has forgotten may have been announced; the
-        # readers that heard of it must get the row all the same.
+        # A database that was set back may have lost an announced position; readers that
+        # received the announcement must still get the row.
         if written.announced >= token and not self._all_are_doubted:
             raise self._violation(
                 f"{writer} announced {stream} up to {written.announced} before it "
@@ -180,8 +180,8 @@ class Ledger:
     def cut_off(self, name: str) -> None:
         """Record that a process has crashed or lost its link.
 
-        What a false position hides from it is announced to others meanwhile; once it is
-        back, the false position may be the true one.
+        The rows that a false position hides from it are announced to others meanwhile;
+        when it is back, the false position may have become the true one.
         """
         reader = self.readers.get(name)
         if reader is not None:
@@ -194,16 +194,16 @@ class Ledger:
         reader.excused.setdefault(key, set()).update(owed)
 
     def doubt_all(self) -> None:
-        """Record that the database went back: it may have forgotten positions."""
+        """Record that the database was set back and may have lost positions."""
         self._all_are_doubted = True
 
     def _is_doubted(self, reader: Reader, key: _Key) -> bool:
         return self._all_are_doubted or (reader.name, *key) in self.doubted
 
     def _owe(self, reader: Reader, key: _Key, token: int) -> None:
-        """Record that a reader passed a row and must get it all the same."""
+        """Record that a reader passed a row that must still be delivered to it."""
         if token <= reader.delivered.get(key, 0):
-            # It lies below a row that was made up.
+            # It is below a forged row.
             self.excused_rows += 1
         else:
             reader.owed.setdefault(key, set()).add(token)
@@ -228,9 +228,9 @@ class Ledger:
     def begins(
         self, name: str, positions: dict[_Key, int], kept: Reader | None
     ) -> Reader:
-        """Begin with a life of a process, at these positions.
+        """Begin an epoch of a process at these positions.
 
-        :param kept: its last life, if it keeps what it was handed.
+        :param kept: its last epoch, if it retains delivered rows across a crash.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
         for key, written in self._written.items():
@@ -245,10 +245,10 @@ class Ledger:
         return reader
 
     def ends(self, name: str) -> None:
-        """End with a life of a process."""
+        """End an epoch of a process."""
         self.readers.pop(name, None)
 
-    def handed_on(
+    def delivered(
         self,
         reader: Reader,
         stream: str,
@@ -256,9 +256,9 @@ class Ledger:
         token: int,
         rows: list[SimulatedRow],
     ) -> None:
-        """Record rows that a process was given.
+        """Record rows that were delivered to a process.
 
-        :raises ViolationError: if they are not the ones that come next.
+        :raises ViolationError: if they are not the next rows of their writer.
         """
         self._trace(f"{reader.name} gets {stream} {writer} {token}: {len(rows)} rows")
         self.applied_rows += len(rows)
@@ -270,9 +270,9 @@ class Ledger:
         written = self.written(stream, writer)
         expected = written.rows.get(token)
         forged = self.forged.get((stream, writer, token))
-        # It may also have ended a batch of which more was to come.
+        # A forged row may also have ended an incomplete batch.
         if rows and forged is not None and forged == rows[-1].row_id:
-            self._trace(f"{reader.name} believes a row that was made up")
+            self._trace(f"{reader.name} accepts a forged row")
             reader.delivered[key] = max(token, reader.delivered.get(key, 0))
             self._excuse(reader, key)
             self._passes(reader, key, max(token, reader.positions.get(key, 0)))
@@ -284,7 +284,7 @@ class Ledger:
             )
         position = reader.positions.get(key, 0)
         if stream not in self._idempotent or token > position:
-            # A late row does not say that the position is the writer's.
+            # A late row does not confirm the writer's position.
             reader.heard.add(key)
         if stream in self._idempotent:
             reader.applied.setdefault(key, set()).add(token)
@@ -293,7 +293,7 @@ class Ledger:
             return
         owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
         if token in excused or (token in owed and token == min(owed)):
-            # A false position hid it, and it comes all the same.
+            # A false position hid it, and it is delivered now.
             owed.discard(token)
             excused.discard(token)
             return
@@ -305,16 +305,16 @@ class Ledger:
                 f"and not {written.next_after(position)}"
             )
         reader.delivered[key] = token
-        # A false position had them fetched while one of them was not yet committed.
+        # A false position caused a fetch while one of the rows was not yet committed.
         at = reader.positions.get(key, 0)
         while (at := written.next_after(at) or 0) and at < token:
             self._owe(reader, key, at)
         reader.positions[key] = token
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
-        """Record a position that a process was given.
+        """Record a position that was delivered to a process.
 
-        :raises ViolationError: if it passes rows that were not delivered.
+        :raises ViolationError: if it is beyond rows that were not delivered.
         """
         self._trace(f"{reader.name} is at {token} of {stream} of {writer}")
         key = stream, writer
@@ -333,7 +333,7 @@ class Ledger:
                     f"{writer}"
                 )
             reader.positions[key] = token
-            # What is above is to be delivered in its order again.
+            # Rows above the new position must be delivered in order again.
             owed = reader.owed.get(key, set())
             reader.owed[key] = {each for each in owed if each <= token}
             excused = reader.excused.get(key, set())
@@ -344,22 +344,22 @@ class Ledger:
     def shown(self, reader: Reader, stream: str, token: int) -> None:
         """Record the token up to which a homeserver's users have seen all.
 
-        :raises ViolationError: if a row at or below it was not delivered: who asks
-            from here on is never shown it.
+        :raises ViolationError: if a row at or below it was not delivered: users who
+            sync from this token on would never see the row.
         """
         if stream in self._in_memory or stream in self._idempotent:
             return
         if self._all_are_doubted or (reader.name, stream) in {
             doubted[:2] for doubted in self.doubted
         }:
-            # A false position counts among those that it has heard of.
+            # The token may depend on a false position.
             return
         for (of_stream, writer), written in self._written.items():
             if of_stream != stream or writer == reader.name:
                 continue
             position = reader.positions.get((stream, writer), 0)
-            # Ids that were found in the table count as finished from the start, also
-            # those beyond an id that was open then.
+            # Ids found in the table at the start count as finished, including those
+            # beyond an id that was in flight.
             found = reader.found.get((stream, writer), 0)
             missed = written.next_after(max(position, found))
             if missed is not None and missed <= token:
@@ -391,7 +391,7 @@ class Ledger:
             epoch, _, key = row.key.partition(":")
             known = reader.epochs.setdefault(stream, int(epoch))
             if int(epoch) != known:
-                # Its writer began again and is past our position already.
+                # Its writer restarted and is already beyond the reader's position.
                 reader.hidden_resets.add(stream)
                 reader.epochs[stream] = int(epoch)
             if row.row_id < view.get(key, 0):
@@ -401,10 +401,10 @@ class Ledger:
                 )
             view[key] = row.row_id
 
-    # -- in the end --------------------------------------------------------------------
+    # -- at the end --------------------------------------------------------------------
 
     def missing(self) -> list[str]:
-        """Return what was committed and not delivered to those who live."""
+        """Return the committed rows that were not delivered to running readers."""
         lacks = []
         for reader in self.readers.values():
             for (stream, writer), written in self._written.items():

@@ -1,8 +1,8 @@
-"""A peer that publishes what is not true: the *liar*.
+"""A peer that publishes false positions: the *liar*.
 
-It speaks in the name of a writer, in each of the forms in which a position can be
-announced, near the real one and far from it; and as a writer that is not declared. Who
-hears it is a part of the plan: everybody, or some.
+It announces positions in the name of a writer, in every form that the protocol has,
+near the real position and far from it; and in the name of an undeclared writer. The
+plan determines which processes receive the announcement.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from synapse_replication.wire.extension import (
 
 __all__ = ["FAR", "Liar", "LieForm"]
 
-#: As far as it goes.
+#: A position far beyond every plausible one.
 FAR = 2**62
-#: How far a lie that may be believed goes beyond the truth, at most.
+#: The greatest distance of a plausible false position from the real one.
 NEAR = 40
-
-#: Who is not declared as a writer of anything.
+#: An instance that is not declared as a writer of any stream.
 STRANGER = "zz"
 
 
@@ -49,23 +48,24 @@ class LieForm(enum.Enum):
 
 
 class Liar:
-    """Publishes what is not true in a cluster."""
+    """Publishes false positions in a cluster."""
 
     def __init__(self, cluster: Cluster, random: Random) -> None:
         self._cluster = cluster
         self._random = random
         self._row_id = 0
-        #: (stream, writer) of what it said.
+        #: The (stream, writer) pairs of its announcements.
         self.lied_about: set[tuple[str, str]] = set()
 
     def lie(self) -> str:
-        """Tell one lie, to some or to all; return what it was."""
+        """Publish one false position, and return its description."""
         cluster, random = self._cluster, self._random
         form = random.choice(list(LieForm))
         speakers = cluster.speak_extension & set(cluster.processes)
         is_far = random.random() < 0.5
-        # A near lie about what is idempotent leaves no trace to judge; one about what
-        # is in memory lasts until its writer says more, which stock peers seldom do.
+        # A near lie about an idempotent stream cannot be detected afterwards; one about
+        # a stream in memory lasts until its writer announces more, which stock peers
+        # rarely do.
         tables = [table.name for table in TABLES if is_far or table.name != CACHES]
         streams = tables if form is LieForm.ROW else [*tables, MEMORY_STREAM]
         if not is_far and cluster.speak_extension < set(PROCESSES):
@@ -105,7 +105,7 @@ class Liar:
     ) -> None:
         broker = self._cluster.broker
         if form is LieForm.HEARTBEAT:
-            # As the page of its status shows it.
+            # The epoch is public: the status page shows it.
             epoch = self._cluster.processes[writer].host.identity.instance_id
             now = int(self._cluster.clock.seconds() * 1000)
             message = ExtensionMessage(

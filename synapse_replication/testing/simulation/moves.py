@@ -1,10 +1,9 @@
-"""Streams that change their writers, as an operator moves them.
+"""Changes of the writers of streams, as an operator makes them.
 
-Theory of operation: a plan made of a seed. Each move takes one stream to other writers:
-moved, moved back, one added or one removed. The instances concerned are stopped in good
-order or killed, then the configuration changes, then they start again. Readers go on
-with the configuration that they have, or are away meanwhile, or start anew without
-what they had saved.
+Theory of operation: a plan is derived from a seed. Each move changes the writers of one
+stream: moved, moved back, one added or one removed. The instances concerned are stopped
+cleanly or killed, the configuration changes, and they start again. Readers continue
+with their configuration, or are down meanwhile, or restart without their saved state.
 """
 
 from __future__ import annotations
@@ -22,14 +21,17 @@ from synapse_replication.testing.simulation.parts import (
 
 __all__ = ["Moves"]
 
-#: How long an instance that is stopped in good order has for what it wrote, s.
+#: How long an instance that is stopped cleanly has to send its rows, in s.
 _STOP_SECONDS = 2.0
 
 
 class Moves:
-    """Carries out a plan of moves.
+    """Performs a plan of moves.
 
-    :param until: s; no move begins later.
+    :param cluster: the cluster.
+    :param seed: determines the plan.
+    :param start: the time in s at which moves may begin.
+    :param until: the time in s after which no move begins.
     """
 
     def __init__(self, cluster: Cluster, seed: int, start: float, until: float) -> None:
@@ -51,7 +53,7 @@ class Moves:
         kind, new = self._choose(stream, old)
         concerned = [name for name in WRITERS if name in {*old, *new}]
         if cluster.shares_tokens:
-            # A homeserver wants all of its processes to be started again.
+            # A homeserver requires a restart of all of its processes.
             concerned = list(PROCESSES)
         self._before[stream] = old
         is_killed = random.random() < 0.6
@@ -102,7 +104,7 @@ class Moves:
         for name in concerned:
             cluster.crash(name)
             cluster.stopping.discard(name)
-            # Longer than a transaction of the dead may take.
+            # Longer than a transaction of the dead process may take.
             delay = 1.0 + self._random.random() * 3
             cluster.clock.callLater(delay, cluster.start, name)
         cluster.writers[stream] = new

@@ -1,8 +1,8 @@
-"""The network between processes and the broker: TCP connections that misbehave.
+"""The network between processes and the broker: unreliable TCP connections.
 
-Each direction of a connection is a :class:`Pipe`: bytes arrive late, in order, and
-in pieces that have nothing to do with how they were written. A pipe may be *cut*:
-then it takes bytes and delivers none, and nobody is told (half-open).
+Each direction of a connection is a :class:`Pipe`: bytes arrive late, in order, and in
+pieces that do not depend on how they were written. A pipe may be *cut*: then it accepts
+bytes and delivers none, without any notification (a half-open connection).
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ __all__ = [
     "SimulatedNetwork",
 ]
 
-#: Where every connection leads, whatever address was asked for.
+#: The address to which every connection leads.
 BROKER_ADDRESS = IPv4Address("TCP", "127.0.0.1", 6379)
 
 
 class Owner(Protocol):
-    """One life of the process that has a connection.
+    """One epoch of the process that has a connection.
 
-    :ivar is_alive: once it is not, nothing reaches the process.
+    :ivar name: the name of the process.
+    :ivar is_alive: whether it runs; nothing is delivered to a dead process.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Owner(Protocol):
     def callLater(
         self, delay: float, func: Callable[..., object], *args: object
     ) -> object:
-        """Call a function later, in s, if the process is alive then."""
+        """Call a function after ``delay`` s, if the process is alive then."""
         ...
 
 
@@ -56,16 +57,16 @@ class Session(Protocol):
         ...
 
     def lost(self) -> None:
-        """Note that the connection is gone."""
+        """Record that the connection is closed."""
         ...
 
 
 @attrs.define
 class Splitting:
-    """How what is written together comes apart.
+    """How a write is split on arrival.
 
-    :ivar chance: that bytes do not arrive together.
-    :ivar seconds: how much later, at most, the rest arrives.
+    :ivar chance: the probability of a split.
+    :ivar seconds: the most time in s by which the rest arrives later.
     """
 
     chance: float = 0.1
@@ -75,12 +76,12 @@ class Splitting:
 class Pipe:
     """One direction of a connection.
 
-    :param latency: gives s, for each write.
-    :param splitting: how what was written together comes apart.
-    :param deliver: gets the bytes.
-    :param at_end: called once all before :meth:`end` was delivered.
-    :ivar in_flight: bytes that were written and not delivered.
-    :ivar is_cut: take bytes, deliver none, say nothing.
+    :param latency: returns the latency in s for each write.
+    :param splitting: how writes are split on arrival.
+    :param deliver: called with the bytes.
+    :param at_end: called once all bytes before :meth:`end` were delivered.
+    :ivar in_flight: the number of bytes that were written and not delivered.
+    :ivar is_cut: whether to accept bytes and deliver none.
     """
 
     def __init__(
@@ -106,19 +107,19 @@ class Pipe:
         self._is_closed = False
 
     def write(self, data: bytes) -> None:
-        """Have bytes delivered after those before them."""
+        """Deliver bytes after all earlier ones."""
         if not self._is_closed and not self.is_cut:
             self.in_flight += len(data)
             self._put(data)
 
     def end(self) -> None:
-        """Have the end delivered after all bytes."""
+        """Deliver the end after all bytes."""
         if not self._is_closed and not self.is_cut:
             self._put(None)
         self._is_closed = True
 
     def end_within(self, seconds: float) -> None:
-        """Lose what would take longer; then the end."""
+        """Discard bytes that would arrive later than that; then deliver the end."""
         limit = self._clock.rightNow + seconds
         while self._queue and self._queue[-1][0] > limit:
             self._queue.pop()
@@ -126,7 +127,7 @@ class Pipe:
         self.end()
 
     def close(self) -> None:
-        """Deliver nothing any more, what is on its way included."""
+        """Discard the bytes in flight, and deliver nothing more."""
         self._is_closed = True
         self._queue.clear()
 
@@ -139,9 +140,9 @@ class Pipe:
         if self._queue and not self._is_due:
             self._is_due = True
             delay = max(0.0, self._queue[0][0] - self._clock.rightNow)
-            self._clock.callLater(delay, self._take)
+            self._clock.callLater(delay, self._deliver_due)
 
-    def _take(self) -> None:
+    def _deliver_due(self) -> None:
         self._is_due = False
         now = self._clock.rightNow
         data = []
@@ -191,7 +192,7 @@ class SimulatedTransport:
         self._connection.client_closes(ConnectionLost())
 
     def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Pause nobody: what is written is little."""
+        """Do nothing: writes are too small to need flow control."""
 
     def unregisterProducer(self) -> None: ...
 
@@ -213,12 +214,12 @@ class SimulatedTransport:
 class Connection:
     """One connection of a process to the broker.
 
-    :param protocol: the client's end, which is connected by :meth:`begin`.
+    :param protocol: the client's protocol, which :meth:`begin` connects.
     :param role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
     :param lost: called with the reason, after ``connectionLost`` of the protocol.
     :ivar role: the name of its factory: ``redis`` subscribes, ``redis_out`` sends.
-    :ivar is_open: from the client's point of view.
-    :ivar address: of the client's end; no other has the same.
+    :ivar is_open: whether it is open from the client's point of view.
+    :ivar address: the unique address of the client's end.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class Connection:
         self.transport = SimulatedTransport(self)
 
     def begin(self) -> None:
-        """Tell the protocol that it is connected."""
+        """Connect the protocol."""
         self._protocol.makeConnection(self.transport)
 
     # -- the process's end ------------------------------------------------------------
@@ -282,10 +283,10 @@ class Connection:
             self._client_lost(why)
 
     def process_died(self) -> None:
-        """Close as the kernel does; nobody is left to be told."""
+        """Close the client's end as the kernel does, without a notification."""
         if self.is_open:
             self.is_open = False
-            # The next life must not be overtaken by this one.
+            # Bytes of this epoch must not arrive after those of the next one.
             self.up.end_within(0.5)
             self.down.close()
 
@@ -315,7 +316,7 @@ class Connection:
             self._session.received(data)
 
     def end_session(self) -> None:
-        """Have the broker's end forget the connection."""
+        """Close the broker's end."""
         if self._session_open:
             self._session_open = False
             self._session.lost()
@@ -336,14 +337,14 @@ class Connection:
 
 
 class SimulatedNetwork:
-    """All connections, and what is wrong with them.
+    """All connections, and their faults.
 
-    :param before_write: sees what a process writes, may end the connection or the
-        process, and gives what is really written.
-    :ivar splitting: how what is written together comes apart, everywhere.
-    :ivar slowness: by process, what its latencies are multiplied with.
-    :ivar refused: (process, role) that gets no connection.
-    :ivar broker_is_up: whether anybody does.
+    :ivar before_write: called with each write of a process; it may end the connection
+        or the process, and returns the bytes to write.
+    :ivar splitting: how writes are split on arrival, on all connections.
+    :ivar slowness: the factor of the latencies, by process.
+    :ivar refused: the (process, role) pairs whose connections are refused.
+    :ivar broker_is_up: whether the broker accepts connections.
     """
 
     def __init__(self, clock: SimulatedClock, random: Random) -> None:
@@ -359,12 +360,12 @@ class SimulatedNetwork:
         self._last_port = 40_000
 
     def next_port(self) -> int:
-        """Return a port that no connection had before."""
+        """Return an unused port."""
         self._last_port += 1
         return self._last_port
 
     def latency(self, name: str) -> float:
-        """Return s for one message between a process and the broker."""
+        """Return the latency in s of a message between a process and the broker."""
         return (0.001 + self.random.random() * 0.02) * self.slowness.get(name, 1.0)
 
     def refuses(self, name: str, role: str) -> bool:
@@ -404,6 +405,6 @@ class SimulatedNetwork:
         ]
 
     def forget(self, connection: Connection) -> None:
-        """Drop a connection that is over at the broker's end."""
+        """Remove a connection that is closed at the broker's end."""
         if connection in self.connections:
             self.connections.remove(connection)

@@ -1,4 +1,4 @@
-"""What simulated deployments are made of: processes, streams, and classes."""
+"""The components of simulated deployments: processes, streams and classes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
     "describe",
 ]
 
-#: Fetched from its writer's memory.
+#: A stream held in its writer's memory.
 MEMORY_STREAM = "typing"
-#: Anybody writes it; kept in a table, idempotent.
+#: An idempotent stream in a table, which every writer may write.
 CACHES = "caches"
 
-#: Every process, and whether it keeps what it was handed, with its positions.
+#: The processes, and whether each saves delivered rows with its positions.
 PROCESSES: Mapping[str, bool] = {
     "main": False,
     "writer1": False,
@@ -43,7 +43,7 @@ PROCESSES: Mapping[str, bool] = {
 }
 
 
-#: Those that may write a stream.
+#: The processes that may write a stream.
 WRITERS = ("main", "writer1", "writer2")
 
 
@@ -68,7 +68,7 @@ TABLES: Sequence[TableStream] = (
 
 
 def describe(table: TableStream) -> StreamDescription:
-    """Return the facts about a stream that is kept in a table."""
+    """Return the description of a stream in a table."""
     if table.name != CACHES:
         return table.description
     return attrs.evolve(
@@ -81,7 +81,7 @@ def describe(table: TableStream) -> StreamDescription:
 
 @attrs.frozen
 class Parts:
-    """The classes that processes are made of; a subclass puts a bug in."""
+    """The classes of a process's components; tests replace them to introduce bugs."""
 
     handler: type[ReplicationCommandHandler] = ReplicationCommandHandler
     streamer: type[ReplicationStreamer] = ReplicationStreamer
@@ -94,10 +94,10 @@ class Parts:
 
 @attrs.frozen
 class Kept:
-    """What a process keeps over its crashes, by (stream, writer).
+    """The state that a process saves across crashes, by (stream, writer).
 
-    :ivar positions: how far it got.
-    :ivar epochs: of which lives of writers in memory that is.
+    :ivar positions: the saved positions.
+    :ivar epochs: the epochs of the saved positions, for streams in memory.
     """
 
     positions: dict[tuple[str, str], int] = attrs.Factory(dict)

@@ -1,13 +1,12 @@
-"""A simulated process, made of the real code, on doubles.
+"""A simulated process: the real code on doubles of its environment.
 
-Real are the id generators, the streams, the command handler, the streamer, the data
-handler, the Redis link with its two connections, and the wire code. Doubles are
-time, network, Redis, Postgres, and the HTTP request that fetches what is in memory.
+The id generators, the streams, the command handler, the streamer, the data handler, the
+Redis link with its two connections, and the wire code are real. Time, network, Redis,
+PostgreSQL and the HTTP requests for rows in memory are doubles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import attrs
@@ -29,17 +28,12 @@ from synapse_replication.handlers.handler import (
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.sending.streamer import (
-    StreamerOptions,
-)
+from synapse_replication.handlers.sending.streamer import StreamerOptions
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.inserts import declared_insert
-from synapse_replication.storage.postgres_stream import (
-    PostgresStream,
-    WriterIds,
-)
+from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writers import RemovedWriterFinder
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
@@ -54,21 +48,13 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
-from synapse_replication.testing.simulation.database import (
-    DatabaseClient,
-)
-from synapse_replication.testing.simulation.environment import (
-    Environment,
-    Neighbour,
-)
+from synapse_replication.testing.simulation.database import DatabaseClient
+from synapse_replication.testing.simulation.environment import Environment, Neighbour
 from synapse_replication.testing.simulation.homeserver import (
     HomeserverStream,
     make_rows,
 )
-from synapse_replication.testing.simulation.invariants import (
-    Reader,
-    SimulatedRow,
-)
+from synapse_replication.testing.simulation.invariants import Reader, SimulatedRow
 from synapse_replication.testing.simulation.parts import (
     CACHES,
     MEMORY_STREAM,
@@ -77,80 +63,18 @@ from synapse_replication.testing.simulation.parts import (
     Kept,
     describe,
 )
+from synapse_replication.testing.simulation.sink import ProcessSink
 from synapse_replication.testing.simulation.watcher import Watcher
 
-__all__ = ["Process", "SinkError"]
-
-
-class SinkError(Exception):
-    """The host could not take rows: one of the faults."""
-
-
-class _Sink:
-    """The host's end: the ledger, and what a reader keeps."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def on_rdata(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> Awaitable[None] | None:
-        cluster = self._process.cluster
-        chance = cluster.random.random()
-        if chance < cluster.sink_failure_chance:
-            self._process.watcher.counts.sink_failures += 1
-            raise SinkError(f"{token} of {stream_name} was not taken")
-        if chance < cluster.slow_sink_chance:
-            return self._take_later(stream_name, instance_name, token, rows)
-        self._take(stream_name, instance_name, token, rows)
-        return None
-
-    async def _take_later(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> None:
-        await deferLater(self._process.reactor, self._process.cluster.random.random())
-        self._take(stream_name, instance_name, token, rows)
-
-    def _take(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> None:
-        process = self._process
-        process.cluster.ledger.handed_on(
-            process.reader, stream_name, instance_name, token, rows
-        )
-        if instance_name not in process.cluster.writers[stream_name]:
-            process.watcher.counts.drained_rows += len(rows)
-        key = stream_name, instance_name
-        process.keep(key, max(token, process.kept.positions.get(key, 0)))
-
-    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        process = self._process
-        process.cluster.ledger.position(
-            process.reader, stream_name, instance_name, token
-        )
-        process.keep((stream_name, instance_name), token)
-
-    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
-        return self._process.kept.epochs
-
-    def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        process = self._process
-        process.cluster.trace(
-            f"{process.name} takes {stream_name} of {instance_name} to be of {epoch}"
-        )
-        if process.cluster.random.random() < process.cluster.sink_failure_chance:
-            process.watcher.counts.sink_failures += 1
-            raise SinkError(f"{epoch} of {stream_name} was not taken")
-        key = stream_name, instance_name
-        process.keep(key, 0)
-        if process.cluster.keeps_rows(process.name):
-            process.kept.epochs[key] = epoch
+__all__ = ["Process"]
 
 
 class Process:
-    """One life of a process, from start to crash.
+    """One epoch of a process, from start to crash.
 
-    :param kept: what it kept in its last life, and keeps in this one.
+    :param cluster: the resources that it shares with other processes.
+    :param name: its instance name.
+    :param kept: its saved state, which it loads and updates.
     """
 
     def __init__(self, cluster: Environment, name: str, kept: Kept) -> None:
@@ -183,70 +107,36 @@ class Process:
         self.database = DatabaseClient(cluster.database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
-        #: (stream, writer) of which a sink is told nothing at the start.
+        #: The (stream, writer) pairs whose initial position the sink does not get.
         self._not_saved: set[tuple[str, str]] = set()
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
 
-    def keep(self, key: tuple[str, str], token: int) -> None:
-        """Keep a position over a crash, if this process does."""
+    def save(self, key: tuple[str, str], token: int) -> None:
+        """Save a position across crashes, if this process saves its state."""
         if self.cluster.keeps_rows(self.name):
             self.kept.positions[key] = token
 
     async def _start(self) -> None:
         cluster, host = self.cluster, self.host
-        while True:
-            try:
-                self._not_saved.clear()
-                made = [await self._make(self._declared(table)) for table in TABLES]
-                break
-            except psycopg2.Error:
-                await deferLater(self.reactor, 0.5)
-            except SequenceBehindError as error:
-                # The operator does as it says.
-                cluster.trace(f"{self.name} refuses to start: {error}")
-                cluster.database.set_sequence(error.sequence_name, error.value)
+        made = await self._make_streams()
         memory = self._make_in_memory()
         self.written = {stream.description.name: stream for stream in made}
         self.written[memory.description.name] = memory
-        positions = {
-            (stream, writer): self._token_at_start(stream, writer)
-            for stream in cluster.writers
-            # Also those that are no writers any more, or not yet.
-            for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
-            if writer != self.name
-        }
-        self.reader = cluster.begins(self.name, positions)
-        if cluster.keeps_rows(self.name):
-            for key in positions.keys() - self._not_saved:
-                self.kept.positions[key] = positions[key]
+        self._begin_epoch()
         self._fill_host()
-        parts, random = cluster.parts, cluster.random
-        receiver = ReceiverOptions(backoff=Backoff(jitter=random.random))
-        if cluster.has_small_queues:
-            receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
-        partial = extension = None
-        if self.backlog is not None:
-            partial = PartialResync(
-                self.epochs, self._ask_backlog, host.clock, self.watcher
-            )
-        self.handler = parts.handler(
-            host,
-            self.watcher,
-            options=HandlerOptions(
-                receiver=receiver, partial=partial, receiver_type=parts.receiver
-            ),
-        )
+        self.handler = self._make_handler()
+        extension = None
         if self.backlog is not None:
             extension = ReplicationExtension(
                 host, self.handler, self.watcher, self.epochs, self.backlog
             )
-        streamer = parts.streamer(
+        streamer = cluster.parts.streamer(
             host,
             self.handler,
             self.watcher,
             options=StreamerOptions(max_rows=5, torture_level=cluster.torture_level),
-            random_source=random,
+            random_source=cluster.random,
         )
         link = RedisReplicationLink(
             self.reactor,
@@ -259,8 +149,8 @@ class Process:
             ping_interval=5.0,
             reply_timeout=5.0,
             extension=extension,
-            subscriber_type=parts.subscriber,
-            # Two that come back at once are worse than two that do not.
+            subscriber_type=cluster.parts.subscriber,
+            # Simultaneous reconnects are the harder case.
             jitter=lambda: 0.0,
         )
         link.start()
@@ -270,23 +160,71 @@ class Process:
         self.is_up = True
         cluster.trace(f"{self.name} is up")
 
+    async def _make_streams(self) -> list[PostgresStream]:
+        """Create the streams in tables, retrying until the database is available."""
+        cluster = self.cluster
+        while True:
+            try:
+                self._not_saved.clear()
+                return [await self._make(self._declared(table)) for table in TABLES]
+            except psycopg2.Error:
+                await deferLater(self.reactor, 0.5)
+            except SequenceBehindError as error:
+                # The operator follows the hint of the error.
+                cluster.trace(f"{self.name} refuses to start: {error}")
+                cluster.database.set_sequence(error.sequence_name, error.value)
+
+    def _begin_epoch(self) -> None:
+        """Record the initial positions in the ledger, and save them."""
+        cluster = self.cluster
+        positions = {
+            (stream, writer): self._token_at_start(stream, writer)
+            for stream in cluster.writers
+            # Including processes that are no longer writers, or not yet.
+            for writer in (WRITERS if stream != MEMORY_STREAM else ("main",))
+            if writer != self.name
+        }
+        self.reader = cluster.begins(self.name, positions)
+        if cluster.keeps_rows(self.name):
+            for key in positions.keys() - self._not_saved:
+                self.kept.positions[key] = positions[key]
+
+    def _make_handler(self) -> ReplicationCommandHandler:
+        cluster, host = self.cluster, self.host
+        parts = cluster.parts
+        receiver = ReceiverOptions(backoff=Backoff(jitter=cluster.random.random))
+        if cluster.has_small_queues:
+            receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
+        partial = None
+        if self.backlog is not None:
+            partial = PartialResync(
+                self.epochs, self._ask_backlog, host.clock, self.watcher
+            )
+        return parts.handler(
+            host,
+            self.watcher,
+            options=HandlerOptions(
+                receiver=receiver, partial=partial, receiver_type=parts.receiver
+            ),
+        )
+
     def _token_at_start(self, stream_name: str, writer: str) -> int:
-        """Return the token up to which the database says that a writer has written."""
+        """Return a writer's position according to the database."""
         generator = self.generators.get(stream_name)
         if (
             self.cluster.shares_tokens
             and writer not in self.cluster.writers[stream_name]
         ):
-            # It starts without anything that a missed row could have changed.
+            # The process starts without caches that a missed row could make stale.
             return self.cluster.ledger.last_token(stream_name, writer)
         if self.cluster.shares_tokens and generator is not None:
             return generator.get_current_token_for_writer(writer)
         return self.written[stream_name].current_token(writer)
 
     def _fill_host(self) -> None:
-        """Return the host its streams, and what takes their rows."""
+        """Add the streams and the sink to the host."""
         cluster, host = self.cluster, self.host
-        sink = _Sink(self)
+        sink = ProcessSink(self)
         hosted: dict[str, HostStream] = {}
         for name, stream in self.written.items():
             writers = cluster.writers[name]
@@ -371,7 +309,7 @@ class Process:
         *,
         is_new: bool,
     ) -> None:
-        """Begin behind the removed writers of which nothing is missing."""
+        """Skip the removed writers without missing rows."""
         survey = await finder.survey()
         found = {} if is_new else finder.select(survey)
         for writer in survey.absent - found.keys():
@@ -398,7 +336,7 @@ class Process:
             instance_name=self.name,
             insert=declared_insert(table),
             page_rows=3,
-            # A homeserver reads its pages without a look at the sequence.
+            # A homeserver reads its pages without reading the sequence.
             sequence=None if self.cluster.shares_tokens else table.sequence,
             find_removed_writers=None if finder is None else finder.find,
         )
@@ -463,7 +401,7 @@ class Process:
         from_token: int,
         upto_token: int,
     ) -> StreamUpdateResult:
-        """Ask another process for what it sent last, as over HTTP."""
+        """Request rows from another process's backlog, as over HTTP."""
         process = await self._ask(instance_name)
         if epoch != process.host.identity.instance_id:
             raise HttpCatchUpError("GET", instance_name, 409, "another epoch")
@@ -485,11 +423,11 @@ class Process:
             or not process.is_up
             or cluster.random.random() < cluster.http_failure_chance
         ):
-            raise HttpCatchUpError("GET", instance_name, None, "nobody answers")
+            raise HttpCatchUpError("GET", instance_name, None, "no response")
         return process
 
     async def write(self, stream_name: str, rows: list[SimulatedRow]) -> None:
-        """Write rows; an error of the database is an outcome like others."""
+        """Write rows; an error of the database is not a failure of the simulation."""
         stream: Any = self.written[stream_name]
         if stream_name == MEMORY_STREAM:
             stream.write(rows)
@@ -501,5 +439,5 @@ class Process:
         self.host.notifier.notify()
 
     def position(self, stream_name: str, writer: str) -> int:
-        """Return where this process stands with a writer."""
+        """Return the position of this process for a writer."""
         return self.host.streams.get_streams()[stream_name].current_token(writer)

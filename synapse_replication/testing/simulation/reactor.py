@@ -1,4 +1,4 @@
-"""The reactor of one simulated process, and what it connects with."""
+"""The reactor of one simulated process, and its connector."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ __all__ = ["ProcessReactor", "SimulatedConnector"]
 
 
 class ProcessReactor:
-    """What one life of a process sees of time and network; dies with it.
+    """The clock and the network of one epoch of a process.
 
-    :ivar is_alive: once it is not, nothing that was asked for happens.
+    :ivar is_alive: whether the process runs; once it does not, no scheduled call is
+        made.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class ProcessReactor:
         self._network = network
 
     def kill(self) -> None:
-        """End, as by ``kill -9``."""
+        """End the process, as ``kill -9`` does."""
         self.is_alive = False
         self._network.process_died(self)
 
@@ -45,7 +46,7 @@ class ProcessReactor:
     def callLater(
         self, delay: float, func: Callable[..., object], *args: object, **kw: object
     ) -> DelayedCall:
-        """Call a function later, in s, if the process is alive then."""
+        """Call a function after ``delay`` s, if the process is alive then."""
         return self._clock.callLater(delay, self._call, func, args, kw)
 
     def callFromThread(
@@ -75,7 +76,7 @@ class ProcessReactor:
 
 
 class SimulatedConnector:
-    """What a client factory is given to connect again with."""
+    """The connector that a client factory uses to reconnect."""
 
     def __init__(
         self, network: SimulatedNetwork, reactor: ProcessReactor, factory: Any
@@ -117,6 +118,6 @@ class SimulatedConnector:
         network.open(self._reactor, protocol, factory.name, self.lost)
 
     def lost(self, failure: Failure) -> None:
-        """Note that the connection is gone."""
+        """Report to the factory that the connection is lost."""
         self.factory.clientConnectionLost(self, failure)
         self.factory.doStop()

@@ -1,4 +1,4 @@
-"""One simulation: traffic, faults, then quiet; and what came of it."""
+"""Runs one simulation: traffic and faults, then a quiet period; and its result."""
 
 from __future__ import annotations
 
@@ -27,34 +27,36 @@ from synapse_replication.testing.simulation.watcher import Counts
 
 __all__ = ["LIVENESS_SECONDS", "Result", "Run", "simulate"]
 
-#: When traffic and faults begin, s.
+#: The time in s at which traffic and faults begin.
 BEGIN = 2.0
-#: When faults end, s. Traffic ends 2 s before, so that some is the last.
+#: The time in s at which faults end. Traffic ends 2 s earlier.
 END = 17.0
-#: How long before the faults end the last stream is moved, s.
-_LAST_MOVE = 3.0
-#: Within how many s all that was published arrives.
+#: The time in s within which every published message arrives.
 ARRIVAL_SECONDS = 2.0
-#: Within how many s after the last fault all positions are equal.
+#: The time in s between the last move of a stream and the end of faults.
+_LAST_MOVE = 3.0
+#: The time in s after the last fault within which all positions must agree.
 LIVENESS_SECONDS = 60.0
-#: After how many s without agreement all processes announce themselves, once.
+#: The time in s without agreement after which all processes announce their positions.
 ANNOUNCE_SECONDS = 20.0
-#: Within how many s half-open connections are noticed and replaced: a ping each 5 s,
-#: 5 s for its answer; another one is noticed after that has been said and answered.
+#: The time in s within which half-open connections are detected and replaced: there is
+#: a ping every 5 s with a timeout of 5 s, and a second one may be detected only after
+#: the first was replaced.
 NOTICE_SECONDS = 24.0
-#: How long nothing may be said when there is nothing to say, s.
+#: The time in s during which an idle cluster must send no messages.
 IDLE_SECONDS = 5.0
-#: Catch-ups beyond those that disconnections explain.
+#: The number of allowed catch-ups beyond those that disconnections explain.
 ALLOWANCE = 10
 
 
 @attrs.frozen
 class Result:
-    """What came of one seed.
+    """The result of one seed.
 
-    :ivar failure: what did not hold; ``None`` if all did.
-    :ivar crashed: whether that is an exception, not an invariant.
-    :ivar agreed_after: s from the end of the faults until all positions agreed.
+    :ivar seed: the seed.
+    :ivar failure: the violated invariant; ``None`` if all held.
+    :ivar agreed_after: the time in s from the end of the faults until all positions
+        agreed.
     """
 
     seed: int
@@ -75,16 +77,16 @@ def simulate(
     parts: Parts | None = None,
     trace_to: Callable[[float, str], object] | None = None,
 ) -> Result:
-    """Run the cluster of a seed to its end, or to the first thing that fails.
+    """Run the cluster of a seed to its end, or to the first violation.
 
-    :param parts: other classes than the real ones, to see the bugs found.
-    :param trace_to: is given (time, text) of what happens.
+    :param parts: classes to use instead of the real ones, to check that bugs are found.
+    :param trace_to: called with (time, text) for each event.
     """
     # What was there before is not of this seed, and takes longer to look through.
     gc.freeze()
     with _unhandled_errors() as unhandled:
         result = _simulate(Run(seed, parts, trace_to), seed)
-        # Errors that nobody handles show when what has them is forgotten.
+        # Unhandled errors in Deferreds are logged when these are collected.
         gc.collect()
     gc.unfreeze()
     if unhandled and result.failure is None:
@@ -99,7 +101,7 @@ def _simulate(run: Run, seed: int) -> Result:
         run.run()
     except ViolationError as violation:
         failure = str(violation)
-    except Exception as error:  # noqa: BLE001 -- it is the result
+    except Exception as error:  # noqa: BLE001 -- reported in the result
         crashed = True
         where = traceback.extract_tb(error.__traceback__)[-1]
         failure = (
@@ -127,14 +129,14 @@ def _simulate(run: Run, seed: int) -> Result:
 
 @contextmanager
 def _unhandled_errors() -> Iterator[list[str]]:
-    """Hear of errors in Deferreds that nobody handles."""
+    """Collect unhandled errors in Deferreds."""
     found: list[str] = []
 
     @implementer(ILogObserver)
     def observe(event: LogEvent) -> None:
         if event.get("log_level") is LogLevel.critical and "log_failure" in event:
             failure: Failure = event["log_failure"]
-            found.append(f"nobody handles {failure.value!r}")
+            found.append(f"unhandled error {failure.value!r}")
 
     globalLogPublisher.addObserver(observe)
     try:
@@ -144,11 +146,13 @@ def _unhandled_errors() -> Iterator[list[str]]:
 
 
 class Run:
-    """A simulation that can be looked at: what is in its cluster, and after it.
+    """A simulation whose cluster can be inspected.
 
-    Arguments are those of :func:`simulate`.
+    The arguments are those of :func:`simulate`.
 
-    :ivar agreed_after: s from the end of the faults until all positions agreed.
+    :ivar cluster: the cluster.
+    :ivar agreed_after: the time in s from the end of the faults until all positions
+        agreed.
     """
 
     def __init__(
@@ -167,13 +171,13 @@ class Run:
     def run(self) -> None:
         """Run to the end.
 
-        :raises ViolationError: if something did not hold.
+        :raises ViolationError: if an invariant does not hold.
         """
         cluster = self.cluster
         for name in PROCESSES:
             cluster.clock.callLater(self._random.random(), cluster.start, name)
         cluster.clock.callLater(BEGIN, self._write)
-        # A lie that was told last may arrive when all agreed already.
+        # The last lie may arrive after all positions have agreed.
         self._go_until(END + ARRIVAL_SECONDS)
         self._wait_for_agreement()
         self._check_idle()
@@ -194,7 +198,7 @@ class Run:
         if stream == MEMORY_STREAM and random.random() < 0.5:
             stream = streams[0]
         rows = random.choice([1, 1, 2, 3, 7])
-        # Some at the same time: their ids are in flight together.
+        # Several writes at the same time, whose ids are in flight together.
         for _ in range(random.choice([1, 1, 3])):
             cluster.write(random.choice(cluster.writers[stream]), stream, rows)
         if cluster.clock.rightNow < END - 2.0:
@@ -218,32 +222,32 @@ class Run:
         self.agreed_after = cluster.clock.rightNow - END
 
     def _nudge(self) -> None:
-        """Have who was last heard in unreadable words, or lied about, say more.
+        """Let writers write if their last row was unreadable, or a lie named them.
 
-        Whoever hears a row whose token it cannot read does not know what to fetch
-        until it hears the next one.
+        A reader that receives a row with an unreadable token does not know what to
+        fetch until it receives the next row.
         """
         cluster, lied_about = self.cluster, self._faults.liar.lied_about
         for _, stream, writer in list(self._faults.unread):
             cluster.write(writer, stream, 1)
         self._faults.unread.clear()
-        # The operator does what the runbook says of a reader ahead of its writer.
+        # The operator follows the runbook for a reader that is ahead of its writer.
         for process in cluster.processes.values():
             for (stream, writer), position in process.watcher.ahead.items():
                 cluster.database.set_sequence(f"{stream}_seq", position)
                 cluster.counts.repairs += 1
                 lied_about.add((stream, writer))
             process.watcher.ahead.clear()
-        # Whoever does not speak the extension hears of a contradiction by a row.
+        # Without the extension, a reader detects a false position by the next row.
         for stream, writer in sorted(lied_about):
             cluster.write(writer, stream, 1)
         lied_about.clear()
 
     def _announce(self) -> None:
-        """Have every process say where it is, as when another one connects.
+        """Let every process announce its positions, as when a new process connects.
 
-        Stock peers say so at no other time. A reader that took a row which was made
-        up stands beyond its writer, whose rows look old; it hears of that only now.
+        Stock peers do so at no other time. A reader that accepted a forged row is ahead
+        of its writer, whose rows look old; only this announcement reveals that.
         """
         for name, process in self.cluster.processes.items():
             self.cluster.counts.announcements[name] += 1
@@ -251,7 +255,7 @@ class Run:
 
     def _check_idle(self) -> None:
         cluster = self.cluster
-        # Last words: a half-open connection that is found out.
+        # Half-open connections that are detected now may still cause messages.
         self._go_until(cluster.clock.rightNow + NOTICE_SECONDS)
         before = cluster.broker.messages
         self._go_until(cluster.clock.rightNow + IDLE_SECONDS)
@@ -261,13 +265,13 @@ class Run:
                 f"{said} messages in {IDLE_SECONDS:g} s with nothing to say"
             )
         if found := cluster.differences():
-            raise ViolationError("it was all well, and then " + "; ".join(found))
+            raise ViolationError("disagreement after agreement: " + "; ".join(found))
 
     def _check_catch_ups(self) -> None:
-        """Hold catch-ups against what explains them."""
+        """Compare the number of catch-ups with the events that explain them."""
         cluster, counts = self.cluster, self.cluster.counts
         pairs = len(WRITERS) * len(cluster.writers)
-        # Everybody may miss something of a writer that was cut off or started.
+        # Every process may miss rows of a writer that was disconnected or started.
         everybody = sum(
             (counts.announcements[writer] + counts.starts[writer])
             for writer in WRITERS

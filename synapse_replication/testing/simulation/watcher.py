@@ -1,4 +1,4 @@
-"""What a simulated process tells: counts for efficiency, and failures."""
+"""The observer of a simulated process: it counts events and reports failures."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ __all__ = ["Counts", "Watcher"]
 
 @attrs.define
 class Counts:
-    """What happened, in numbers.
+    """Numbers of events in one simulation.
 
-    :ivar starts: lives begun, by process.
-    :ivar subscriptions: subscriptions established, by process.
-    :ivar announcements: times that a process announced all its positions again
-        because publishes were lost.
-    :ivar catch_ups: catch-ups begun, by process; pages and retries not counted.
-    :ivar garbled: messages that were garbled on their way.
-    :ivar faults: by kind.
-    :ivar partial_resyncs: pages that came from the backlog of a writer.
-    :ivar moves: times that a stream changed its writers, by kind.
-    :ivar drains: drains of removed writers begun, by process.
-    :ivar drained_rows: rows delivered of writers that were none any more.
+    :ivar writes: writes.
+    :ivar starts: starts, by process.
+    :ivar subscriptions: established subscriptions, by process.
+    :ivar announcements: repeated announcements of all positions of a process, because
+        publishes were lost.
+    :ivar catch_ups: started catch-ups, by process, without pages and retries.
+    :ivar garbled: messages that were garbled in transit.
+    :ivar sink_failures: rows that a sink rejected.
+    :ivar collapses: rows discarded because their writer was catching up.
+    :ivar faults: faults, by kind.
+    :ivar partial_resyncs: pages from the backlog of a writer.
+    :ivar moves: changes of a stream's writers, by kind.
+    :ivar drains: started drains of removed writers, by process.
+    :ivar drained_rows: delivered rows of removed writers.
     :ivar refuted: positions that were found to be false.
-    :ivar fallbacks: times that a process went back.
-    :ivar repairs: sequences that the operator brought forward.
-    :ivar hidden_resets: lives of the writer in memory that a reader could not see.
+    :ivar fallbacks: resets of a position to a lower one.
+    :ivar repairs: sequences that the operator advanced.
+    :ivar hidden_resets: epochs of the writer in memory that a reader could not detect.
     """
 
     writes: int = 0
@@ -61,10 +64,14 @@ class Counts:
 
 
 class Watcher(ReplicationObserver):
-    """Hears of everything in one life of a process.
+    """The observer of one epoch of a process.
 
-    :param unexpected: told of failures that no fault explains.
-    :param cut_off: told that this process does not hear what is published.
+    :param name: the name of the process.
+    :param counts: the counters to update.
+    :param trace: called with a text for each event.
+    :param unexpected: called with failures that no fault explains.
+    :param cut_off: called when the process connects or loses its subscription, because
+        it may have missed messages.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class Watcher(ReplicationObserver):
         self._unexpected = unexpected
         self._cut_off = cut_off
         self._reached: dict[tuple[str, str], int] = {}
-        #: Where this process is ahead of a writer, by (stream, writer).
+        #: Positions of this process that are ahead of the writer, by (stream, writer).
         self.ahead: dict[tuple[str, str], int] = {}
 
     @override
@@ -127,7 +134,7 @@ class Watcher(ReplicationObserver):
     ) -> None:
         if reason not in (DiscardReason.OWN_ECHO, DiscardReason.REDUNDANT_POSITION):
             self._trace(
-                f"{self._name} drops {count} of {stream_name} of {instance_name}: "
+                f"{self._name} discards {count} of {stream_name} of {instance_name}: "
                 f"{reason.value}"
             )
         if reason is DiscardReason.CATCHING_UP:
@@ -148,7 +155,7 @@ class Watcher(ReplicationObserver):
     ) -> None:
         self._trace(
             f"{self._name} is at {position} of {stream_name} of {instance_name}, which "
-            f"says to be at {announced}"
+            f"reports to be at {announced}"
         )
         self.ahead[stream_name, instance_name] = position
 
@@ -182,7 +189,7 @@ class Watcher(ReplicationObserver):
         self._reached[event.stream_name, event.instance_name] = event.from_token
         self._trace(
             f"{self._name}: fetching {event.stream_name} of {event.instance_name} "
-            f"failed, again in {retry_in:.1f} s: {error!r}"
+            f"failed, retrying in {retry_in:.1f} s: {error!r}"
         )
 
     @override

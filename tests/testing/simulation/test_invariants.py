@@ -38,7 +38,7 @@ class LedgerTests(SynchronousTestCase):
         return str(error)
 
     def deliver(self, token: int, *ids: int, stream: str = "events") -> None:
-        self.ledger.handed_on(self.reader, stream, "w", token, _rows(*ids))
+        self.ledger.delivered(self.reader, stream, "w", token, _rows(*ids))
 
     def test_all_is_well(self) -> None:
         """Whole tokens in order, then a position."""
@@ -112,18 +112,18 @@ class LedgerTests(SynchronousTestCase):
 
     def test_in_memory(self) -> None:
         """The newest row of each key; a new life after a reset; a hidden one."""
-        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(7))
+        self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
         self.ledger.position(self.reader, "typing", "w", 0)
         self.assertEqual(self.reader.views["typing"], {})
-        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(8, epoch=2))
+        self.ledger.delivered(self.reader, "typing", "w", 1, _rows(8, epoch=2))
         self.assertEqual(self.reader.views["typing"], {"k": 8})
         self.assertEqual(self.reader.hidden_resets, set())
-        self.ledger.handed_on(self.reader, "typing", "w", 2, _rows(9, epoch=3))
+        self.ledger.delivered(self.reader, "typing", "w", 2, _rows(9, epoch=3))
         self.assertEqual(self.reader.hidden_resets, {"typing"})
         self.assertIn(
             "after a newer one",
             self.refused(
-                self.ledger.handed_on, self.reader, "typing", "w", 3, _rows(8, epoch=3)
+                self.ledger.delivered, self.reader, "typing", "w", 3, _rows(8, epoch=3)
             ),
         )
 
@@ -139,7 +139,7 @@ class LedgerTests(SynchronousTestCase):
 
     def test_kept_over_a_crash(self) -> None:
         """A reader that keeps what it was handed goes on with it."""
-        self.ledger.handed_on(self.reader, "typing", "w", 1, _rows(7))
+        self.ledger.delivered(self.reader, "typing", "w", 1, _rows(7))
         self.ledger.ends("r")
         again = self.ledger.begins("r", {}, self.reader)
         self.assertEqual(again.views["typing"], {"k": 7})

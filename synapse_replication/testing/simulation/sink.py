@@ -1,0 +1,82 @@
+"""The row sink of a simulated process."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.task import deferLater
+
+if TYPE_CHECKING:
+    from synapse_replication.testing.simulation.process import Process
+
+__all__ = ["ProcessSink", "SinkError"]
+
+
+class SinkError(Exception):
+    """A sink rejected rows: one of the faults."""
+
+
+class ProcessSink:
+    """The row sink of a process: it reports to the ledger, and saves positions."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Deliver rows, with the delays and failures of the cluster."""
+        cluster = self._process.cluster
+        chance = cluster.random.random()
+        if chance < cluster.sink_failure_chance:
+            self._process.watcher.counts.sink_failures += 1
+            raise SinkError(f"{token} of {stream_name} was rejected")
+        if chance < cluster.slow_sink_chance:
+            return self._deliver_later(stream_name, instance_name, token, rows)
+        self._deliver(stream_name, instance_name, token, rows)
+        return None
+
+    async def _deliver_later(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        await deferLater(self._process.reactor, self._process.cluster.random.random())
+        self._deliver(stream_name, instance_name, token, rows)
+
+    def _deliver(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> None:
+        process = self._process
+        process.cluster.ledger.delivered(
+            process.reader, stream_name, instance_name, token, rows
+        )
+        if instance_name not in process.cluster.writers[stream_name]:
+            process.watcher.counts.drained_rows += len(rows)
+        key = stream_name, instance_name
+        process.save(key, max(token, process.kept.positions.get(key, 0)))
+
+    def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
+        """Deliver a position."""
+        process = self._process
+        process.cluster.ledger.position(
+            process.reader, stream_name, instance_name, token
+        )
+        process.save((stream_name, instance_name), token)
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Return the saved epochs, by (stream, writer)."""
+        return self._process.kept.epochs
+
+    def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
+        """Save a new epoch, from its beginning."""
+        process = self._process
+        process.cluster.trace(
+            f"{process.name} records epoch {epoch} of {stream_name} of {instance_name}"
+        )
+        if process.cluster.random.random() < process.cluster.sink_failure_chance:
+            process.watcher.counts.sink_failures += 1
+            raise SinkError(f"{epoch} of {stream_name} was rejected")
+        key = stream_name, instance_name
+        process.save(key, 0)
+        if process.cluster.keeps_rows(process.name):
+            process.kept.epochs[key] = epoch
