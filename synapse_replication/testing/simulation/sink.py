@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from twisted.internet.task import deferLater
 
-if TYPE_CHECKING:
-    from synapse_replication.testing.simulation.process import Process
+from synapse_replication.testing.simulation.environment import Environment
+from synapse_replication.testing.simulation.invariants import Reader
+from synapse_replication.testing.simulation.parts import Kept
+from synapse_replication.testing.simulation.watcher import Watcher
 
 __all__ = ["ProcessSink", "SinkError"]
+
+
+class SinkOwner(Protocol):
+    """The process that has a sink.
+
+    :ivar reader: its epoch in the ledger.
+    :ivar kept: its saved state.
+    """
+
+    name: str
+    cluster: Environment
+    reactor: Any
+    watcher: Watcher
+    reader: Reader
+    kept: Kept
+
+    def save(self, key: tuple[str, str], token: int) -> None:
+        """Save a position across crashes, if the process saves its state."""
 
 
 class SinkError(Exception):
@@ -20,7 +40,7 @@ class SinkError(Exception):
 class ProcessSink:
     """The row sink of a process: it reports to the ledger, and saves positions."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SinkOwner) -> None:
         self._process = process
 
     def on_rdata(
