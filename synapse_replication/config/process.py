@@ -48,7 +48,7 @@ from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
 )
 from synapse_replication.streams.table import TableStream
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending import PendingLimit
 
 __all__ = [
     "DatabaseConfig",

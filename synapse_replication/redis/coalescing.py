@@ -58,13 +58,9 @@ class Coalescer:
         self._call = None
         self._flush()
 
-    def take_to_write(self) -> list[Publish]:
-        """Take out all that waits; it is written now."""
-        self._last_write = self._clock.seconds()
-        return self.take()
-
     def take(self) -> list[Publish]:
-        """Take out all that waits."""
+        """Take out all that waits: it is written, or lost with its connection."""
+        self._last_write = self._clock.seconds()
         if self._call is not None:
             self._call.cancel()
             self._call = None

@@ -61,7 +61,8 @@ class Pacing:
         """Record something short, which long pages must not delay for a while."""
         self._shared_until = now + SHARED_WINDOW
         # Who looks now may find it behind where it was not.
-        self.observe(unacknowledged, now)
+        if unacknowledged >= SHARED_HIGH_WATERMARK:
+            self.was_behind = True
 
     def pause(self) -> None:
         """Record that the transport is full."""

@@ -173,7 +173,7 @@ class RedisSender:
         protocol = self._protocol
         if protocol is None or self._pacing.is_paused or not self._waiting.pending:
             return
-        pending = self._waiting.take_to_write()
+        pending = self._waiting.take()
         ledger = self._ledger
         data: list[bytes] = []
         counts: dict[str, int] = {}

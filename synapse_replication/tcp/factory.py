@@ -35,7 +35,8 @@ from synapse_replication.tcp.protocol import (
 )
 from synapse_replication.transport.failures import at, destination
 from synapse_replication.transport.tls import explain
-from synapse_replication.wire.connection import CloseReason, PendingLimit
+from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.pending import PendingLimit
 
 __all__ = [
     "MAX_CONNECTIONS",

@@ -53,7 +53,6 @@ from synapse_replication.wire.connection import (
     CloseReason,
     ConnectionState,
     LineConnection,
-    PendingLimit,
     Role,
 )
 from synapse_replication.wire.extension import (
@@ -62,6 +61,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
+from synapse_replication.wire.pending import PendingLimit
 from synapse_replication.wire.rdata import ReceivedItem
 
 __all__ = [

@@ -32,17 +32,13 @@ ignore. A server that speaks it answers with the same mark. Only then do both en
 extension lines (:attr:`LineConnection.extension_agreed`). A server's output to other
 clients is the standard protocol, byte for byte.
 
-Time limits, all in s: a PING is sent after 5 s without another line. After the peer's
-first PING, 25 s of silence close the connection; a peer that never sends PING may be a
-person using a terminal, and is never timed out. A client waits 10 s for SERVER, so
-that connecting to a wrong port is reported.
+Time limits: see :mod:`~synapse_replication.wire.time_limits`.
 """
 
 from __future__ import annotations
 
 import enum
-import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,6 +68,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
+from synapse_replication.wire.pending import PendingLimit, PendingLines
 from synapse_replication.wire.rdata import (
     InterleavedRun,
     RdataRun,
@@ -79,60 +76,32 @@ from synapse_replication.wire.rdata import (
     RefusedLine,
     read_lines,
 )
+from synapse_replication.wire.time_limits import TimeLimits
+from synapse_replication.wire.wrong_peers import (
+    HTTP_WORDS,
+    find_http,
+    find_no_server,
+    find_tls,
+    http_error,
+)
 
 __all__ = [
     "MAX_LINE_LENGTH",
     "CloseReason",
     "ConnectionState",
     "LineConnection",
-    "PendingLimit",
     "Received",
     "Role",
 ]
 
 #: The longest line in bytes, without its end.
 MAX_LINE_LENGTH: Final = 16384
-#: Idle time after which a PING is sent, in s.
-PING_INTERVAL: Final = 5.0
-#: Silence after which a connection is closed, and the time limit of a close, in s.
-TIMEOUT: Final = 25.0
-#: The time that a client waits for the server's first line, in s.
-HANDSHAKE_TIMEOUT: Final = 10.0
-#: The time that a server waits for NAME, in s: enough for a person to type it.
-NAME_TIMEOUT: Final = 60.0
-#: The approximate size of one write, in bytes.
-WRITE_SIZE: Final = 65536
 #: NAME is truncated to this many characters, because it becomes a metric label.
 _MAX_NAME_LENGTH: Final = 64
 #: The longest text of an ERROR that this end sends, in characters.
 _MAX_ERROR_LENGTH: Final = 1000
-#: How many bytes of an unexpected first word are quoted in the error.
-_FIRST_WORD: Final = 12
-#: The shortest delay until the next tick, in s: rounding must not cause a busy loop.
-_SHORTEST_DELAY: Final = 0.001
-#: First words of HTTP lines, in upper case. No command has such a name.
-_HTTP_WORDS: Final = frozenset(
-    [
-        "GET",
-        "POST",
-        "PUT",
-        "HEAD",
-        "DELETE",
-        "OPTIONS",
-        "PATCH",
-        "CONNECT",
-        "TRACE",
-        "PRI",
-        "HOST:",
-    ]
-)
 #: What a server accepts before NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
-#: A tick that is later than this, in s, means that the process was suspended or that
-#: its clock stepped.
-_LATE: Final = 1.0
-#: The first bytes of a TLS handshake record and of a TLS alert record.
-_TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
 
 class Role(enum.Enum):
@@ -179,18 +148,6 @@ class Received:
     refused: list[RemoteProtocolError] = attrs.Factory(list)
 
 
-@attrs.frozen
-class PendingLimit:
-    """Limit of what is buffered for a peer that does not read.
-
-    :ivar lines: the number of lines.
-    :ivar bytes: their total size, line ends included.
-    """
-
-    lines: int = 10_000
-    bytes: int = 16 * 1024 * 1024
-
-
 class LineConnection:
     """One end of a connection.
 
@@ -217,7 +174,6 @@ class LineConnection:
         speaks_extension: bool = False,
     ) -> None:
         self._server_name = server_name
-        self._limit = limit or PendingLimit()
         self._speaks_extension = speaks_extension
         self.state = ConnectionState.CONNECTING
         self._is_server = role is Role.SERVER
@@ -231,14 +187,9 @@ class LineConnection:
         self.close_hangs = False
         # The incomplete last line received so far; None until any data arrives.
         self._line_start: bytes | None = None
-        # Number of lines, and the lines with their ends.
-        self._pending: deque[tuple[int, bytes]] = deque()
-        self._pending_lines = self._pending_bytes = 0
+        self._pending = PendingLines(limit or PendingLimit())
         self._writing_paused = False
-        self._peer_pings = False
-        self._started = self._last_sent = self._last_received = now
-        self._closing_since = now
-        self._tick_due = math.inf
+        self._times = TimeLimits(is_server=self._is_server, now=now)
 
     @property
     def is_open(self) -> bool:
@@ -248,12 +199,12 @@ class LineConnection:
     @property
     def pending_lines(self) -> int:
         """The number of lines waiting to be sent."""
-        return self._pending_lines
+        return self._pending.lines
 
     @property
     def pending_bytes(self) -> int:
         """The number of bytes waiting to be sent."""
-        return self._pending_bytes
+        return self._pending.bytes
 
     # -- receiving ------------------------------------------------------------------
 
@@ -262,24 +213,21 @@ class LineConnection:
         received = Received()
         if not self.is_open:
             return received
-        self._last_received = now
+        self._times.last_received = now
         if self._line_start is None:
             self._line_start = b""
-            if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
-                text = "the peer speaks TLS, and this end of the connection does not"
-                self._reject(received, RemoteProtocolError(text), now)
+            if (tls := find_tls(data)) is not None:
+                self._reject(received, tls, now)
                 return received
         if self._line_start:
             data = self._line_start + data
         lines = data.split(b"\n")
         self._line_start = lines.pop()
         too_long = self._cut_at_too_long_line(lines)
-        if self.state is ConnectionState.CONNECTING:
-            if self._is_server:
-                if any(b" HTTP/1." in line for line in lines):
-                    self._reject(received, _http_error(), now)
-            else:
-                self._check_first_line(lines, received, now)
+        if self._is_connecting:
+            wrong = find_http(lines) if self._is_server else find_no_server(lines)
+            if wrong is not None:
+                self._reject(received, wrong, now)
         if self._speaks_extension and LINE_PREFIX in data:
             self._receive_with_extension(lines, received, now)
         else:
@@ -320,8 +268,8 @@ class LineConnection:
                 if isinstance(item.error, UnknownCommandError):
                     # A newer peer may send commands that are unknown here: skip them.
                     name = item.error.command_name
-                    if name.upper() in _HTTP_WORDS:
-                        self._reject(received, _http_error(), now)
+                    if name.upper() in HTTP_WORDS:
+                        self._reject(received, http_error(), now)
                     elif self._needs_name(name):
                         self._reject(received, _no_name_error(), now)
                     else:
@@ -343,26 +291,9 @@ class LineConnection:
         assert self._line_start is not None
         return len(self._line_start) > MAX_LINE_LENGTH
 
-    def _check_first_line(
-        self, lines: list[bytes], received: Received, now: float
-    ) -> None:
-        first = next(filter(None, lines), None)
-        if first is not None and not first.startswith(b"SERVER "):
-            # Enough to recognise HTTP or SSH, too short to reveal a secret.
-            shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
-            text = (
-                f"the first line begins with '{shown}' instead of SERVER: is this the "
-                "port of a replication listener?"
-            )
-            self._reject(received, RemoteProtocolError(text), now)
-
-    def _needs_name(self, command_name: str) -> bool:
+    def _needs_name(self, name: str) -> bool:
         """Return whether the peer must send NAME before this command."""
-        return (
-            self._is_server
-            and self.state is ConnectionState.CONNECTING
-            and command_name not in _BEFORE_NAME
-        )
+        return self._is_server and self._is_connecting and name not in _BEFORE_NAME
 
     def _receive_command(
         self, command: Command, received: Received, now: float
@@ -374,7 +305,7 @@ class LineConnection:
         elif name not in self._allowed:
             self._reject(received, ForbiddenCommandError(name), now)
         elif isinstance(command, PingCommand):
-            self._peer_pings = True
+            self._times.peer_pings = True
             if self._speaks_extension and PING_MARK in command.data.split(" "):
                 self.extension_agreed = True
         elif isinstance(command, NameCommand):
@@ -417,16 +348,11 @@ class LineConnection:
             )
         if not self.is_open:
             return False
-        if self._writing_paused and (
-            self._pending_lines + len(lines) > self._limit.lines
-            or self._pending_bytes + len(data) > self._limit.bytes
-        ):
+        if self._writing_paused and not self._pending.has_room(len(lines), len(data)):
             self._close(CloseReason.CONGESTED, "Failed to keep up", now)
             return False
-        self._pending.append((len(lines), data))
-        self._pending_lines += len(lines)
-        self._pending_bytes += len(data)
-        self._last_sent = now
+        self._pending.add(len(lines), data)
+        self._times.last_sent = now
         return True
 
     def data_to_send(self) -> bytes:
@@ -436,15 +362,7 @@ class LineConnection:
         """
         if self._writing_paused and self.is_open:
             return b""
-        chunks = []
-        size = 0
-        while self._pending and (size < WRITE_SIZE or not self.is_open):
-            count, data = self._pending.popleft()
-            self._pending_lines -= count
-            self._pending_bytes -= len(data)
-            chunks.append(data)
-            size += len(data)
-        return b"".join(chunks)
+        return self._pending.take(everything=not self.is_open)
 
     def pause_writing(self) -> None:
         """Buffer lines from now on: the transport's buffer is full."""
@@ -458,7 +376,9 @@ class LineConnection:
 
     def is_ping_due(self, now: float) -> bool:
         """Return whether a PING must be sent because the connection was idle."""
-        return self.is_open and now >= self._ping_due
+        return self.is_open and self._times.is_ping_due(
+            now, is_paused=self._writing_paused
+        )
 
     def tick(self, now: float) -> float:
         """Close the connection if a time limit has passed.
@@ -468,52 +388,21 @@ class LineConnection:
 
         :return: the delay until the next call, in s.
         """
-        late = now - self._tick_due
-        if late > _LATE:
-            self._started = min(now, self._started + late)
-            self._last_received = min(now, self._last_received + late)
-            self._closing_since = min(now, self._closing_since + late)
+        self._times.forgive_late_tick(now)
         if not self.is_open:
-            self.close_hangs = now >= self._closing_since + TIMEOUT
-        elif now >= self._handshake_ends:
-            text = (
-                f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
-                if self._is_server
-                else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
-                "a replication listener, and is TLS enabled at both ends or at neither?"
-            )
-            self._close(CloseReason.TIMED_OUT, text, now)
-        elif now >= self._silence_ends:
-            text = f"ping timeout: nothing arrived for {TIMEOUT:.0f} s"
-            self._close(CloseReason.TIMED_OUT, text, now)
-        due = (
-            min(self._handshake_ends, self._silence_ends, self._ping_due)
-            if self.is_open
-            else self._closing_since + TIMEOUT
+            self.close_hangs = self._times.close_hangs(now)
+        elif expired := self._times.expired(now, is_connecting=self._is_connecting):
+            self._close(CloseReason.TIMED_OUT, expired, now)
+        return self._times.next_tick(
+            now,
+            is_open=self.is_open,
+            is_connecting=self._is_connecting,
+            is_paused=self._writing_paused,
         )
-        # The first PING received, or resumed writing, may move a due time forward.
-        delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
-        self._tick_due = now + delay
-        return delay
 
     @property
-    def _handshake_ends(self) -> float:
-        if self.state is ConnectionState.CONNECTING:
-            return self._started + (
-                NAME_TIMEOUT if self._is_server else HANDSHAKE_TIMEOUT
-            )
-        return math.inf
-
-    @property
-    def _silence_ends(self) -> float:
-        if self._peer_pings:
-            return self._last_received + TIMEOUT
-        return math.inf
-
-    @property
-    def _ping_due(self) -> float:
-        # While the transport is paused, older lines are still being sent.
-        return math.inf if self._writing_paused else self._last_sent + PING_INTERVAL
+    def _is_connecting(self) -> bool:
+        return self.state is ConnectionState.CONNECTING
 
     def close(self, now: float) -> None:
         """Close gracefully: pending lines are still sent."""
@@ -532,7 +421,7 @@ class LineConnection:
         :param text: the reason, for people.
         """
         self.state = ConnectionState.CLOSED
-        self._drop_pending()
+        self._pending.clear()
         if self.close_reason is None:
             self.close_reason = CloseReason.CLEAN if clean else CloseReason.LOST
             self.close_text = text
@@ -547,26 +436,14 @@ class LineConnection:
         self.state = ConnectionState.CLOSING
         self.close_reason = reason
         self.close_text = text
-        self._closing_since = now
+        self._times.close_begins(now)
         if reason is CloseReason.SHUTDOWN:
             return
-        self._drop_pending()
+        self._pending.clear()
         if reason is not CloseReason.PEER_ERROR:
             line = " ".join(text[:_MAX_ERROR_LENGTH].splitlines())
             data = f"ERROR {line}\n".encode("utf-8", "replace")
-            self._pending.append((1, data))
-            self._pending_lines = 1
-            self._pending_bytes = len(data)
-
-    def _drop_pending(self) -> None:
-        self._pending.clear()
-        self._pending_lines = self._pending_bytes = 0
-
-
-def _http_error() -> RemoteProtocolError:
-    return RemoteProtocolError(
-        "this is a replication listener, which does not speak HTTP"
-    )
+            self._pending.add(1, data)
 
 
 def _no_name_error() -> RemoteProtocolError:

@@ -18,7 +18,7 @@ from synapse_replication.errors import ConfigError
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending import PendingLimit
 from tests.config.test_files import FilesMixin
 
 #: The keys that Synapse's own generator of a homeserver.yaml writes, with the

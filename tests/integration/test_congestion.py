@@ -19,7 +19,8 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-from synapse_replication.wire.connection import CloseReason, PendingLimit
+from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.pending import PendingLimit
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem, rdata_lines
 from tests.tcp.doubles import RecordingObserver
 

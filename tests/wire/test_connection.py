@@ -29,10 +29,10 @@ from synapse_replication.wire.connection import (
     CloseReason,
     ConnectionState,
     LineConnection,
-    PendingLimit,
     Received,
     Role,
 )
+from synapse_replication.wire.pending import PendingLimit
 from synapse_replication.wire.rdata import RdataRun
 from tests.wire.commands.test_standard import LINES
 

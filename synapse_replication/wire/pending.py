@@ -1,0 +1,69 @@
+"""Lines that wait to be written: :class:`PendingLines`."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+
+__all__ = ["PendingLimit", "PendingLines"]
+
+#: The approximate size of one write, in bytes.
+WRITE_SIZE: Final = 65536
+
+
+@attrs.frozen
+class PendingLimit:
+    """Limit of what is buffered for a peer that does not read.
+
+    :ivar lines: the number of lines.
+    :ivar bytes: their total size, line ends included.
+    """
+
+    lines: int = 10_000
+    bytes: int = 16 * 1024 * 1024
+
+
+class PendingLines:
+    """The lines of one connection that were not written yet, in order.
+
+    :ivar lines: their number.
+    :ivar bytes: their total size, line ends included.
+    """
+
+    def __init__(self, limit: PendingLimit) -> None:
+        self._limit = limit
+        # Number of lines, and the lines with their ends.
+        self._chunks: deque[tuple[int, bytes]] = deque()
+        self.lines = self.bytes = 0
+
+    def has_room(self, count: int, size: int) -> bool:
+        """Return whether so many lines of so many bytes are within the limit."""
+        return (
+            self.lines + count <= self._limit.lines
+            and self.bytes + size <= self._limit.bytes
+        )
+
+    def add(self, count: int, data: bytes) -> None:
+        """Append ``count`` lines, with their ends."""
+        self._chunks.append((count, data))
+        self.lines += count
+        self.bytes += len(data)
+
+    def take(self, *, everything: bool) -> bytes:
+        """Remove and return about 64 KiB, or everything."""
+        chunks = []
+        size = 0
+        while self._chunks and (size < WRITE_SIZE or everything):
+            count, data = self._chunks.popleft()
+            self.lines -= count
+            self.bytes -= len(data)
+            chunks.append(data)
+            size += len(data)
+        return b"".join(chunks)
+
+    def clear(self) -> None:
+        """Drop all of them."""
+        self._chunks.clear()
+        self.lines = self.bytes = 0

@@ -1,0 +1,106 @@
+"""The time limits of a line connection: :class:`TimeLimits`.
+
+Theory of operation, all in s: a PING is sent after 5 s without another line. After the
+peer's first PING, 25 s of silence close the connection; a peer that never sends PING
+may be a person using a terminal, and is never timed out. A client waits 10 s for
+SERVER, so that connecting to a wrong port is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+__all__ = ["HANDSHAKE_TIMEOUT", "NAME_TIMEOUT", "TimeLimits"]
+
+#: Idle time after which a PING is sent, in s.
+PING_INTERVAL: Final = 5.0
+#: Silence after which a connection is closed, and the time limit of a close, in s.
+TIMEOUT: Final = 25.0
+#: The time that a client waits for the server's first line, in s.
+HANDSHAKE_TIMEOUT: Final = 10.0
+#: The time that a server waits for NAME, in s: enough for a person to type it.
+NAME_TIMEOUT: Final = 60.0
+#: The shortest delay until the next tick, in s: rounding must not cause a busy loop.
+_SHORTEST_DELAY: Final = 0.001
+#: A tick that is later than this, in s, means that the process was suspended or that
+#: its clock stepped.
+_LATE: Final = 1.0
+
+
+class TimeLimits:
+    """What is due on one connection, and when. All times are monotonic, in s.
+
+    :ivar last_sent: when a line was sent last.
+    :ivar last_received: when anything arrived last.
+    :ivar peer_pings: the peer sends PING.
+    """
+
+    def __init__(self, *, is_server: bool, now: float) -> None:
+        self._is_server = is_server
+        self._started = self.last_sent = self.last_received = now
+        self._closing_since = now
+        self._tick_due = math.inf
+        self.peer_pings = False
+
+    def close_begins(self, now: float) -> None:
+        """Record that the connection is being closed."""
+        self._closing_since = now
+
+    def close_hangs(self, now: float) -> bool:
+        """Return whether closing takes too long."""
+        return now >= self._closing_since + TIMEOUT
+
+    def forgive_late_tick(self, now: float) -> None:
+        """Count a pause of this process, such as a suspension, against no limit.
+
+        What the peer sent meanwhile has not been read yet.
+        """
+        late = now - self._tick_due
+        if late > _LATE:
+            self._started = min(now, self._started + late)
+            self.last_received = min(now, self.last_received + late)
+            self._closing_since = min(now, self._closing_since + late)
+
+    def expired(self, now: float, *, is_connecting: bool) -> str | None:
+        """Return which limit of an open connection has passed, as text for people."""
+        if is_connecting and now >= self._handshake_ends:
+            return (
+                f"no NAME within {NAME_TIMEOUT:.0f} s; send it first"
+                if self._is_server
+                else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
+                "a replication listener, and is TLS enabled at both ends or at neither?"
+            )
+        if now >= self._silence_ends:
+            return f"ping timeout: nothing arrived for {TIMEOUT:.0f} s"
+        return None
+
+    def is_ping_due(self, now: float, *, is_paused: bool) -> bool:
+        """Return whether the connection was idle for too long."""
+        return now >= self._ping_due(is_paused)
+
+    def next_tick(
+        self, now: float, *, is_open: bool, is_connecting: bool, is_paused: bool
+    ) -> float:
+        """Return the delay until something may be due, and expect a tick then."""
+        due = self._closing_since + TIMEOUT
+        if is_open:
+            due = min(self._silence_ends, self._ping_due(is_paused))
+            if is_connecting:
+                due = min(due, self._handshake_ends)
+        # The first PING received, or resumed writing, may move a due time forward.
+        delay = min(PING_INTERVAL, max(_SHORTEST_DELAY, due - now))
+        self._tick_due = now + delay
+        return delay
+
+    @property
+    def _handshake_ends(self) -> float:
+        return self._started + (NAME_TIMEOUT if self._is_server else HANDSHAKE_TIMEOUT)
+
+    @property
+    def _silence_ends(self) -> float:
+        return self.last_received + TIMEOUT if self.peer_pings else math.inf
+
+    def _ping_due(self, is_paused: bool) -> float:
+        # While the transport is paused, older lines are still being sent.
+        return math.inf if is_paused else self.last_sent + PING_INTERVAL

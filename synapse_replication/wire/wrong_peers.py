@@ -1,0 +1,65 @@
+"""Peers that speak something else: TLS, HTTP, or another line protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from synapse_replication.errors import RemoteProtocolError, excerpt
+
+__all__ = ["HTTP_WORDS", "find_http", "find_no_server", "find_tls", "http_error"]
+
+#: How many bytes of an unexpected first word are quoted in the error.
+_FIRST_WORD: Final = 12
+#: First words of HTTP lines, in upper case. No command has such a name.
+HTTP_WORDS: Final = frozenset(
+    [
+        "GET",
+        "POST",
+        "PUT",
+        "HEAD",
+        "DELETE",
+        "OPTIONS",
+        "PATCH",
+        "CONNECT",
+        "TRACE",
+        "PRI",
+        "HOST:",
+    ]
+)
+#: The first bytes of a TLS handshake record and of a TLS alert record.
+_TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
+
+
+def find_tls(data: bytes) -> RemoteProtocolError | None:
+    """Return an error if the first bytes of a connection are those of TLS."""
+    if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
+        return RemoteProtocolError(
+            "the peer speaks TLS, and this end of the connection does not"
+        )
+    return None
+
+
+def find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+    """Return an error if a line is that of an HTTP request."""
+    return http_error() if any(b" HTTP/1." in line for line in lines) else None
+
+
+def find_no_server(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+    """Return an error if the first line that a client receives is not SERVER."""
+    first = next(filter(None, lines), None)
+    if first is None or first.startswith(b"SERVER "):
+        return None
+    # Enough to recognise HTTP or SSH, too short to reveal a secret.
+    shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
+    return RemoteProtocolError(
+        f"the first line begins with '{shown}' instead of SERVER: is this the port of "
+        "a replication listener?"
+    )
+
+
+def http_error() -> RemoteProtocolError:
+    """Return the error for a peer that speaks HTTP."""
+    return RemoteProtocolError(
+        "this is a replication listener, which does not speak HTTP"
+    )
