@@ -29,6 +29,10 @@ nitpick_ignore_regex = [
 ]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+# Addresses on this machine are examples.
+linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1)[:/].*"]
+linkcheck_anchors = False
+linkcheck_timeout = 20
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]

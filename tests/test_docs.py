@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib
 import io
 import re
@@ -260,6 +261,33 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
         is_title = number < len(lines) and set(lines[number]) in ({"~"}, {"-"})
         if not (in_table or directive or is_title or set(line) == {"~"}):
             yield number, line if len(words) > 2 else ""
+
+
+class ImagesTests(SynchronousTestCase):
+    def test_diagram(self) -> None:
+        """The drawing of a row's path has every word of its source."""
+        images = ROOT / "docs" / "images"
+        source = (images / "path-of-a-row.dot").read_text()
+        drawn = html.unescape((images / "path-of-a-row.svg").read_text())
+        for label in re.findall(r'label="([^"]+)"', source):
+            for line in label.split("\\n"):
+                self.assertIn(f">{line}<", drawn)
+
+    def test_ratios(self) -> None:
+        """The plot of the benchmark has the tasks and ratios of the table, in order."""
+        images = ROOT / "docs" / "images"
+        page = (ROOT / "docs" / "performance.rst").read_text()
+        table = page.partition("\nFigures\n")[2]
+        rows = re.findall(r"\* - (.+)\n +- .+\n +- .+\n +- .+\n +- ([\d.]+)\n", table)
+        self.assertGreater(len(rows), 15)
+        drawn = html.unescape((images / "performance-ratios.svg").read_text())
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+        tasks = [text for text in texts if text in dict(rows)]
+        self.assertEqual(tasks, [task for task, _ in reversed(rows)])
+        ratios = [f"{float(ratio):g}" for _, ratio in reversed(rows)]
+        self.assertEqual(
+            [text for text in texts if text in ratios][-len(rows) :], ratios
+        )
 
 
 class LineLengthTests(SynchronousTestCase):
