@@ -39,7 +39,7 @@ T = TypeVar("T")
 #: The host's names for this package's transactions: its metrics and tests use them.
 _HOST_DESCRIPTIONS = {
     "get_next_ids": "_load_next_mult_id",
-    "keep_position": "MultiWriterIdGenerator._update_table",
+    "persist_position": "MultiWriterIdGenerator._update_table",
 }
 
 _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")

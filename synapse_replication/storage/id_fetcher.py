@@ -1,8 +1,8 @@
-"""Ids that are fetched from a sequence for many callers at once: :class:`IdFetcher`.
+"""Fetches ids from a sequence for many callers at once: :class:`IdFetcher`.
 
-The commit of a fetch waits for the disk, though no row is in it. Not to wait was
-tried, and given up: after a crash of the server the sequence could give out again
-what another process had taken, rolled back and announced as finished.
+The commit of a fetch waits for the disk, although it writes no row. An asynchronous
+commit was rejected: after a crash of the server, the sequence could allocate ids again
+that another process had fetched, rolled back and announced as finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["IdFetcher", "IdRequest"]
 
 
 class IdRequest:
-    """Somebody who wants ``n`` ids."""
+    """A request for ``n`` ids."""
 
     __slots__ = ("_waiting", "box", "given_up", "n")
 
@@ -33,18 +33,18 @@ class IdRequest:
         self._waiting: Deferred[None] = Deferred()
 
     def answered(self) -> Deferred[None]:
-        """Fire when the ids are there."""
+        """Return a Deferred that fires when the ids have been fetched."""
         return self._waiting
 
     def claim(self) -> list[int] | None:
-        """Take the ids, if they are there and nobody else has them. Any thread."""
+        """Return the ids, if they were fetched and not claimed before. Thread-safe."""
         try:
             return self.box.pop()
         except IndexError:
             return None
 
     def wake(self, failure: Failure | None) -> None:
-        """Tell whoever still waits."""
+        """Fire the Deferred, unless the request was abandoned."""
         if self._waiting.called or self.given_up:
             return
         if failure is None:
@@ -54,12 +54,13 @@ class IdRequest:
 
 
 class IdFetcher:
-    """Fetches the ids of one stream, for all who ask.
+    """Fetches the ids of one stream for all requests.
 
-    Used in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`.
+    Use it in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`,
+    which are thread-safe.
 
-    :param fetch_ids: ``(txn, fetch, n) -> ids``; takes ``n`` ids in a transaction.
-    :param on_finished: called after ids were finished that nobody wanted any more.
+    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction.
+    :param on_finished: called after the ids of abandoned requests were finished.
     """
 
     def __init__(
@@ -78,15 +79,18 @@ class IdFetcher:
         self._fetches = SharedRoundTrip(self._fetch, gathering)
 
     def ask(self, n: int) -> IdRequest:
-        """Have ``n`` ids fetched, together with what others want."""
+        """Request ``n`` ids, to be fetched together with those of other requests."""
         request = IdRequest(n)
         self._fetches.join(request)
         return request
 
     def end_fetch(self, fetch: int, ids: list[int]) -> bool:
-        """Take the ids that a fetch brought, or none of them if one is not new.
+        """Register the ids that a fetch returned; none of them if one is not new.
 
-        Then the sequence is behind, and meanwhile somebody announced what it gave.
+        An id that is not new means that the sequence is behind, and that a peer has
+        announced that id in the meantime.
+
+        :return: whether all ids were new.
         """
         with self._positions.locked() as positions:
             are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
@@ -94,8 +98,12 @@ class IdFetcher:
         return are_new
 
     def end_unclaimed(self, request: IdRequest) -> bool:
-        """Finish the ids of a request that was given up, if they are there."""
-        # Giving up and handing out may meet, in two threads: one gets the ids.
+        """Finish the ids of an abandoned request, if they have been fetched.
+
+        :return: whether it finished any.
+        """
+        # A request may be abandoned in one thread while another one assigns its ids;
+        # claim() returns them to only one of the two.
         ids = request.claim()
         if ids is not None:
             self._positions.finish(ids)
@@ -114,19 +122,19 @@ class IdFetcher:
             lambda txn: self._fetch_ids(txn, fetch, count),
             autocommit=True,
         ).addCallbacks(
-            self._hand_out,
+            self._assign,
             self._failed,
             callbackArgs=(fetch, requests),
             errbackArgs=(fetch, requests),
         )
 
-    def _hand_out(self, ids: list[int], fetch: int, requests: list[IdRequest]) -> None:
+    def _assign(self, ids: list[int], fetch: int, requests: list[IdRequest]) -> None:
         if not self.end_fetch(fetch, ids):
             self._fetches.repeat(requests)
             return
         given_up = False
         start = 0
-        # All are given theirs before anybody goes on, and perhaps cancels another.
+        # Assign all ids before waking a waiter, which may cancel another request.
         for request in requests:
             request.box.append(ids[start : start + request.n])
             start += request.n

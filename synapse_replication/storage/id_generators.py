@@ -1,4 +1,4 @@
-"""Ids for rows, and where each writer stands: :class:`MultiWriterIdGenerator`.
+"""Ids for rows, and the position of each writer: :class:`MultiWriterIdGenerator`.
 
 Usage, in a coroutine::
 
@@ -7,28 +7,27 @@ Usage, in a coroutine::
         await database.transact("insert", insert_row, stream_id)
 
 Theory of operation: :class:`~synapse_replication.streams.positions.WriterPositions`
-decides everything; this class brings it together with the database and with
-threads.
+makes all decisions; this class connects it to the database and makes it thread-safe.
 
-*Round trips are shared.* At most one fetch of ids
+*Shared round trips.* At most one fetch of ids
 (:mod:`~synapse_replication.storage.id_fetcher`) and one upsert of the position
-(:mod:`~synapse_replication.storage.position_persister`) are under way at a time. Who
-comes meanwhile waits for the next one, which serves all of them.
+(:mod:`~synapse_replication.storage.position_persister`) are in progress at a time.
+Further callers wait for the next one, which serves all of them.
 
-*Nothing holds a position up.* An id is finished as soon as its block is left,
-whatever the reason; a caller who gives up before it got its ids (cancelled, or
-its coroutine was closed or forgotten) leaves them finished. Neither waits for
-the database, so both work where waiting is not allowed. One case apart: the coroutine
-was closed, or forgotten, *inside* its block. Its transaction may be under way in its
-thread, and be committed yet; so the ids are kept open until all transactions that the
-database was asked for by then have ended, if it tells (a :class:`Database` does, a
-host's own does not). A block that was left without an exception waits until a position
-that covers what it covers is kept in ``stream_positions``; if that fails, the row is
-committed all the same: the failure is reported, and tried again later.
+*No caller can block a position.* An id is finished as soon as its block is left, for
+whatever reason. If a caller abandons its request (by cancellation, or because its
+coroutine was closed or garbage-collected), its ids are finished, too. Neither waits for
+the database, so both work where waiting is not allowed. There is one exception: if the
+coroutine is closed or collected *inside* its block, its transaction may still be
+running in a thread, and may still commit. So the ids remain unfinished until all
+transactions requested by then have ended, if the database can report that (a
+:class:`Database` can, a host's own pool cannot). A block that is left without an
+exception waits until ``stream_positions`` has a position that covers its ids. If that
+fails, the row is committed nevertheless; the failure is reported and retried later.
 
-*Threads.* Every method may be called in any thread, except those that are
-awaited and the callbacks, which belong to the reactor's. Finishing never waits for a
-lock; see :mod:`~synapse_replication.storage.locked_positions`.
+*Threads.* All methods are thread-safe, except coroutines and callbacks, which belong to
+the reactor's thread. Finishing never waits for a lock; see
+:mod:`~synapse_replication.storage.locked_positions`.
 """
 
 from __future__ import annotations
@@ -67,19 +66,19 @@ def _do_nothing() -> None: ...
 
 
 class MultiWriterIdGenerator:
-    """Returns out a stream's ids and knows what is complete, as one process sees it.
+    """Allocates a stream's ids and tracks its positions, for one process.
 
-    Ids and tokens are below zero if the stream's are.
+    Ids and tokens are negative if the stream's ids are.
 
-    :param database: what runs transactions.
+    :param database: runs transactions.
     :param stream: the stream.
-    :param positions: where it stands; see
+    :param positions: the initial positions; see
         :func:`~synapse_replication.storage.sequences.load_positions`.
-    :param reactor: for blocks that end in another thread.
-    :param clock: for trying again.
-    :param on_finished: called in the reactor's thread after ids of ours were
+    :param reactor: schedules calls from blocks that end in another thread.
+    :param clock: schedules retries.
+    :param on_finished: called in the reactor's thread after ids of this process were
         finished, for instance to wake the streamer.
-    :param observer: is told of upserts that failed.
+    :param observer: notified of upserts and their failures.
     """
 
     def __init__(
@@ -135,22 +134,24 @@ class MultiWriterIdGenerator:
     # -- ids ---------------------------------------------------------------------------
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return an id; it is finished when the block is left, however.
+        """Return a context manager that allocates an id, finished on exit.
 
-        :raises StreamConfigurationError: (on entering) we are no writer.
-        :raises SequenceBehindError: (on entering) the sequence went backwards.
+        The id is finished however the block is left.
+
+        :raises StreamConfigurationError: on entering, if this instance is not a writer.
+        :raises SequenceBehindError: on entering, if the sequence went backwards.
         """
         return _Block(self, 1, lambda ids: ids[0])
 
     def get_next_mult(self, n: int) -> AbstractAsyncContextManager[list[int]]:
-        """Return ``n`` ids in ascending order of distance from zero.
+        """Return a context manager that allocates ``n`` ids, finished on exit.
 
-        They are finished together, when the block is left.
+        The ids are in ascending order of distance from zero.
         """
         return _Block(self, n, lambda ids: ids)
 
     def get_next_txn(self, txn: Any) -> int:
-        """Return an id that is finished when a transaction ends, however.
+        """Allocate an id that is finished when a transaction ends, however it ends.
 
         :param txn: a :class:`~synapse_replication.storage.database.Transaction`,
             or a cursor of the host with ``call_after`` and ``call_on_exception``.
@@ -158,7 +159,7 @@ class MultiWriterIdGenerator:
         return self.get_next_mult_txn(txn, 1)[0]
 
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
-        """Return ``n`` ids that are finished when a transaction ends, however."""
+        """Allocate ``n`` ids that are finished when a transaction ends."""
         self._check_writer()
         are_new = False
         while not are_new:
@@ -176,10 +177,10 @@ class MultiWriterIdGenerator:
     # -- positions ---------------------------------------------------------------------
 
     def advance(self, instance_name: str, new_id: int) -> None:
-        """Record that a writer has nothing open up to ``new_id``.
+        """Record that a writer's ids up to ``new_id`` are finished.
 
-        What is far beyond the sequence takes effect once the sequence was read again,
-        if it turns out to be there.
+        An id far beyond the sequence takes effect only after the sequence has been read
+        again, if it turns out to be allocated.
         """
         id_ = self._sign * new_id
         with self._positions.locked() as positions:
@@ -190,7 +191,7 @@ class MultiWriterIdGenerator:
             self._sequence_check.hold_back(instance_name, id_)
 
     def get_positions(self) -> dict[str, int]:
-        """Return each writer's position: of others as heard, of us as written."""
+        """Return each writer's announced position, and this instance's own."""
         with self._positions.locked() as positions:
             inside = positions.all_positions()
         return {writer: self._sign * id_ for writer, id_ in inside.items()}
@@ -205,18 +206,19 @@ class MultiWriterIdGenerator:
             return self._sign * positions.persisted_upto
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
-        """Return up to where all ids of a writer are finished.
+        """Return the token up to which all ids of a writer are finished.
 
-        For ourselves it is what may be announced. For others it may be ahead of
-        what they themselves were heard of, see :meth:`get_writer_position`.
+        For this instance, it is the position that may be announced. For others, it may
+        be ahead of their own announcements; see :meth:`get_writer_position`.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
 
     def get_announceable_token(self) -> int:
-        """Return what may be sent as our own position. In the reactor's thread.
+        """Return the position that this instance may send.
 
-        It is not beyond the sequence, as far as that is known here.
+        It does not exceed the known value of the sequence. Call it in the reactor's
+        thread.
         """
         with self._positions.locked() as positions:
             token, must_check = positions.announceable, positions.is_beyond_sequence
@@ -224,22 +226,22 @@ class MultiWriterIdGenerator:
         return self._sign * token
 
     def get_writer_position(self, instance_name: str) -> int:
-        """Return up to where a writer itself was heard of: its rows are here."""
+        """Return the position that a writer has announced: its rows are here."""
         with self._positions.locked() as positions:
             return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
-        """Return the greatest finished id of ours that may be announced.
+        """Return this instance's greatest finished id that may be announced.
 
-        If it is at or below a token, we have written nothing between that and
-        :meth:`get_current_token_for_writer` of ourselves, whichever of the two is
-        asked for first.
+        If it is at or below a token, this instance has no rows between that token and
+        its own :meth:`get_current_token_for_writer`, whichever of the two is called
+        first.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.local
 
     async def get_max_allocated_token(self) -> int:
-        """Ask the sequence how far ids were given out (distance from zero)."""
+        """Return the sequence's last allocated id (distance from zero)."""
         return await self._database.transact(
             "get_max_allocated_token",
             lambda txn: read_sequence(txn, self.stream.sequence),
@@ -251,10 +253,10 @@ class MultiWriterIdGenerator:
     def _check_writer(self) -> None:
         if not self._is_writer:
             raise StreamConfigurationError(
-                f"{self.instance_name} is no writer of stream "
-                f"{self.stream.stream_name}: its writers are "
+                f"{self.instance_name} is not a writer of stream "
+                f"{self.stream.stream_name}, whose writers are "
                 f"{', '.join(self.stream.writers)}; add it to stream_writers, or "
-                "write there"
+                "write from one of these"
             )
 
     def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
@@ -269,16 +271,22 @@ class MultiWriterIdGenerator:
         )
 
     def ask(self, n: int) -> IdRequest:
-        """Have ``n`` ids fetched, together with what others want. For blocks."""
+        """Request ``n`` ids. Called by blocks.
+
+        :raises StreamConfigurationError: if this instance is not a writer.
+        """
         self._check_writer()
         return self._fetcher.ask(n)
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
-        """Return what a block is to wait for; a host may have rules of its own."""
+        """Return the Deferred that a block awaits; a host may override this."""
         return deferred
 
     def give_up(self, request: IdRequest) -> None:
-        """Finish what a request got, or will get. For blocks, in any thread."""
+        """Abandon a request: finish its ids now or once they are fetched.
+
+        Called by blocks. Thread-safe.
+        """
         request.given_up = True
         if self._fetcher.end_unclaimed(request):
             self._reactor.callFromThread(self._have_finished)
@@ -286,14 +294,15 @@ class MultiWriterIdGenerator:
     # -- finishing ---------------------------------------------------------------------
 
     def end_block(self, ids: list[int]) -> Deferred[None]:
-        """Finish a block's ids; the Deferred fires when the position is kept."""
+        """Finish a block's ids; the Deferred fires when the position is persisted."""
         self._positions.finish(ids)
         return self._have_finished()
 
     def release_without_waiting(self, ids: list[int]) -> None:
-        """Finish a block's ids where nothing can be waited for, in any thread.
+        """Finish a block's ids where waiting is not allowed. Thread-safe.
 
-        At the latest when what its transaction may be is over.
+        If the database can report it, the ids are finished once every transaction that
+        may belong to the block has ended.
         """
         if self._settled is None:
             self._positions.finish(ids)
@@ -310,14 +319,14 @@ class MultiWriterIdGenerator:
         self._have_finished()
 
     def _have_finished(self) -> Deferred[None]:
-        """Say that something was finished, and have the position kept."""
-        kept = self._persister.persist() if self.stream.writers else succeed(None)
+        """Persist the position and notify of finished ids."""
+        persisted = self._persister.persist() if self.stream.writers else succeed(None)
         self._on_finished()
-        return kept
+        return persisted
 
 
 class _Block(AbstractAsyncContextManager[T], Generic[T]):
-    """One ``async with``. Entered once."""
+    """The context of one ``async with``, which can be entered once."""
 
     __slots__ = ("_generator", "_ids", "_n", "_view")
 
@@ -352,12 +361,12 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None and issubclass(kind, GeneratorExit):
-            # Nothing may be waited for, and this may be any thread.
+            # Waiting is not allowed here, and this may be any thread.
             self._generator.release_without_waiting(self._ids)
             return
-        kept = self._generator.end_block(self._ids)
+        persisted = self._generator.end_block(self._ids)
         if kind is None:
-            await self._generator.waitable(kept)
+            await self._generator.waitable(persisted)
 
 
 async def load_id_generator(
@@ -370,10 +379,10 @@ async def load_id_generator(
     on_finished: Callable[[], None] = _do_nothing,
     observer: ReplicationObserver | None = None,
 ) -> MultiWriterIdGenerator:
-    """Read where a stream stands, and make its id generator.
+    """Load a stream's positions and return its id generator.
 
-    :raises SequenceBehindError: if the sequence is behind a table; the error says
-        what to do.
+    :raises SequenceBehindError: if the sequence is behind a table, or far behind the
+        stored positions; the error says what to do.
     """
     positions = await database.transact(
         "load_positions", lambda txn: load_positions(txn, stream, instance_name)

@@ -1,9 +1,9 @@
-"""Positions that any thread may use: :class:`LockedPositions`.
+"""Thread-safe access to a stream's positions: :class:`LockedPositions`.
 
-Theory of operation: whoever uses the positions holds a lock. Ids must be finished even
-where waiting is not allowed: a coroutine may be collected while this very thread holds
-the lock. So finishing never waits for it: ids are put down, and whoever holds the lock
-finishes them after letting go.
+Theory of operation: a lock protects the positions. Ids must be finished even where
+blocking is not allowed: a coroutine may be garbage-collected while the same thread
+holds the lock. So :meth:`LockedPositions.finish` never waits: it enqueues the ids, and
+the holder of the lock finishes them after releasing it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ __all__ = ["LockedPositions"]
 
 
 class LockedPositions:
-    """The positions of one stream, and their lock.
-
-    Every method may be called in any thread.
-    """
+    """The positions of one stream, and their lock. All methods are thread-safe."""
 
     def __init__(self, positions: WriterPositions) -> None:
         self._positions = positions
         self._lock = threading.Lock()
-        self._put_down: deque[list[int]] = deque()
+        self._to_finish: deque[list[int]] = deque()
 
     @property
     def max_finished(self) -> int:
-        """The greatest finished id, as far as this thread knows without the lock."""
+        """The greatest finished id, read without the lock, hence perhaps outdated."""
         return self._positions.max_finished
 
     @contextmanager
@@ -41,18 +38,18 @@ class LockedPositions:
             with self._lock:
                 yield self._positions
         finally:
-            self._finish_put_down()
+            self._finish_pending()
 
     def finish(self, ids: list[int]) -> None:
-        """Finish ids, without waiting; at the latest when the lock is let go."""
-        self._put_down.append(ids)
-        self._finish_put_down()
+        """Finish ids without blocking: now, or when the lock is released."""
+        self._to_finish.append(ids)
+        self._finish_pending()
 
-    def _finish_put_down(self) -> None:
-        # Whoever holds the lock comes by here after letting go.
-        while self._put_down and self._lock.acquire(blocking=False):
+    def _finish_pending(self) -> None:
+        # If the lock is taken, its holder calls this method after releasing it.
+        while self._to_finish and self._lock.acquire(blocking=False):
             try:
-                while self._put_down:
-                    self._positions.finish(self._put_down.popleft())
+                while self._to_finish:
+                    self._positions.finish(self._to_finish.popleft())
             finally:
                 self._lock.release()

@@ -1,4 +1,4 @@
-"""The position of this process in ``stream_positions``: :class:`PositionPersister`."""
+"""Persists an instance's position in ``stream_positions``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
 
 __all__ = ["RETRY_SECONDS", "PositionPersister"]
 
-#: After how many s the upsert of a position is tried again.
+#: The delay before a failed upsert is retried, in s.
 RETRY_SECONDS = 1.0
 
 
 class PositionPersister:
-    """Persists up to where the ids of this process are finished, in one stream.
+    """Persists the position up to which this instance's ids of one stream are finished.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
-    :param clock: for trying again.
-    :param observer: is told of upserts that failed.
+    :param clock: schedules retries.
+    :param observer: notified of upserts and their failures.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class PositionPersister:
     def persist(self) -> Deferred[None]:
         """Persist the position.
 
-        :return: fires when a position is persisted that covers what is finished now, or
-            when that failed: the failure is reported, and it is tried again later.
+        :return: fires when a position is persisted that covers the ids finished by
+            now, or when that failed; the failure is reported and retried later.
         """
         waiting: Deferred[None] = Deferred()
         self._upserts.join(waiting)
         return waiting
 
     def _upsert(self, waiting: list[Deferred[None]]) -> None:
-        """Upsert the position, for all who wait for that now."""
+        """Upsert the position, and notify all current waiters."""
         with self._positions.locked() as positions:
             local = positions.local
         if local <= self._persisted:
@@ -82,7 +82,7 @@ class PositionPersister:
             )
         )
         self._database.transact(
-            "keep_position",
+            "persist_position",
             lambda txn: txn.execute(self._statement, parameters),
             autocommit=True,
         ).addCallbacks(
@@ -110,7 +110,7 @@ class PositionPersister:
         waiting: list[Deferred[None]],
         writing: ExitStack,
     ) -> None:
-        # What they wrote is committed: it is not their failure.
+        # Do not fail the waiters: their rows are committed.
         assert failure.value is not None
         writing.__exit__(
             type(failure.value), failure.value, failure.value.__traceback__
@@ -119,20 +119,22 @@ class PositionPersister:
         self._observer.position_persist_failed(
             stream_name, self._instance_name, local, failure.value
         )
-        self._observer.failure(f"keeping the position of {stream_name}", failure.value)
+        self._observer.failure(
+            f"persisting the position of {stream_name}", failure.value
+        )
         if not self._retry_is_due:
             self._retry_is_due = True
-            self._clock.call_later(RETRY_SECONDS, self._try_again)
+            self._clock.call_later(RETRY_SECONDS, self._retry)
         self._upserts.end()
         self._fire(waiting)
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         self._retry_is_due = False
         self.persist()
 
     def _fire(self, waiting: list[Deferred[None]]) -> None:
         with self._gathering.batching():
             for deferred in waiting:
-                # Who was cancelled has been told already.
+                # A cancelled Deferred has already fired.
                 if not deferred.called:
                     deferred.callback(None)

@@ -1,9 +1,10 @@
 """Round trips to the database that many callers share: :class:`SharedRoundTrip`.
 
-Theory of operation: at most one round trip of a kind is under way at a time. Whoever
-asks meanwhile waits for the next one, which serves all of them. A lone caller waits for
-nobody. Those who are served may ask again at once; so while they are woken, inside
-:meth:`Gathering.batching`, no round trip begins, and the next serves all of these, too.
+Theory of operation: at most one round trip of a kind is in progress at a time. Callers
+that join during it wait for the next one, which serves all of them. A single caller
+does not wait. Callers that have been served may join again at once. Therefore no round
+trip begins while they are being notified, inside :meth:`Gathering.batching`, and the
+next one serves all of them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ T = TypeVar("T")
 
 
 class Gathering:
-    """The round trips that begin only when all who are woken together have asked."""
+    """The kinds of round trips that are held back while waiters are notified."""
 
     def __init__(self) -> None:
         self._trips: list[SharedRoundTrip[Any]] = []
         self.is_active = False
 
     def add(self, trip: SharedRoundTrip[Any]) -> None:
-        """Hold back this one, too."""
+        """Add a kind of round trip."""
         self._trips.append(trip)
 
     @contextmanager
     def batching(self) -> Generator[None, None, None]:
-        """Begin no round trip before all who are woken inside have asked."""
+        """Begin no round trip until the context ends."""
         outer, self.is_active = self.is_active, True
         try:
             yield
@@ -41,10 +42,10 @@ class Gathering:
 
 
 class SharedRoundTrip(Generic[T]):
-    """One kind of round trip. Used in the reactor's thread only.
+    """One kind of round trip. Use it in the reactor's thread only.
 
-    :param begin: is given all who wait, and begins a round trip for them. When that has
-        ended, or if none is needed, it calls :meth:`end`, once.
+    :param begin: called with all waiters to begin a round trip. When that has ended, or
+        if none is needed, it must call :meth:`end` once.
     """
 
     def __init__(
@@ -57,21 +58,21 @@ class SharedRoundTrip(Generic[T]):
         gathering.add(self)
 
     def join(self, waiter: T) -> None:
-        """Be served by the next round trip, which begins as soon as it may."""
+        """Add a waiter to the next round trip, which begins as soon as possible."""
         self._waiting.append(waiter)
         self.begin_if_wanted()
 
     def begin_if_wanted(self) -> None:
-        """Begin a round trip if somebody waits for one, and none is under way."""
+        """Begin a round trip if there are waiters, and none is in progress."""
         if self._waiting and not (self._is_running or self._gathering.is_active):
             self._begin_now()
 
     def end(self) -> None:
-        """Record that the round trip has ended; the next one may begin."""
+        """Record that the round trip has ended, so that the next one may begin."""
         self._is_running = False
 
     def repeat(self, waiting: Sequence[T]) -> None:
-        """Begin another one at once, for these and all who joined meanwhile."""
+        """Begin another one at once, for these waiters and those that joined since."""
         self._waiting = [*waiting, *self._waiting]
         self._begin_now()
 

@@ -57,10 +57,10 @@ class InSync:
 
 @attrs.frozen
 class Check:
-    """The position is confirmed by a writer that may not have been heard before.
+    """The writer confirms the reader's position, perhaps for the first time.
 
-    If the reader moved there without a row, ask whether there are any: a false position
-    that came true would hide them.
+    If the reader reached that position without a row, ask the source whether there are
+    rows. Otherwise a false position, which the writer reached later, would hide them.
     """
 
     upto_token: int
@@ -88,10 +88,10 @@ class Reset:
 
 @attrs.frozen
 class Extend:
-    """A catch-up is running already: it continues up to ``upto_token`` at least.
+    """A catch-up is already running: extend it to ``upto_token`` at least.
 
-    :ivar from_token: where it goes back to if its cursor is beyond; ``None`` if the
-        cursor stays.
+    :ivar from_token: the position to rewind to if the cursor is beyond it; ``None``
+        leaves the cursor unchanged.
     """
 
     upto_token: int
@@ -113,13 +113,13 @@ Plan: TypeAlias = InSync | Check | Gap | Reset | Extend | Redundant | AheadOfWri
 
 @attrs.frozen
 class ReaderPosition:
-    """Where a reader stands with a writer of a stream.
+    """A reader's position for one writer of a stream.
 
     :ivar current: the reader's position.
-    :ivar undelivered_from: no row above this token was delivered. Less than ``current``
-        if the reader moved there without a row.
-    :ivar cursor: how far a running catch-up has come; ``None`` if none is running.
-    :ivar target: how far it is to go.
+    :ivar undelivered_from: no row above this token was delivered. It is less than
+        ``current`` if the reader advanced to ``current`` without a row.
+    :ivar cursor: the position of the running catch-up; ``None`` if none is running.
+    :ivar target: the token up to which the catch-up fetches.
     """
 
     current: int
@@ -169,13 +169,13 @@ def plan_position(
     held_in_memory: bool = False,
     is_range_believed: bool = True,
 ) -> Plan:
-    """Decide what a POSITION asks for, whether or not a catch-up is running.
+    """Return the plan for a POSITION, whether or not a catch-up is running.
 
-    The options are those of :func:`plan_catch_up`.
+    The other parameters are those of :func:`plan_catch_up`.
     """
     if reader.cursor is not None:
         if held_in_memory and new_token < reader.target:
-            # What was to be fetched is gone with the process that wrote it.
+            # The writer restarted, so the rows still to be fetched are lost.
             return Reset(0, new_token)
         return Extend(new_token)
     plan = plan_catch_up(
@@ -187,8 +187,8 @@ def plan_position(
         is_range_believed=is_range_believed,
     )
     if isinstance(plan, Gap):
-        # What was passed just now without rows may have been hidden by a false
-        # position: to fetch it again doubles nothing.
+        # The range passed without rows may have been hidden by a false position.
+        # Fetching it again delivers no row twice.
         return Gap(reader.undelivered_from, plan.upto_token)
     if isinstance(plan, InSync) and prev_token >= new_token:
         return Check(new_token)
@@ -203,11 +203,13 @@ def plan_reported_position(
     idempotent: bool = False,
     held_in_memory: bool = False,
 ) -> Plan:
-    """Decide what it means that a connected writer says that it sent all to ``token``.
+    """Return the plan for a connected writer's report that it sent all to ``token``.
 
-    :param was_below: ``token`` was below the reader's position when it arrived. Only
-        then do the two contradict each other.
-    :param idempotent: rows may be committed below a position; those contradict nothing.
+    :param was_below: ``token`` was below the reader's position when the report arrived.
+        Only then do the two contradict each other.
+    :param idempotent: rows may be committed below a position, so a lower token is not a
+        contradiction.
+    :param held_in_memory: as for :func:`plan_catch_up`.
     """
     if reader.cursor is not None:
         return Extend(token)
@@ -217,10 +219,10 @@ def plan_reported_position(
         return Redundant()
     start = reader.undelivered_from
     if held_in_memory:
-        # What its writer has is little, and no harm if it is delivered again.
+        # The writer has few rows, and delivering them again is harmless.
         return Reset(min(0, token), token) if start < reader.current else Redundant()
     if start == reader.current:
-        # To go back would deliver rows twice.
+        # Rewinding would deliver rows twice.
         return AheadOfWriter()
     return Reset(start, max(start, token))
 
@@ -236,26 +238,29 @@ def plan_dropped_range(
     held_in_memory: bool = False,
     idempotent: bool = False,
 ) -> Gap | Reset | Extend:
-    """Decide what is fetched in place of rows and positions that were dropped.
+    """Return the plan that replaces rows and positions dropped from a full queue.
 
-    :param lowest: the least token of the rows; ``None`` if there were none.
+    The other parameters are those of :func:`plan_catch_up`.
+
+    :param lowest: the lowest token of the rows; ``None`` if there were none.
     :param upto_token: the greatest token of all.
-    :param lowest_position: the least position; ``None`` if there was none.
-    :param was_reset: the stream began again among them.
+    :param lowest_position: the lowest position; ``None`` if there was none.
+    :param was_reset: the stream was reset within them.
     """
     start = reader.current if reader.cursor is None else reader.cursor
-    goes_back = (
+    rewinds = (
         resettable
         and lowest_position is not None
         and (was_reset or lowest_position < start)
     )
-    # What is stored is still there: going on is as good as going back.
-    if goes_back and (held_in_memory or upto_token < start):
+    # Rows in a database still exist, so unless the stream ends below the reader's
+    # position, there is no need to rewind.
+    if rewinds and (held_in_memory or upto_token < start):
         assert lowest_position is not None
         restart = min(0, lowest_position) if held_in_memory else lowest_position
         return Reset(restart, upto_token)
     if idempotent and lowest is not None:
-        # Late rows count, too.
+        # Rows below the reader's position must be delivered as well.
         start = min(start, lowest - 1)
     if reader.cursor is not None:
         return Extend(upto_token, start)

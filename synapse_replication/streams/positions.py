@@ -148,8 +148,8 @@ class WriterPositions:
         position is stored.
     :param allocated: the last id that the sequence is known to have allocated;
         ``None`` if there is no sequence to compare with.
-    :param plausible_distance: how far beyond it an announced id is believed without a
-        look at the sequence.
+    :param plausible_distance: the most by which an announced id may exceed
+        ``allocated`` to be accepted without reading the sequence.
     """
 
     def __init__(

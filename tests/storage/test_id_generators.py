@@ -119,7 +119,7 @@ class SteppedTests(SynchronousTestCase):
         ids = [self.successResultOf(done) for done in results]
         self.assertEqual(ids, list(range(8, 58)))
         self.assertEqual(self.database.descriptions.count("get_next_ids"), 2)
-        self.assertEqual(self.database.descriptions.count("keep_position"), 2)
+        self.assertEqual(self.database.descriptions.count("persist_position"), 2)
         self.assertEqual(self.database.kept[-1], 57)
 
     def test_woken_together_ask_together(self) -> None:

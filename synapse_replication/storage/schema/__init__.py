@@ -1,8 +1,8 @@
-"""The tables that this package itself needs, made by numbered deltas.
+"""The tables that this package needs, created by numbered deltas.
 
-:func:`prepare_database` is run at the start of a stand-alone main process. A
-delta is never changed once it was released; the next one repairs it. A homeserver
-that has ``stream_positions`` keeps it as it is.
+A stand-alone main process runs :func:`prepare_database` when it starts. A released
+delta is never changed; a later one corrects it. An existing ``stream_positions`` of a
+homeserver is left unchanged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MAKE_VERSION = """
 
 
 def prepare_database(txn: Any) -> int:
-    """Apply the deltas that a database lacks; none if it has them all.
+    """Apply the deltas that a database lacks, in one transaction.
 
-    Processes that do it at the same time wait for one another. Runs in one
-    transaction, which the caller commits.
+    The caller must commit it. An advisory lock serializes concurrent processes.
 
-    :return: the number of deltas that were applied.
+    :param txn: a cursor.
+    :return: the number of deltas applied, 0 if the database is up to date.
     """
     txn.execute(queries.LOCK_POSITIONS)
     txn.execute("SELECT to_regclass('synapse_replication_schema') IS NOT NULL")

@@ -1,4 +1,4 @@
-"""The deltas, in order: the first is number 1. SQL for PostgreSQL."""
+"""The deltas in order, starting at number 1: SQL for PostgreSQL."""
 
 from __future__ import annotations
 

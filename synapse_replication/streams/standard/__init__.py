@@ -1,1 +1,1 @@
-"""The streams of a Synapse deployment, as declarations."""
+"""Declarations of the streams of a Synapse deployment."""

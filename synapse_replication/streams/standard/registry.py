@@ -1,7 +1,7 @@
-"""The streams of a Synapse deployment: what is the same in every process.
+"""The streams of a Synapse deployment: the properties common to all processes.
 
-Which process writes each is configured in ``stream_writers``, by the keys noted
-here; whatever is not named there is written by ``master``.
+The writers of each stream are configured in ``stream_writers``, under the keys given
+here; ``master`` writes every stream that is not configured.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ MAIN_INSTANCE = "master"
 class StandardStream:
     """One of the streams that every Synapse deployment has.
 
-    :ivar description: its name, rows and rules.
-    :ivar writers_key: the key of ``stream_writers`` that names its writers;
-        ``None`` if it cannot be configured.
-    :ivar anybody_writes: every instance writes it, without being declared, so
-        that it is not in ``stream_positions``.
-    :ivar sequence: where its ids come from; ``None`` if it is held in memory.
-    :ivar id_columns: where its ids are kept.
-    :ivar positions_name: its name in ``stream_positions``, ``None`` if it is not
-        in there.
-    :ivar negative: ids are stored below zero, tokens on the wire are positive.
-    :ivar key: what a row is about, if a row replaces the older ones about the same;
-        of a stream held in memory.
+    :ivar description: its name, row type and properties.
+    :ivar writers_key: the key of ``stream_writers`` that names its writers; ``None`` if
+        they cannot be configured.
+    :ivar anybody_writes: every instance writes it without being declared, so it has no
+        positions in ``stream_positions``.
+    :ivar sequence: the sequence of its ids; ``None`` if it is held in memory.
+    :ivar id_columns: the columns that store its ids.
+    :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no
+        positions there.
+    :ivar negative: ids are stored as negative numbers; tokens on the wire are positive.
+    :ivar key: for a stream held in memory, returns the key that a row describes, if
+        rows replace older rows of the same key.
     """
 
     description: StreamDescription
@@ -197,7 +197,7 @@ _STREAMS = (
         "account_data",
         rows.AccountDataStreamRow,
         "account_data_sequence",
-        # The tables have an instance_name, but nothing fills it in.
+        # The tables have an instance_name, but Synapse does not fill it in.
         (
             ("account_data", "stream_id", None),
             ("room_account_data", "stream_id", None),
@@ -249,7 +249,7 @@ _STREAMS = (
     ),
 )
 
-#: Every standard stream, by its name on the wire, in the order of the spec.
+#: The standard streams by their names on the wire.
 STANDARD_STREAMS: Mapping[str, StandardStream] = MappingProxyType(
     {stream.name: stream for stream in _STREAMS}
 )

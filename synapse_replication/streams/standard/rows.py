@@ -1,7 +1,7 @@
-"""The rows of the streams of a Synapse deployment, by their names in the field.
+"""Row types of the streams of a Synapse deployment, under Synapse's names.
 
-The fields are the places of the JSON array, in order. Those that newer versions
-added behind the others have a default, so that rows of an older peer parse too.
+The fields are the elements of the JSON array, in order. Fields that newer versions
+appended have a default, so that rows of an older peer can be decoded as well.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = [
 
 @attrs.frozen
 class EventsStreamEventRow:
-    """An event was persisted, or is no outlier any more.
+    """An event was persisted, or ceased to be an outlier.
 
     :ivar type: the event's type, for instance ``m.room.message``.
-    :ivar state_key: ``None`` if it is no state event.
+    :ivar state_key: ``None`` if it is not a state event.
     :ivar redacts: the event that it redacts.
     :ivar relates_to: the event that it relates to.
-    :ivar membership: of an ``m.room.member`` event.
+    :ivar membership: the membership, if it is an ``m.room.member`` event.
     """
 
     event_id: str
@@ -74,7 +74,7 @@ class EventsStreamEventRow:
 class EventsStreamCurrentStateRow:
     """The current state of a room changed.
 
-    :ivar event_id: the event that is the state now; ``None`` if there is none.
+    :ivar event_id: the new state event; ``None`` if the state was removed.
     """
 
     room_id: str
@@ -85,14 +85,14 @@ class EventsStreamCurrentStateRow:
 
 @attrs.frozen
 class EventsStreamAllStateRow:
-    """So much of a room's current state changed that it is to be read again."""
+    """A room's current state changed so much that it must be read again."""
 
     room_id: str
 
 
 @attrs.frozen
 class UnknownEventsStreamRow:
-    """A row of a type that a newer peer has and we have not; to be skipped.
+    """A row of an unknown type from a newer peer, to be skipped.
 
     :ivar data: the JSON value.
     """
@@ -104,8 +104,8 @@ class UnknownEventsStreamRow:
 class EventsStreamRow:
     """A row of ``events``.
 
-    :ivar type: ``ev``, ``state`` or ``state-all``; what a newer peer sent, if the
-        data is an :class:`UnknownEventsStreamRow`.
+    :ivar type: ``ev``, ``state`` or ``state-all``; or an unknown type, if the data is
+        an :class:`UnknownEventsStreamRow`.
     """
 
     type: str
@@ -131,7 +131,7 @@ class BackfillStreamRow:
 
 @attrs.frozen
 class PresenceStreamRow:
-    """A user's presence changed. Times in ms since the epoch."""
+    """A user's presence changed. Times are in ms since 1970."""
 
     user_id: str
     state: str
@@ -144,7 +144,7 @@ class PresenceStreamRow:
 
 @attrs.frozen
 class PresenceFederationStreamRow:
-    """A user's presence is to be sent to another homeserver."""
+    """A user's presence must be sent to another homeserver."""
 
     destination: str
     user_id: str
@@ -152,7 +152,7 @@ class PresenceFederationStreamRow:
 
 @attrs.frozen
 class TypingStreamRow:
-    """Who is typing in a room now."""
+    """The users who are currently typing in a room."""
 
     room_id: str
     user_ids: list[str]
@@ -194,8 +194,8 @@ class PushersStreamRow:
 class CachesStreamRow:
     """An entry of a cache, or the whole cache, is out of date.
 
-    :ivar keys: the entry; ``None`` for all of them.
-    :ivar invalidation_ts: ms since the epoch.
+    :ivar keys: the key of the entry; ``None`` for the whole cache.
+    :ivar invalidation_ts: the time of the invalidation, in ms since 1970.
     """
 
     cache_func: str
@@ -208,8 +208,8 @@ class DeviceListsStreamRow:
     """A user's devices changed, or a server's view of them.
 
     :ivar user_id: the user; in rows of older peers also the name of a server.
-    :ivar is_signature: the change is one of cross-signing signatures.
-    :ivar hosts_calculated: the servers to be told are known already.
+    :ivar is_signature: cross-signing signatures changed.
+    :ivar hosts_calculated: the servers to notify have already been determined.
     """
 
     user_id: str
@@ -219,7 +219,7 @@ class DeviceListsStreamRow:
 
 @attrs.frozen
 class ToDeviceStreamRow:
-    """There are messages to devices of a user, or to another server.
+    """New messages are available for the devices of a user, or for another server.
 
     :ivar entity: a user id, or the name of a server.
     """
@@ -229,9 +229,9 @@ class ToDeviceStreamRow:
 
 @attrs.frozen
 class FederationStreamRow:
-    """Something is to be sent to other homeservers.
+    """Data must be sent to other homeservers.
 
-    :ivar type: what kind of thing, a short word.
+    :ivar type: the kind of the data, a short word.
     """
 
     type: str
@@ -242,7 +242,7 @@ class FederationStreamRow:
 class AccountDataStreamRow:
     """A user's account data changed.
 
-    :ivar room_id: ``None`` if the data belongs to no room.
+    :ivar room_id: ``None`` for global account data.
     """
 
     user_id: str
@@ -252,7 +252,7 @@ class AccountDataStreamRow:
 
 @attrs.frozen
 class ProfileUpdatesStreamRow:
-    """A user's profile changed, or who may see it.
+    """A user's profile changed, or its visibility did.
 
     :ivar action: for instance ``update`` or ``joined_room``.
     :ivar affected_fields: for instance ``["displayname"]``.
@@ -273,7 +273,7 @@ class StickyEventsStreamRow:
 
 @attrs.frozen
 class ThreadSubscriptionsStreamRow:
-    """A user subscribed to a thread, or ended it.
+    """A user subscribed to a thread or unsubscribed from it.
 
     :ivar event_id: the thread's root.
     """
@@ -285,14 +285,14 @@ class ThreadSubscriptionsStreamRow:
 
 @attrs.frozen
 class UnPartialStatedRoomStreamRow:
-    """The whole state of a room that was joined in part is known."""
+    """The full state of a partially joined room became known."""
 
     room_id: str
 
 
 @attrs.frozen
 class UnPartialStatedEventStreamRow:
-    """The whole state at an event is known."""
+    """The full state at an event became known."""
 
     event_id: str
     rejection_status_changed: bool
@@ -300,9 +300,9 @@ class UnPartialStatedEventStreamRow:
 
 @attrs.frozen
 class QuarantinedMediaStreamRow:
-    """A piece of media was quarantined or freed.
+    """A piece of media was quarantined, or its quarantine was lifted.
 
-    :ivar origin: the server that it came from; ``None`` if it is our own.
+    :ivar origin: the server of origin; ``None`` for local media.
     """
 
     origin: str | None
@@ -314,10 +314,10 @@ _FastEventsRow = fast_class(EventsStreamRow)
 
 
 class EventsRowCodec(RowCodec[EventsStreamRow]):
-    """For rows of the form ``[type, data]``, where the type says what data is.
+    """Codec of rows of the form ``[type, data]``, where the type determines the data.
 
-    Rows of a type that we do not know keep their place as an
-    :class:`UnknownEventsStreamRow` and count as rows with more than we know.
+    A row of an unknown type becomes an :class:`UnknownEventsStreamRow` and counts as a
+    row with extra fields.
     """
 
     def __init__(self, stream_name: str) -> None:
@@ -333,15 +333,14 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
             for kind, row_type in self.row_types.items()
         }
         self._by_row_type = {codec.row_type: codec for codec in self._codecs.values()}
-        # One decoder reads kind and data of the most usual rows at once.
+        # One decoder parses both elements of the most frequent rows at once.
         usual = tuple.__class_getitem__((Literal["ev"], self._codecs["ev"].types))
         self._decode_event = msgspec.json.Decoder(usual).decode
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[EventsStreamRow]:
-        """Decode rows that came together.
+        """Decode several rows.
 
-        :raises RowDecodeError: if one of them is no row of this stream; none is
-            returned then.
+        :raises RowDecodeError: if one of them is not a row of this stream.
         """
         decode, fast = self._decode_event, self._codecs["ev"].fast_class
         rows = []
