@@ -1,8 +1,8 @@
-"""Gathering what is published within a turn of the reactor into one write.
+"""Coalescing of messages that are published within one reactor turn into one write.
 
-Theory of operation: what is published after a moment of silence is written at once;
-what follows soon is gathered until the end of the turn of the reactor, and written
-together: it leaves no later than if the socket had been given it at once.
+Theory of operation: a message published after a moment of silence is written at once.
+Messages that follow it soon are collected until the end of the reactor turn and written
+together, which sends them no later than if each had been written to the socket at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from synapse_replication.redis.ledger import Publish
 
 __all__ = ["COALESCE_WINDOW", "Coalescer"]
 
-#: What is published within so many s after a write is gathered until the turn's end.
+#: Messages published within this time after a write are coalesced, in s.
 COALESCE_WINDOW = 0.0005
 
 
 class Coalescer:
-    """What waits to be written.
+    """A buffer of messages that wait to be written.
 
-    :param flush: called at the end of the turn, if anything was left for then.
-    :ivar pending: what waits, in order.
-    :ivar size: the bytes of its lines.
+    :param flush: called at the end of a reactor turn for which a flush is scheduled.
+    :ivar pending: the buffered lines, in order.
+    :ivar size: their size in bytes.
     """
 
     def __init__(self, clock: IReactorTime, flush: Callable[[], object]) -> None:
@@ -37,20 +37,20 @@ class Coalescer:
         self.size = 0
 
     def add(self, publish: Publish) -> None:
-        """Put lines behind those that wait."""
+        """Append lines to the buffer."""
         self.pending.append(publish)
         self.size += sum(map(len, publish.lines))
 
     def is_quiet(self) -> bool:
-        """Return whether nothing was written just now."""
+        """Return whether the last write is longer ago than the window."""
         return self._clock.seconds() - self._last_write > COALESCE_WINDOW
 
     def record_write(self) -> None:
-        """Gather from now on: something is about to be written."""
+        """Start the window: data is about to be written."""
         self._last_write = self._clock.seconds()
 
     def flush_later(self) -> None:
-        """Have what waits flushed at the end of this turn of the reactor."""
+        """Schedule a flush at the end of this reactor turn."""
         if self._call is None:
             self._call = self._clock.callLater(0, self._flush_now)
 
@@ -59,7 +59,7 @@ class Coalescer:
         self._flush()
 
     def take(self) -> list[Publish]:
-        """Take out all that waits: it is written, or lost with its connection."""
+        """Empty the buffer and return its content, to be written or counted as lost."""
         self._last_write = self._clock.seconds()
         if self._call is not None:
             self._call.cancel()

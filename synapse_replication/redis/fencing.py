@@ -1,14 +1,16 @@
-"""Ending a lost connection at Redis, before anything is said on the next.
+"""Fencing: makes Redis close a lost connection before the next one is used.
 
-Theory of operation: a connection that we lost may live on at Redis, with publishes that
-it has not read yet. They would come out behind the announcement: a batch without its
-end, an old position. So the first thing on a connection, before it counts as up, is to
-have Redis end the one before it, if something was published on that one. How to name it
-to Redis is asked for when the first publish was written, and not before: a server that
-only knows how to publish is usable, even if it hangs up on a command that it does not
-know. By a Unix socket nothing is asked: all clients have the same address there, and
-number and address together might be another client's after a restart of Redis. A
-transport without a socket has no kernel buffer in which anything could be left.
+Theory of operation: after a connection is lost at this end, Redis may still have it
+open, with publishes that it has not read yet. It would deliver them after the new
+announcement of positions: a batch without its end, or an outdated position. So the
+first command on a new connection, before it is reported as established, makes Redis
+kill the previous one, if anything was published on that.
+
+A connection's id and address are requested from Redis only after the first publish, so
+that a server that supports only PUBLISH is usable, even if it disconnects clients that
+send unknown commands. Over a Unix socket nothing is requested: all clients have the
+same address there, so after a restart of Redis, id and address might identify another
+client. A transport without a socket has no kernel buffer that could contain publishes.
 """
 
 from __future__ import annotations
@@ -25,27 +27,29 @@ from synapse_replication.handlers.observer import ReplicationObserver
 
 __all__ = ["MAX_HANG_UPS", "ConnectionFence", "FencingState"]
 
-#: A server that never answered what only fencing asks, and ended so many connections
-#: on which that was asked, is not asked any more: it may be why they ended.
+#: Fencing is disabled if a server has never answered its commands, and has closed this
+#: many connections on which they were sent: the commands may be the reason.
 MAX_HANG_UPS = 3
 
-#: How Redis tells a client's number and address, but for a Unix socket, with port 0.
+#: The id and address in Redis's answer to CLIENT INFO. A Unix socket, which has port 0,
+#: does not match.
 _CLIENT = re.compile(r"id=(\d+) addr=(\S+:[1-9]\d*) ")
 
 _FEATURE = (
-    "ending a lost connection at Redis (CLIENT INFO and CLIENT KILL, since Redis 6.2; "
-    "allow its user client|info and client|kill)"
+    "fencing of lost connections to Redis (CLIENT INFO and CLIENT KILL, since Redis "
+    "6.2; permit client|info and client|kill in the user's ACL)"
 )
 
 
 class FencingState:
-    """What is known of a Redis over all connections to it.
+    """State of fencing that outlives single connections.
 
-    :ivar earlier: the number that Redis gave to the newest connection, and the address
-        from which it sees it, behind address translation, too. Both, since another
-        Redis, or one that started again, gives the same numbers.
-    :ivar is_unavailable: Redis will not do it, or cannot.
-    :ivar has_answered: the server answered what fencing asks, if only once.
+    :ivar earlier: the id that Redis assigned to the newest connection, and the
+        connection's address as seen by Redis, which may differ due to address
+        translation. Both are needed, because another Redis, or the same one after a
+        restart, assigns the same ids.
+    :ivar is_unavailable: Redis rejects or does not support the commands.
+    :ivar has_answered: the server has answered a command of fencing at least once.
     """
 
     def __init__(self, observer: ReplicationObserver) -> None:
@@ -56,26 +60,26 @@ class FencingState:
         self.has_answered = False
 
     def hung_up(self) -> None:
-        """Record that the server ended a connection instead of an answer."""
+        """Record that the server closed a connection instead of answering."""
         self._hang_ups += 1
         if self._hang_ups >= MAX_HANG_UPS:
-            self.refused("the server hangs up on CLIENT INFO")
+            self.refused("the server closes the connection on CLIENT INFO")
 
     def refused(self, why: str) -> None:
-        """Fence no more, and report it."""
+        """Disable fencing, and report that."""
         self.is_unavailable = True
         self._observer.feature_unavailable(_FEATURE, why)
 
     def failed(self, why: str) -> None:
-        """Report that it failed on this connection."""
+        """Report that fencing failed on this connection."""
         self._observer.feature_unavailable(_FEATURE, why)
 
 
 class ConnectionFence:
-    """What one connection asks of Redis about itself and the one before it.
+    """The fencing commands of one connection.
 
     :param execute: sends a command to Redis.
-    :param is_possible: something may be left of a connection of this kind.
+    :param is_possible: publishes may remain unread on a connection of this kind.
     """
 
     def __init__(
@@ -92,21 +96,21 @@ class ConnectionFence:
         self.was_named = False
 
     def end_earlier(self) -> None:
-        """Have Redis end the connection before this one."""
+        """Make Redis close the previous connection."""
         if self._may_ask() and self._state.earlier is not None:
             number, address = self._state.earlier
             self._ask("KILL", "ID", number, "ADDR", address)
 
     def ask_name(self) -> None:
-        """Ask how the connection is named, now that there is something to fence."""
+        """Request this connection's id and address, after its first publish."""
         self.was_named = True
         if self._may_ask():
             self._ask("INFO").addCallback(self._remember_name)
 
     def end(self, *, is_explained: bool) -> None:
-        """End with the connection.
+        """Record that the connection was lost.
 
-        :param is_explained: something else is known to be why it ended.
+        :param is_explained: the loss has another known reason.
         """
         if self._unanswered and not (is_explained or self._state.has_answered):
             self._state.hung_up()
@@ -130,7 +134,7 @@ class ConnectionFence:
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
-        # If the connection is gone, the next one asks; without a password nothing goes.
+        # After a lost connection, the next one asks; NOAUTH affects all commands.
         if (
             not isinstance(error, txredisapi.ResponseError)
             or str(error).startswith("NOAUTH")
@@ -138,7 +142,7 @@ class ConnectionFence:
         ):
             return
         self._answered(None)
-        # Anything else may be otherwise on the next connection.
+        # Other errors may not recur on the next connection.
         if str(error).startswith("NOPERM") or "unknown" in str(error).lower():
             self._state.refused(str(error))
         else:

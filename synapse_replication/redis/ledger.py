@@ -1,18 +1,19 @@
-"""What was published and not acknowledged, and what of it is lost.
+"""Accounting of publishes: unacknowledged, lost, and to be published again.
 
-Theory of operation: rows hide a loss: a reader that gets row 7 takes itself to be past
-row 6, lost or not. So losses are counted, and an announcement of our positions makes
-them good. Rows and positions are not kept while there is no connection; that
-announcement covers them. Other commands, which nothing else brings, are kept up to a
-bound, and those that were not acknowledged are published again, in order: each says how
-something is now, so that twice does no harm, and all about one thing come from one
-process. One that Redis refused (an ACL without its channel) is not: it would be refused
-for ever, and cost a connection each time.
+Theory of operation: a later row hides the loss of an earlier one, because a reader that
+receives row 7 advances past row 6, lost or not. So losses are counted, and announcing
+this instance's positions recovers from them. Rows and positions are not retained while
+there is no connection: the announcement covers them. Other commands are retained up to
+a bound, because nothing else would deliver them, and unacknowledged ones are published
+again, in order. That is safe: each command states the current state of an object, so a
+repetition is harmless, and all commands about one object come from one process. A
+command that Redis rejected (by an ACL without its channel) is not repeated: it would be
+rejected for ever, and cost a connection each time.
 
-Rejected: publishing rows again that were not acknowledged. They may have arrived, and
-would be out of order behind what other processes sent since.
+Publishing unacknowledged rows again was considered and rejected: they may have arrived,
+and would then follow later rows of other instances out of order.
 
-:class:`PublishLedger` has no effects: it is told what was published and answered.
+:class:`PublishLedger` is pure: its methods record what was published and acknowledged.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["EXTENSION", "MAX_KEPT", "NOT_KEPT", "Publish", "PublishLedger"]
+__all__ = ["EXTENSION", "MAX_RETAINED", "NOT_RETAINED", "Publish", "PublishLedger"]
 
-#: What the announcement of our positions makes good, and so need not be kept.
+#: Commands that an announcement of positions replaces, so that they are not retained.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
-#: The name under which messages of the extension are counted. What there is to say
-#: when the connection is back is said then, so they are not kept either.
+#: The name under which extension messages are counted. They are not retained either: a
+#: new hello is sent after reconnecting.
 EXTENSION = "EXTENSION"
-NOT_KEPT = _RECOVERABLE | {EXTENSION}
-#: How many commands other than rows and positions wait for a connection.
-MAX_KEPT = 10_000
+NOT_RETAINED = _RECOVERABLE | {EXTENSION}
+#: The most other commands that are retained for the next connection.
+MAX_RETAINED = 10_000
 
 
 class Publish(NamedTuple):
@@ -42,32 +43,33 @@ class Publish(NamedTuple):
 
 
 class PublishLedger:
-    """The accounts of one sender, over all its connections.
+    """The accounts of one sender, across its connections.
 
-    :ivar lost: how many publishes were lost since the last announcement.
+    :ivar lost: the number of publishes lost since the last announcement.
     """
 
     def __init__(self) -> None:
         self.lost = 0
         self._retained: deque[Publish] = deque()
-        # How many publishes were written on this connection; and those of them that
-        # would be published again, with how many there were after each.
+        # The number of publishes written on this connection.
         self._written = 0
+        # Those of them that would be published again, each with the value of _written
+        # after it.
         self._unanswered: deque[tuple[int, Publish]] = deque()
-        # The last of those that found no room there, as such a count.
-        self._forgotten_upto = 0
+        # The value of _written after the last publish that was evicted from there.
+        self._evicted_upto = 0
 
     def retain(self, publish: Publish) -> int:
-        """Set aside what can be published later; count the rest as lost.
+        """Retain lines that can be published later; count the others as lost.
 
-        :return: how many lines found no room.
+        :return: the number of lines that exceeded the bound.
         """
         if publish.command_name in _RECOVERABLE:
             self.lost += len(publish.lines)
             return 0
         if publish.command_name == EXTENSION:
             return 0
-        room = MAX_KEPT - len(self._retained)
+        room = MAX_RETAINED - len(self._retained)
         self._retained.extend(
             publish._replace(lines=[line]) for line in publish.lines[:room]
         )
@@ -76,46 +78,46 @@ class PublishLedger:
         return too_many
 
     def take_retained(self) -> Iterable[Publish]:
-        """Take out what was set aside, a line each."""
+        """Remove and return the retained lines, one per item."""
         retained, self._retained = self._retained, deque()
         return retained
 
-    def keep_until_answered(self, publish: Publish, end: int) -> None:
-        """Keep what nothing else brings, to publish it again if it is not answered.
+    def retain_until_acknowledged(self, publish: Publish, end: int) -> None:
+        """Retain a publish of the next write, to be repeated unless acknowledged.
 
-        :param end: how many lines the next write has up to the end of this one.
+        :param end: the number of lines of that write up to the end of this publish.
         """
         self._unanswered.append((self._written + end, publish))
 
     def record_write(self, count: int, unacknowledged: int) -> None:
-        """Record that so many lines are written on the connection.
+        """Record that ``count`` lines are written to the connection.
 
-        :param unacknowledged: how many before them were not answered yet.
+        :param unacknowledged: the number of earlier lines without a reply.
         """
         unanswered = self._unanswered
         acknowledged = self._written - unacknowledged
         while unanswered and unanswered[0][0] <= acknowledged:
             unanswered.popleft()
-        while len(unanswered) > MAX_KEPT:
-            self._forgotten_upto, _ = unanswered.popleft()
+        while len(unanswered) > MAX_RETAINED:
+            self._evicted_upto, _ = unanswered.popleft()
         self._written += count
 
     def end_connection(
         self, unacknowledged: int, *, is_refused: bool = False
     ) -> tuple[list[Publish], bool]:
-        """Count as lost what the connection left unanswered.
+        """Count the unacknowledged publishes of a lost connection as lost.
 
-        :param is_refused: Redis refused the first of these publishes.
-        :return: what is to be retained of them, and whether more should have been that
-            found no room.
+        :param is_refused: Redis rejected the first of them.
+        :return: those that must be retained, and whether others should have been, but
+            were evicted.
         """
         self.lost += unacknowledged
         done, self._written = self._written - unacknowledged + is_refused, 0
-        has_forgotten, self._forgotten_upto = self._forgotten_upto > done, 0
+        has_evicted, self._evicted_upto = self._evicted_upto > done, 0
         unanswered, self._unanswered = self._unanswered, deque()
         again = [
             publish._replace(lines=publish.lines[-(end - done) :])
             for end, publish in unanswered
             if end > done
         ]
-        return again, has_forgotten
+        return again, has_evicted

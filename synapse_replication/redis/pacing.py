@@ -1,12 +1,12 @@
-"""Whether Redis is behind with what was published.
+"""Pacing of publishes: decides whether Redis is behind.
 
-Theory of operation: rows may come faster than Redis takes them, and what waits there
-delays all that is published after it. So a sender is *behind* from
-:data:`HIGH_WATERMARK` publishes that were not answered, or when the transport is full,
-until few are left: then it says so, while Redis still has work to do. It is behind
-sooner while there is something that would be delayed.
+Theory of operation: rows may be produced faster than Redis processes them, and queued
+publishes delay everything that is published after them. So a sender is *behind* from
+:data:`HIGH_WATERMARK` unacknowledged publishes, or while the transport's buffer is
+full, until their number has fallen to :data:`LOW_WATERMARK`, when Redis still has work
+to do. While there is other traffic that would be delayed, lower limits apply.
 
-:class:`Pacing` has no effects and no clock: it is told what happened, and when.
+:class:`Pacing` is pure and has no clock: events and times are passed to its methods.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ __all__ = [
     "Pacing",
 ]
 
-#: So many publishes without an answer are much, and so many are few: 3 ms of Redis's
-#: work, more when processors are short. Fewer cost a fifth of the rows a second there.
+#: Limits of unacknowledged publishes: 3 ms of work for Redis, more on a busy machine.
+#: Lower limits would reduce the throughput there by a fifth.
 HIGH_WATERMARK, LOW_WATERMARK = 1_000, 500
-#: The same while other things are published between the long pages: those are to wait
-#: for less than 1 ms.
+#: The same limits while there is other traffic besides the pages of rows: it should be
+#: delayed by less than 1 ms.
 SHARED_HIGH_WATERMARK, SHARED_LOW_WATERMARK = 250, 100
-#: Fewer lines at once are no part of a long page; then there is other traffic for so
-#: long, s.
+#: A publish of fewer lines than this is not a page of rows, but other traffic.
 SHORT_LINES = 10
+#: The time for which the lower limits apply after other traffic, in s.
 SHARED_WINDOW = 0.5
 
 
 class Pacing:
-    """The pace of one sender. All times are monotonic, in s.
+    """The pacing state of one sender. All times are monotonic, in s.
 
-    :ivar is_paused: the transport is full.
-    :ivar was_behind: it was behind, and who waits is still to be notified that it is
-        so no more.
+    :ivar is_paused: the transport's buffer is full.
+    :ivar was_behind: the sender was behind, and its waiters have not been notified yet
+        that it no longer is.
     """
 
     def __init__(self) -> None:
@@ -49,33 +49,33 @@ class Pacing:
         self._shared_until = -math.inf
 
     def is_behind(self, unacknowledged: int, now: float) -> bool:
-        """Return whether so much is unacknowledged that more would only wait."""
-        much = SHARED_HIGH_WATERMARK if now < self._shared_until else HIGH_WATERMARK
-        return self.is_paused or unacknowledged >= much
+        """Return whether the sender is behind, so that pages of rows must wait."""
+        limit = SHARED_HIGH_WATERMARK if now < self._shared_until else HIGH_WATERMARK
+        return self.is_paused or unacknowledged >= limit
 
     def observe(self, unacknowledged: int, now: float) -> None:
-        """Remember whether it is behind now."""
+        """Update ``was_behind``."""
         self.was_behind = self.was_behind or self.is_behind(unacknowledged, now)
 
     def share(self, unacknowledged: int, now: float) -> None:
-        """Record something short, which long pages must not delay for a while."""
+        """Record other traffic, which lowers the limits for a while."""
         self._shared_until = now + SHARED_WINDOW
-        # Who looks now may find it behind where it was not.
+        # By the lower limit, the sender may be behind now.
         if unacknowledged >= SHARED_HIGH_WATERMARK:
             self.was_behind = True
 
     def pause(self) -> None:
-        """Record that the transport is full."""
+        """Record that the transport's buffer is full."""
         self.is_paused = self.was_behind = True
 
     def resume(self) -> None:
-        """Record that the transport takes more, or is gone."""
+        """Record that the transport accepts data again, or that it is closed."""
         self.is_paused = False
 
     def becomes_ready(self, unacknowledged: int, now: float) -> bool:
-        """Return, once each time, whether it was behind and is so no more."""
-        few = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
-        if self.was_behind and not self.is_paused and unacknowledged <= few:
+        """Return whether the sender has ceased to be behind; true once each time."""
+        limit = SHARED_LOW_WATERMARK if now < self._shared_until else LOW_WATERMARK
+        if self.was_behind and not self.is_paused and unacknowledged <= limit:
             self.was_behind = False
             return True
         return False

@@ -1,16 +1,15 @@
-"""Publishing: pipelined, in order, and knowing what was not acknowledged.
+"""The publishing side of Redis: pipelined, in order, with recovery of losses.
 
-Theory of operation. :class:`RedisSender` outlives its connections. What is published is
-gathered for the turn of the reactor (:mod:`~synapse_replication.redis.coalescing`).
-Without a socket there is nothing to gain by that, and it is written at once.
+Theory of operation. :class:`RedisSender` outlives its connections. Messages published
+within one reactor turn are coalesced (:mod:`~synapse_replication.redis.coalescing`).
+Without a socket that has no benefit, and messages are written at once.
 
-The rule is that after publishes were lost (not acknowledged when the connection ended,
-or not accepted since), the *first* thing on the next connection is what ``on_lost``
-sends: our positions, from which readers see what they miss and fetch it. What counts as
-lost, and what is published again, is the affair of
-:mod:`~synapse_replication.redis.ledger`; whether Redis is behind, that of
-:mod:`~synapse_replication.redis.pacing`. What may be left of a connection that was lost
-is ended at Redis first (:mod:`~synapse_replication.redis.fencing`).
+If publishes were lost (unacknowledged when the connection ended, or not accepted
+since), the *first* messages on the next connection are those that ``on_lost``
+publishes: this instance's positions, by which readers detect and fetch what they have
+missed. :mod:`~synapse_replication.redis.ledger` decides what counts as lost and what is
+published again, :mod:`~synapse_replication.redis.pacing` whether Redis is behind, and
+:mod:`~synapse_replication.redis.fencing` makes Redis close a lost connection first.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from synapse_replication.handlers.observer import (
 from synapse_replication.redis.coalescing import Coalescer
 from synapse_replication.redis.ledger import (
     EXTENSION,
-    MAX_KEPT,
-    NOT_KEPT,
+    MAX_RETAINED,
+    NOT_RETAINED,
     Publish,
     PublishLedger,
 )
@@ -38,22 +37,22 @@ from synapse_replication.redis.resp import encode_publishes
 
 __all__ = ["PublishConnection", "RedisSender"]
 
-#: How much may wait for Redis to read, in bytes of lines, before it is given up.
+#: The most bytes of lines that may wait for Redis before the connection is aborted.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 
 
 class PublishConnection(Protocol):
-    """What a sender needs of a connection.
+    """The part of a connection that a sender uses.
 
-    :ivar unacknowledged: publishes that were written and not answered yet.
-    :ivar has_socket: its transport writes to a socket.
+    :ivar unacknowledged: the number of publishes without a reply.
+    :ivar has_socket: the transport writes to a socket.
     """
 
     unacknowledged: int
     has_socket: bool
 
     def write_publishes(self, data: list[bytes]) -> None:
-        """Write PUBLISH commands that were encoded already, at once."""
+        """Write encoded PUBLISH commands at once."""
         ...
 
     def cut(self, why: str) -> None:
@@ -62,19 +61,18 @@ class PublishConnection(Protocol):
 
 
 class RedisSender:
-    """Publishes lines on channels, over whatever connection there is.
+    """Publishes lines on channels, over the current connection.
 
     :param clock: the reactor.
-    :param name: for the observer.
-    :param on_lost: called with how many publishes were or may have been lost, on
-        the next connection, before anything else is published. It publishes our
-        positions, before it returns.
+    :param name: the connection's name for the observer.
+    :param on_lost: called on the next connection, before anything else is published,
+        with the number of publishes that may have been lost. It must publish this
+        instance's positions before it returns.
     :param on_connected: called on each connection, before anything is published.
-    :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`; past it the
-        connection is cut, since Redis does not read.
+    :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`.
     :ivar connected: whether there is a connection to publish on.
-    :ivar receivers: how many processes got the newest message that was
-        acknowledged, this one included; 1 may mean a wrong server name or Redis.
+    :ivar receivers: the number of processes that received the last acknowledged
+        message, including this one; 1 may mean a wrong server name or Redis.
     """
 
     def __init__(
@@ -107,29 +105,30 @@ class RedisSender:
 
     @property
     def unacknowledged(self) -> int:
-        """How many publishes were written and not answered yet."""
+        """The number of publishes without a reply."""
         return 0 if self._protocol is None else self._protocol.unacknowledged
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """How many lines wait for the transport, and their bytes."""
+        """The number of lines that wait for the transport, and their size in bytes."""
         pending = self._waiting.pending
         return sum(len(publish.lines) for publish in pending), self._waiting.size
 
     @property
     def lost(self) -> int:
-        """How many publishes were lost since the last announcement."""
+        """The number of publishes lost since the last announcement."""
         return self._ledger.lost
 
     @property
     def is_behind(self) -> bool:
-        """Whether much was published and not answered, so that more only waits."""
+        """Whether Redis is behind, so that pages of rows must wait."""
         return self._pacing.is_behind(self.unacknowledged, self._clock.seconds())
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called each time that it was behind and is so no more.
+        """Call ``callback`` each time the sender ceases to be behind.
 
-        Also when the connection was lost: nothing is to be waited for then.
+        That includes the loss of the connection, after which there is nothing to wait
+        for.
         """
         self._when_ready.append(callback)
 
@@ -142,10 +141,10 @@ class RedisSender:
                 callback()
 
     def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
-        """Publish lines of one command, in order, one message each.
+        """Publish lines of one command, in order, one message per line.
 
-        They are written at once; but if something was just before, with all that
-        follows in this turn of the reactor. Never raises.
+        They are written at once, or, shortly after another write, together with
+        everything else published in this reactor turn. Never raises.
         """
         if not lines:
             return
@@ -154,14 +153,14 @@ class RedisSender:
         if protocol is None:
             self._retain_for_reconnect(publish)
             return
-        # The extension goes with each page, as the first of several.
+        # An extension message precedes each page of rows, so it never comes alone.
         is_alone = command_name != EXTENSION
         if len(lines) < SHORT_LINES and is_alone:
             self._pacing.share(protocol.unacknowledged, self._clock.seconds())
         waiting = self._waiting
         waiting.add(publish)
         if waiting.size > self._max_pending_bytes:
-            protocol.cut(f"Redis does not read: {waiting.size} bytes wait for it")
+            protocol.cut(f"Redis does not read: {waiting.size} bytes are pending")
             self._drop_protocol(protocol.unacknowledged)
         elif not protocol.has_socket or (is_alone and waiting.is_quiet()):
             self.flush()
@@ -169,7 +168,7 @@ class RedisSender:
             waiting.flush_later()
 
     def flush(self) -> None:
-        """Write what waits, unless the transport asked for a pause."""
+        """Write pending messages, unless the transport is paused."""
         protocol = self._protocol
         if protocol is None or self._pacing.is_paused or not self._waiting.pending:
             return
@@ -180,8 +179,8 @@ class RedisSender:
         for publish in pending:
             command_name, channel, lines = publish
             data += encode_publishes(channel, lines)
-            if command_name not in NOT_KEPT:
-                ledger.keep_until_answered(publish, len(data))
+            if command_name not in NOT_RETAINED:
+                ledger.retain_until_acknowledged(publish, len(data))
             counts[command_name] = counts.get(command_name, 0) + len(lines)
         ledger.record_write(len(data), protocol.unacknowledged)
         protocol.write_publishes(data)
@@ -191,7 +190,7 @@ class RedisSender:
             self._observer.commands_sent(self._name, command_name, count)
 
     def _retain_for_reconnect(self, publish: Publish) -> None:
-        """Set aside what can be sent later; count the rest as lost."""
+        """Retain lines that can be published later; count the others as lost."""
         too_many = self._ledger.retain(publish)
         if too_many:
             self._observer.commands_dropped(
@@ -199,7 +198,7 @@ class RedisSender:
             )
 
     def drained(self) -> Deferred[None]:
-        """Fire when all that was published was acknowledged, or is lost."""
+        """Return a Deferred that fires when every publish is acknowledged or lost."""
         waiter: Deferred[None] = Deferred()
         self._waiters.append(waiter)
         self.flush()
@@ -207,7 +206,7 @@ class RedisSender:
         return waiter
 
     def acknowledged(self) -> None:
-        """Look what may go on, now that there are fewer unanswered publishes."""
+        """Notify waiters after the number of unacknowledged publishes has fallen."""
         self._notify_if_writable()
         self._wake_drained()
 
@@ -217,22 +216,22 @@ class RedisSender:
             for waiter in waiters:
                 waiter.callback(None)
 
-    # -- what the connection tells --------------------------------------------------
+    # -- reports of the connection --------------------------------------------------
 
     def connection_up(self, protocol: PublishConnection) -> None:
-        """Publish on this connection from now on."""
+        """Start publishing on a connection."""
         self._protocol = protocol
         self._pacing.resume()
-        # What is said first is gathered, too.
+        # Coalesce the first messages as well.
         self._waiting.record_write()
         if self._on_connected is not None:
             self._on_connected()
         if self._ledger.lost:
             try:
                 self._on_lost(self._ledger.lost)
-            except Exception as error:  # noqa: BLE001 -- told, and tried again
+            except Exception as error:  # noqa: BLE001 -- reported and retried
                 self._observer.failure("announcing positions again", error)
-                protocol.cut("our positions could not be announced")
+                protocol.cut("this instance's positions could not be announced")
                 self._drop_protocol(0)
                 return
             self._ledger.lost = 0
@@ -242,35 +241,35 @@ class RedisSender:
     def connection_down(
         self, protocol: PublishConnection, count: int, *, is_refused: bool = False
     ) -> None:
-        """Record that a connection ended with ``count`` unanswered publishes.
+        """Record that a connection ended with ``count`` unacknowledged publishes.
 
-        :param is_refused: the first of them was refused.
+        :param is_refused: Redis rejected the first of them.
         """
         if protocol is self._protocol:
             self._drop_protocol(count, is_refused=is_refused)
 
     def _drop_protocol(self, unacknowledged: int, *, is_refused: bool = False) -> None:
         self._protocol = None
-        # Nothing waits for a transport that is gone.
+        # A closed transport must not pause anything.
         self._pacing.resume()
-        again, has_forgotten = self._ledger.end_connection(
+        again, has_evicted = self._ledger.end_connection(
             unacknowledged, is_refused=is_refused
         )
-        if has_forgotten:
+        if has_evicted:
             self._observer.failure(
-                "keeping commands until Redis answers",
-                BufferError(f"{MAX_KEPT} wait already; earlier ones may be lost"),
+                "retaining commands until Redis answers",
+                BufferError(f"more than {MAX_RETAINED} were pending; some may be lost"),
             )
         for publish in [*again, *self._waiting.take()]:
             self._retain_for_reconnect(publish)
         self.acknowledged()
 
     def pause(self) -> None:
-        """Write no more for now: the transport's buffer is full."""
+        """Stop writing: the transport's buffer is full."""
         self._pacing.pause()
 
     def resume(self) -> None:
-        """Write on."""
+        """Resume writing."""
         self._pacing.resume()
         self.flush()
         self._notify_if_writable()

@@ -1,7 +1,8 @@
-"""A connection for publishing: pipelined, in order, with its answers counted.
+"""The publishing connection: pipelined commands, counted replies.
 
-Theory of operation: a PUBLISH has no Deferred: Redis answers in order, so that counting
-the answers tells how many are outstanding. txredisapi's own commands go beside.
+Theory of operation: a PUBLISH has no Deferred. Redis replies in order, so counting the
+replies yields the number of unacknowledged publishes. txredisapi's own commands can be
+used on the same connection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ __all__ = ["RedisSenderProtocol", "SenderFactory"]
 
 @implementer(IPushProducer)
 class _SenderProducer:
-    """What the transport pauses. The protocol's own methods pause its reading."""
+    """The producer that the transport pauses.
+
+    The protocol cannot be it, because its methods of that name pause reading.
+    """
 
     def __init__(self, sender: RedisSender) -> None:
         self._sender = sender
@@ -45,25 +49,25 @@ class _SenderProducer:
 
 
 class RedisSenderProtocol(RedisProtocol):
-    """One connection for publishing, and for txredisapi's commands beside.
+    """One connection for publishing, and for txredisapi's commands.
 
-    :ivar unacknowledged: publishes that were written and not answered yet.
-    :ivar has_socket: the transport writes to one.
+    :ivar unacknowledged: the number of publishes without a reply.
+    :ivar has_socket: the transport writes to a socket.
     """
 
     factory: SenderFactory
 
     @override
     def connectionMade(self) -> Any:
-        #: What the next replies answer, in order: a run of so many publishes, or,
-        #: for 0, one of txredisapi's commands.
+        #: The expected replies, in order: the length of a run of publishes, or 0 for
+        #: one of txredisapi's commands.
         self._awaited: deque[int] = deque()
         self.unacknowledged = 0
         self._proved = False
         self._is_refused = False
-        # Not behind TLS.
+        # False for TLS.
         self._writes_itself = IWriteDescriptor.providedBy(self.transport)
-        # Behind TLS, too. Doubles of tests call themselves TCP.
+        # True for TLS as well; false for the in-memory transports of tests.
         self.has_socket = ISystemHandle.providedBy(self.transport)
         self._fence = ConnectionFence(
             self.factory.fencing,
@@ -83,10 +87,10 @@ class RedisSenderProtocol(RedisProtocol):
 
     @override
     def authenticated(self) -> None:
-        """End the connection before this one at Redis, too, then go on.
+        """Make Redis close the previous connection, then continue.
 
-        What Redis has not read of that one yet would be published behind what is said
-        on this one: positions that are over, and half of a batch.
+        Otherwise Redis might read outdated positions, or half of a batch, from that
+        connection after the commands on this one.
         """
         self._fence.end_earlier()
         super().authenticated()
@@ -99,12 +103,12 @@ class RedisSenderProtocol(RedisProtocol):
 
     @override
     def close(self) -> None:
-        # A TLS transport with a producer waits for it before it closes.
+        # A TLS transport does not close while it has a producer.
         self.transport.unregisterProducer()
         super().close()
 
     def write_publishes(self, data: list[bytes]) -> None:
-        """Write PUBLISH commands that were encoded already, at once."""
+        """Write encoded PUBLISH commands at once."""
         self.unacknowledged += len(data)
         if self._awaited and self._awaited[-1]:
             self._awaited[-1] += len(data)
@@ -113,7 +117,7 @@ class RedisSenderProtocol(RedisProtocol):
         self.transport.write(b"".join(data))
         if not self._fence.was_named:
             self._fence.ask_name()
-        # The reactor would do so on its next round, and learns of errors there.
+        # Do not wait for the reactor's next turn, which will also detect any error.
         if self._writes_itself and not self.transport.disconnecting:
             self.transport.doWrite()
 
@@ -123,7 +127,7 @@ class RedisSenderProtocol(RedisProtocol):
         try:
             return super().execute_command(*args, **kwargs)
         except BaseException:
-            # Nothing was written, so nothing will be answered.
+            # Nothing was written, so no reply will arrive.
             self._awaited.pop()
             raise
 
@@ -154,9 +158,10 @@ class RedisSenderProtocol(RedisProtocol):
             reply = gets()
         self.unacknowledged -= acknowledged
         if refusal is not None:
-            # Counted as lost with all behind it; our positions go out again.
+            # It counts as lost, with all publishes after it, so positions are announced
+            # again.
             self._is_refused = True
-            self.cut(f"Redis refuses to publish: {excerpt(str(refusal))}")
+            self.cut(f"Redis rejects PUBLISH: {excerpt(str(refusal))}")
         elif acknowledged and not self._proved:
             self._proved = True
             self.link_proved()
@@ -165,9 +170,9 @@ class RedisSenderProtocol(RedisProtocol):
 
 
 class SenderFactory(SynapseRedisFactory):
-    """Keeps the connection of one :class:`RedisSender`.
+    """Factory of the connections of one :class:`RedisSender`.
 
-    :ivar fencing: what is known of Redis's ability to end a lost connection.
+    :ivar fencing: the fencing state, which outlives connections.
     """
 
     protocol = RedisSenderProtocol

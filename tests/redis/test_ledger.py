@@ -22,8 +22,8 @@ def write(accounts: PublishLedger, unacknowledged: int, *publishes: Publish) -> 
     count = 0
     for publish in publishes:
         count += len(publish.lines)
-        if publish.command_name not in ledger.NOT_KEPT:
-            accounts.keep_until_answered(publish, count)
+        if publish.command_name not in ledger.NOT_RETAINED:
+            accounts.retain_until_acknowledged(publish, count)
     accounts.record_write(count, unacknowledged)
 
 
@@ -45,7 +45,7 @@ class RetainTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """What finds no room is lost."""
-        self.patch(ledger, "MAX_KEPT", 3)
+        self.patch(ledger, "MAX_RETAINED", 3)
         self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
         self.assertEqual(self.ledger.retain(others(b"c", b"d", b"e")), 2)
         self.assertEqual(self.ledger.retain(others(b"f")), 1)
@@ -64,11 +64,11 @@ class ConnectionTests(SynchronousTestCase):
         how many are lost."""
         self.ledger = PublishLedger()
         write(self.ledger, 0, *publishes)
-        again, has_forgotten = self.ledger.end_connection(
+        again, has_evicted = self.ledger.end_connection(
             unacknowledged, is_refused=is_refused
         )
         lines = [line for publish in again for line in publish.lines]
-        return lines, has_forgotten, self.ledger.lost
+        return lines, has_evicted, self.ledger.lost
 
     def test_unanswered(self) -> None:
         """What was not answered is lost; what nothing else brings is to go again."""
@@ -103,17 +103,17 @@ class ConnectionTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """Beyond a bound the oldest are forgotten, which matters if they were lost."""
-        self.patch(ledger, "MAX_KEPT", 2)
+        self.patch(ledger, "MAX_RETAINED", 2)
         written = (others(b"a"), others(b"b"), others(b"c"))
         self.assertEqual(self.end(3, *written), ([b"b", b"c"], True, 3))
         self.assertEqual(self.end(2, *written), ([b"b", b"c"], False, 2))
 
     def test_answered_ones_make_room(self) -> None:
         """What was answered before something else is written is not kept any longer."""
-        self.patch(ledger, "MAX_KEPT", 2)
+        self.patch(ledger, "MAX_RETAINED", 2)
         accounts = PublishLedger()
         write(accounts, 0, others(b"a"), others(b"b"))
         write(accounts, 1, others(b"c"))
-        again, has_forgotten = accounts.end_connection(3)
+        again, has_evicted = accounts.end_connection(3)
         self.assertEqual([publish.lines for publish in again], [(b"b",), (b"c",)])
-        self.assertFalse(has_forgotten)
+        self.assertFalse(has_evicted)

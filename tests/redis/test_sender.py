@@ -412,7 +412,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_unanswered_is_bounded(self) -> None:
         """While nothing is acknowledged, a bounded number of commands is remembered."""
-        self.patch(ledger, "MAX_KEPT", 3)
+        self.patch(ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -421,11 +421,11 @@ class RedisSenderTests(SynchronousTestCase):
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
         )
-        self.assertIn("keeping commands until Redis answers", self.failures)
+        self.assertIn("retaining commands until Redis answers", self.failures)
 
     def test_forgotten_and_acknowledged(self) -> None:
         """What found no room is not reported if Redis answered for it after all."""
-        self.patch(ledger, "MAX_KEPT", 3)
+        self.patch(ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -538,7 +538,7 @@ class RedisSenderTests(SynchronousTestCase):
 
     def test_kept_is_bounded(self) -> None:
         """Without a connection a bounded number of commands is kept, no rows."""
-        lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_KEPT + 5)
+        lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_RETAINED + 5)
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)
         self.assertEqual(self.sender.lost, 7)
@@ -550,7 +550,7 @@ class RedisSenderTests(SynchronousTestCase):
         self.memory.greet()
         self.turn()
         data = published(self.written)
-        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_KEPT)
+        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_RETAINED)
 
     def test_redis_does_not_read(self) -> None:
         """While the transport asks for a pause things wait, up to a bound."""
