@@ -108,7 +108,7 @@ class PostgresStream:
         more; ``None`` to skip that search.
     :param sequence: the sequence of the ids, against which announced positions are
         checked; ``None`` if there is none.
-    :param plausible_distance: the most ids that a position may exceed it by.
+    :param plausible_distance: the most by which a position may exceed the sequence.
     :raises StreamConfigurationError: if ``page_rows`` is below 1.
     """
 

@@ -68,7 +68,7 @@ def fetch_ids(
     :param txn: a cursor.
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
-    :param plausible_distance: the most ids that it may exceed the sequence by.
+    :param plausible_distance: the most by which ``known`` may exceed the sequence.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
@@ -91,7 +91,7 @@ def fetch_ids(
         if known > given[-1]:
             _log.warn(
                 "Sequence {sequence} went back to {given}, below {known}, while "
-                "writers ran; it is brought forward again, and no id is used twice. "
+                "writers were running; it is advanced again, and no id is used twice. "
                 "Was it set by hand, or the database restored? Check it with: "
                 "synapse-replication positions check -c FILE",
                 sequence=sequence,
@@ -147,23 +147,25 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
 def limit_positions(
     txn: Any, stream: IdStream, positions: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return a reader's positions, each at or below the greatest id there can be.
+    """Return a reader's positions, each limited to the greatest id that can exist.
 
-    That is the sequence's value, or the greatest row of any writer: after a switch to
-    a standby the sequence may be a little behind the rows. So no row that is there is
-    above a position that was set back, and none is delivered again. Where no index
-    leads to the greatest row, only what is implausibly far beyond
-    the sequence is set back.
+    The limit is the sequence's value or the greatest row of any writer, because after a
+    failover to a standby the sequence may be slightly behind the rows. So no existing
+    row is above a lowered position, and none is delivered twice. If no index leads to
+    the greatest row, only positions implausibly far beyond the sequence are lowered.
+
+    :param txn: a cursor.
+    :param positions: the reader's saved positions, by writer.
     """
     last = read_sequence(txn, stream.sequence)
     if max(positions.values(), default=0) <= last:
         return dict(positions)
     rows = [farthest_id(txn, stream, column) for column in stream.tables]
-    # The sequence last: it is ahead of every row that was read before.
+    # Read the sequence again: it is then ahead of every row read.
     last = read_sequence(txn, stream.sequence)
     limit = last + stream.plausible_distance
     if rows and None not in rows:
-        # One that is further away is no row of this stream.
+        # An id beyond the limit is not an id of this stream.
         limit = max(
             [last, FIRST_POSITION, *(id_ for id_ in rows if id_ and id_ <= limit)]
         )

@@ -74,8 +74,8 @@ class MemoryStream:
     :param page_rows: rows per page of a catch-up.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
-    :param plausible_distance: the most tokens that a writer's position may exceed
-        its known one by without a request to the writer.
+    :param plausible_distance: the most by which a writer's announced position may
+        exceed its known one without a request to the writer.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 

@@ -533,7 +533,7 @@ class SteppedTests(SynchronousTestCase):
         self.ids = self.make(["a", "b"], {})
         done, _ = self.start()
         failure = self.failureResultOf(done, StreamConfigurationError)
-        self.assertIn("its writers are a, b", str(failure.value))
+        self.assertIn("whose writers are a, b", str(failure.value))
 
 
 class PostgresTests(PostgresMixin, TestCase):
