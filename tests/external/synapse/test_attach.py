@@ -57,12 +57,20 @@ class AttachTests(SynchronousTestCase):
         config = folder / "reader.yaml"
         config.write_text(yaml.safe_dump(_reader_config(self.journal)))
         shared = ("-c", str(self.deployment.config_file))
+        # It asks for nothing: it has to listen when the reader asks for positions.
+        subscribers = self._count_subscribers()
+        self.follower = OurProcess(folder / "follow.jsonl", "follow", *shared, "--json")
+        self.addCleanup(self.follower.stop)
+        eventually("follow listens", lambda: self._count_subscribers() == subscribers)
         self.reader = OurProcess(
             folder / "reader.out", "worker", *shared, "-c", str(config)
         )
         self.addCleanup(self.reader.stop)
-        self.follower = OurProcess(folder / "follow.jsonl", "follow", *shared, "--json")
-        self.addCleanup(self.follower.stop)
+
+    def _count_subscribers(self) -> int:
+        name = self.deployment.server_name
+        _, count = self.redis.command("PUBSUB", "NUMSUB", name)
+        return int(count)
 
     def _journal_positions(self) -> dict[tuple[str, str], int]:
         return {
