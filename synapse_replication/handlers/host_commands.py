@@ -84,7 +84,7 @@ class HostCommandHandler(CommandSender):
     def on_USER_SYNC(
         self, connection: ReplicationConnection, command: UserSyncCommand
     ) -> _Waiting:
-        """Tell the host that a user began or ceased to sync elsewhere."""
+        """Notify the host that a user began or ceased to sync elsewhere."""
         if command.instance_id == self._host.identity.instance_id:
             return None
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
@@ -115,7 +115,7 @@ class HostCommandHandler(CommandSender):
     def on_CLEAR_USER_SYNC(
         self, connection: ReplicationConnection, command: ClearUserSyncsCommand
     ) -> _Waiting:
-        """Tell the host that nobody syncs with a process any more."""
+        """Notify the host that no user syncs with a process any more."""
         if command.instance_id == self._host.identity.instance_id:
             return None
         self._syncs.forget_process(command.instance_id)
@@ -124,7 +124,7 @@ class HostCommandHandler(CommandSender):
     def on_FEDERATION_ACK(
         self, connection: ReplicationConnection, command: FederationAckCommand
     ) -> _Waiting:
-        """Tell the host how far a federation sender has got."""
+        """Notify the host up to which id a federation sender has sent."""
         return self._host.commands.on_federation_ack(
             command.instance_name, command.token
         )
@@ -132,7 +132,7 @@ class HostCommandHandler(CommandSender):
     def on_USER_IP(
         self, connection: ReplicationConnection, command: UserIpCommand
     ) -> _Waiting:
-        """Tell the host that a client was seen, if the host stores that."""
+        """Notify the host that a client was seen, if the host stores that."""
         if not self._host.stores_user_ips:
             return None
         return self._host.commands.on_user_ip(
@@ -147,7 +147,7 @@ class HostCommandHandler(CommandSender):
     def on_REMOTE_SERVER_UP(
         self, connection: ReplicationConnection, command: RemoteServerUpCommand
     ) -> _Waiting:
-        """Tell the host that a remote server is reachable, and relay it."""
+        """Notify the host that a remote server is reachable, and relay the command."""
         if not self._relay(connection, command):
             return None
         return self._host.commands.on_remote_server_up(command.data)
@@ -155,7 +155,7 @@ class HostCommandHandler(CommandSender):
     def on_LOCK_RELEASED(
         self, connection: ReplicationConnection, command: LockReleasedCommand
     ) -> _Waiting:
-        """Tell the host that a lock may be had, and relay it."""
+        """Notify the host that a lock was released, and relay the command."""
         if command.instance_name == self._instance_name:
             return None
         if not self._relay(connection, command):
@@ -167,19 +167,19 @@ class HostCommandHandler(CommandSender):
     def on_NEW_ACTIVE_TASK(
         self, connection: ReplicationConnection, command: NewActiveTaskCommand
     ) -> _Waiting:
-        """Tell the host that a task waits to be run."""
+        """Notify the host that a task is ready to run."""
         return self._host.commands.on_new_active_task(command.data)
 
     def on_CANCEL_TASK(
         self, connection: ReplicationConnection, command: CancelTaskCommand
     ) -> _Waiting:
-        """Tell the host that a task is to be cancelled."""
+        """Notify the host that a task is to be cancelled."""
         return self._host.commands.on_cancel_task(command.data)
 
     def on_REMOVE_PUSHER(
         self, connection: ReplicationConnection, command: RemovePusherCommand
     ) -> _Waiting:
-        """Tell the host what an older peer asks: to remove a pusher."""
+        """Pass an older peer's request to remove a pusher to the host."""
         return self._host.commands.on_remove_pusher(
             command.app_id, command.push_key, command.user_id
         )
@@ -187,16 +187,16 @@ class HostCommandHandler(CommandSender):
     def on_INVALIDATE_CACHE(
         self, connection: ReplicationConnection, command: InvalidateCacheCommand
     ) -> _Waiting:
-        """Tell the host what an older peer asks: to drop a cached answer."""
+        """Pass an older peer's request to invalidate a cache entry to the host."""
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
         """Relay a command to the other peers that connected to us, once.
 
-        Never back, and never on a link that we made: its other end relays, too, and
-        in a mesh the command would go round without end.
+        It is never sent back, and never on a link that this process opened: the
+        other end relays as well, and the command would circle in a mesh for ever.
 
-        :return: whether it is news here.
+        :return: whether the command was not delivered before.
         """
         now = self._host.clock.seconds()
         if connection.relays and not self._relayed.is_copy(command, connection, now):

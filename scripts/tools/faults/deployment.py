@@ -100,7 +100,7 @@ class SmallDiskPostgres(PrivatePostgres):
                         pass
 
     def free_disk(self) -> None:
-        """Return the room back, and start the server again if it gave up."""
+        """Free the disk again, and restart the server if it stopped."""
         self._ballast.unlink()
         if self._process is not None and self._process.poll() is not None:
             self.kill()

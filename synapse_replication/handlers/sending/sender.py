@@ -1,12 +1,13 @@
-"""What this process tells the others: one command or row, all connections.
+"""Sends commands, rows and positions of this process on all of its connections.
 
 Theory of operation: :class:`CommandSender` knows the connections and, for each
-stream that this process writes, up to which token its rows were sent. That token,
-not the newest that is committed, is what a POSITION of ours may name: a reader
-takes a POSITION to mean that it got every row up to there, or is to fetch it.
+stream that this process writes, up to which token its rows were sent. A POSITION
+of ours names that token, not the newest committed one: to a reader, a POSITION
+means that every row up to it was sent, and that a row which did not arrive has to
+be fetched.
 
-A first announcement repeats the same token. It says nothing about what lies
-before: a reader that is behind it fetches.
+The first announcement on a connection repeats the same token. It claims nothing
+about the rows before it: a reader that is behind fetches them.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ __all__ = ["CommandSender", "SendingListener"]
 
 
 class SendingListener(Protocol):
-    """Hears what this process tells the others of its streams, in order.
+    """Is notified of what this process sends of its streams, in order.
 
     No method may raise or wait.
     """
 
     def retains(self, stream_name: str) -> bool:
-        """Return whether rows of a stream are of use though nobody is connected."""
+        """Return whether rows of a stream are retained while no peer is connected."""
         ...
 
     def rows_follow(
@@ -60,9 +61,10 @@ class SendingListener(Protocol):
         prev_token: int | None,
         batches: Sequence[tuple[int, Sequence[bytes]]],
     ) -> None:
-        """Rows are about to be sent.
+        """Record that rows are about to be sent.
 
-        :param prev_token: there are none between it and these; ``None`` if not known.
+        :param prev_token: the stream has no rows between it and these; ``None`` if
+            that is not known.
         """
         ...
 
@@ -75,7 +77,7 @@ class SendingListener(Protocol):
         ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """There are no rows between the two, and nobody was told."""
+        """Record a range without rows that was not announced."""
         ...
 
 
@@ -83,7 +85,7 @@ class CommandSender:
     """Sends to every connection of this process.
 
     :param passive: send nothing at all.
-    :param keeps_unsent: keep commands while there is no link.
+    :param keeps_unsent: retain commands while there is no link.
     """
 
     def __init__(
@@ -108,40 +110,40 @@ class CommandSender:
         self._unsent = UnsentCommands(observer.commands_dropped)
 
     def listen_to_sending(self, listener: SendingListener) -> None:
-        """Have a listener hear what is sent from now on; one at most."""
+        """Notify a listener of what is sent from now on; one at most."""
         self._listener = listener
 
     def connected(self) -> bool:
-        """Return whether there is anybody to send to."""
+        """Return whether there is a link to send on."""
         return bool(self._links)
 
     def has_consumers(self, stream_name: str) -> bool:
-        """Return whether rows are of use: now, or to who asks for them later.
+        """Return whether rows can reach a reader, now or later.
 
-        Who was cut off, over direct TCP the only one perhaps, gets what was written
-        meanwhile from what is kept of it.
+        A reader that was cut off fetches what was written meanwhile from the
+        backlog; over direct TCP it may have been the only one.
         """
         return self.connected() or (
             self._listener is not None and self._listener.retains(stream_name)
         )
 
     def is_behind(self) -> bool:
-        """Return whether what is sent now would only wait behind what was sent."""
+        """Return whether a connection has not yet sent what it was given before."""
         return any(connection.is_behind for connection in self._links)
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called when :meth:`is_behind` may have become false."""
+        """Call ``callback`` whenever :meth:`is_behind` may have become false."""
         self._when_ready.append(callback)
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Record that a connection that was behind is so no more, or is gone."""
+        """Record that a connection is not behind any more, or is gone."""
         for callback in self._when_ready:
             callback()
 
     def send_only(
         self, connection: ReplicationConnection, stream_names: frozenset[str]
     ) -> None:
-        """Send rows and positions of these streams alone on a link."""
+        """Send rows and positions of only these streams on a link."""
         written = {
             stream.description.name
             for stream in self._host.streams.get_streams_to_replicate()
@@ -166,10 +168,11 @@ class CommandSender:
     # -- commands ----------------------------------------------------------------------
 
     def send_command(self, command: Command) -> None:
-        """Send a command on every link, or keep it for the next one if there is none.
+        """Send a command on every link; retain it for the next link if there is none.
 
-        A link on which it fails is reported; the others get it. What is kept is
-        bounded, and only the newest command about a thing is: see
+        A failure on one link is reported and does not affect the others. What is
+        retained is bounded, and of commands that replace one another only the
+        newest is: see
         :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:
@@ -184,7 +187,7 @@ class CommandSender:
             return
         try:
             connection.send_command(command)
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"sending {command.NAME}", error)
             self._observer.commands_dropped(command.NAME, CommandDropReason.FAILED, 1)
 
@@ -198,7 +201,7 @@ class CommandSender:
             self.send_command(command)
 
     def drop_unsent(self) -> None:
-        """Drop and report the commands that wait for a link: the process stops."""
+        """Drop and report the commands that wait for a link, at the process's stop."""
         self._unsent.drop()
 
     def send_user_sync(
@@ -209,17 +212,17 @@ class CommandSender:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Tell that a user began or ceased to sync with a process."""
+        """Announce that a user began or ceased to sync with a process."""
         self.send_command(
             UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
         )
 
     def send_clear_user_sync(self) -> None:
-        """Tell that nobody syncs with this process any more: it goes down."""
+        """Announce that no user syncs with this process any more, since it stops."""
         self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
 
     def send_federation_ack(self, token: int) -> None:
-        """Return how far this federation sender has got."""
+        """Announce up to which token this federation sender has sent."""
         self.send_command(FederationAckCommand(self._instance_name, token))
 
     def send_user_ip(
@@ -231,36 +234,36 @@ class CommandSender:
         device_id: str | None,
         last_seen: int,
     ) -> None:
-        """Return who stores it that a client was seen. ``last_seen`` is in ms."""
+        """Report that a client was seen, at ``last_seen`` in ms since the epoch."""
         self.send_command(
             UserIpCommand(user_id, access_token, ip, user_agent, device_id, last_seen)
         )
 
     def send_remote_server_up(self, server: str) -> None:
-        """Tell that a remote server is reachable again."""
+        """Announce that a remote server is reachable again."""
         self.send_command(RemoteServerUpCommand(server))
 
     def send_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
-        """Tell that ``instance_name`` released a lock."""
+        """Announce that ``instance_name`` released a lock."""
         self.send_command(LockReleasedCommand(instance_name, lock_name, lock_key))
 
     def send_new_active_task(self, task_id: str) -> None:
-        """Tell that a task waits to be run."""
+        """Announce that a task is ready to run."""
         self.send_command(NewActiveTaskCommand(task_id))
 
     def send_cancel_task(self, task_id: str) -> None:
-        """Tell that a task is to be cancelled."""
+        """Announce that a task is to be cancelled."""
         self.send_command(CancelTaskCommand(task_id))
 
     # -- rows and positions ------------------------------------------------------------
 
     def last_sent_token(self, stream: Stream) -> int:
-        """Return up to where the rows of a stream that we write were sent.
+        """Return the token up to which rows of a stream that we write were sent.
 
-        Before anything was sent, that is where the stream stands: what is
-        committed by then is fetched by those who lack it.
+        Before anything was sent, it is the stream's current token: readers fetch
+        what was committed before.
         """
         name = stream.description.name
         token = self._last_sent_tokens.get(name)
@@ -270,13 +273,16 @@ class CommandSender:
         return token
 
     def set_last_sent_token(self, stream_name: str, token: int) -> None:
-        """Move on without a word: there is nobody to tell."""
+        """Advance the last sent token without an announcement: there is no reader."""
         self._last_sent_tokens[stream_name] = token
         if self._listener is not None:
             self._listener.position_advanced(stream_name, token)
 
     def skip_range(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Move on without a word: we wrote no row in ``(prev_token, new_token]``."""
+        """Advance the last sent token without an announcement.
+
+        This process wrote no row in ``(prev_token, new_token]``.
+        """
         self._last_sent_tokens[stream_name] = new_token
         if self._listener is not None:
             self._listener.range_skipped(stream_name, prev_token, new_token)
@@ -284,11 +290,11 @@ class CommandSender:
     def announce_positions(
         self, connection: ReplicationConnection | None = None
     ) -> None:
-        """Return where each stream that we write stands, so that readers see gaps.
+        """Announce the position of each stream that we write, so that readers see gaps.
 
         To be called also when something that was sent may have been lost.
 
-        :param connection: whom to tell; everybody if ``None``.
+        :param connection: the connection to announce on; all if ``None``.
         """
         for stream in self._host.streams.get_streams_to_replicate():
             name, token = stream.description.name, self.last_sent_token(stream)
@@ -297,16 +303,16 @@ class CommandSender:
                 self._send_of_stream(name, command)
             elif self.sends(connection, name):
                 self._send_to(connection, command)
-            # What one peer over direct TCP is told, the others do not know.
+            # What is sent to one peer over direct TCP does not reach the others.
             if self._listener is not None and not getattr(connection, "relays", False):
                 self._listener.position_sent(name, token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
-        """Say where a stream of ours stands, and nothing of what lies before."""
+        """Return a POSITION that claims nothing about the rows before it."""
         return PositionCommand(stream_name, self._instance_name, token, token)
 
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Tell that we wrote no row in ``(prev_token, new_token]``."""
+        """Announce that we wrote no row in ``(prev_token, new_token]``."""
         self._last_sent_tokens[stream_name] = new_token
         self._send_of_stream(
             stream_name,
@@ -320,8 +326,8 @@ class CommandSender:
     ) -> None:
         """Send rows of ours; they are encoded once for all connections.
 
-        A connection may refuse a line for its length. Then its peers are told the
-        position in place of that token's rows, so that they fetch them.
+        If a connection refuses a line for its length, the position is announced there
+        in place of that token's rows, so that the peers fetch them.
 
         :param batches: a token and the JSON texts of its rows, in order.
         """
@@ -342,7 +348,7 @@ class CommandSender:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError:
                 self._send_what_fits(connection, stream_name, batches)
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.sending_failed(stream_name, error)
                 self._send_to(connection, self._position(stream_name, batches[-1][0]))
 
