@@ -1,7 +1,7 @@
 """The command handler: the middle of replication in a process.
 
-Theory of operation: connections, of whatever kind, give it what they receive and
-are given what it sends. Rows and positions go to the
+Theory of operation: connections of every kind pass what they receive to the handler,
+and send what it gives them. Rows and positions go to the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
 stream; every other command goes straight to the host. What this process sends goes to
 all its connections.
@@ -9,7 +9,7 @@ all its connections.
 ``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the
 host has something to wait for, and only then a background process is started.
 
-Counting commands and refused lines is the connections' affair.
+The connections count commands and refused lines.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class HandlerOptions:
     """How a command handler behaves.
 
     :ivar passive: send nothing at all, REPLICATE included.
-    :ivar expects_links: there will be links, so that commands are kept for the next
-        one while there is none. ``False`` for a process that stands alone.
+    :ivar expects_links: whether there will be links, so that commands are retained for
+        the next one while there is none. ``False`` for a process without peers.
     :ivar receiver: the bounds of each received stream.
-    :ivar partial: asks writers for what they sent last; ``None`` if nobody is asked.
-    :ivar receiver_type: the class of the receivers, one a stream.
-    :ivar writers: who writes what; ``None`` if nothing is declared.
+    :ivar partial: fetches the last rows from the writer's backlog; ``None`` to use only
+        the source.
+    :ivar receiver_type: the class of the receivers; each stream has one.
+    :ivar writers: the declared writers of each stream; ``None`` if none are declared.
     """
 
     passive: bool = False
@@ -152,7 +153,7 @@ class ReplicationCommandHandler(HostCommandHandler):
     # -- start and end ----------------------------------------------------------------
 
     def subscribe_to_channel(self, channel_name: str) -> None:
-        """Hear a Redis channel besides the main one.
+        """Subscribe to a Redis channel besides the main one.
 
         :param channel_name: what follows ``<server_name>/``.
         :raises LocalProtocolError: if replication was started already.
@@ -166,7 +167,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             self._channels.append(channel_name)
 
     def start_replication(self) -> tuple[str, ...]:
-        """Say which channels to subscribe to besides the main one, once and for all."""
+        """Return the channels to subscribe to besides the main one, for good."""
         self._is_started = True
         return tuple(self._channels)
 
@@ -178,11 +179,11 @@ class ReplicationCommandHandler(HostCommandHandler):
     # -- connections -------------------------------------------------------------------
 
     def new_connection(self, connection: ReplicationConnection) -> None:
-        """Begin with a connection that is established.
+        """Start to replicate on an established connection.
 
-        A peer that connected to us asks with REPLICATE when it is ready. Where we
-        connected, we ask, and tell our positions unasked: over Redis nobody else
-        knows that we came.
+        A peer that connected to us sends REPLICATE when it is ready. Where we
+        connected, we send it, and announce our positions unasked: over Redis the
+        other instances do not notice a new subscriber.
         """
         self._begin(connection)
         if not connection.relays:
@@ -192,7 +193,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
-        """Begin with a connection that asks for positions, and tells ours, itself."""
+        """Start to replicate on a connection that exchanges positions by itself."""
         self._begin(connection)
         self._send_unsent()
         self._send_syncing_users(connection)
@@ -214,7 +215,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             )
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
-        """End with a connection: what depended on it is forgotten."""
+        """Forget a connection and all state that depended on it."""
         link = self._links.pop(connection, None)
         self._followed.pop(connection, None)
         if link is not None:
@@ -229,7 +230,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         """Take what arrived on a connection, in order."""
         link = self._links.get(connection)
         if link is None:
-            # Closed, and the rest of what was read with it.
+            # It closed, and this is the rest of what was read from it.
             return
         for item in items:
             self._takers.get(type(item), self._take_command)(link, item)
@@ -287,7 +288,7 @@ class ReplicationCommandHandler(HostCommandHandler):
                 and self._admits(refused.stream_name, refused.instance_name)
             ):
                 receiver.enqueue_lost_row(link, refused.instance_name)
-        # A newer peer's command is no reason to part.
+        # A command of a newer peer is ignored, and the connection stays.
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
 
@@ -298,7 +299,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         name = command.NAME
         try:
             waiting = handle(link.connection, command)
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"handling {name}", without_secrets(error, command))
             return
         if waiting is not None:
@@ -313,10 +314,10 @@ class ReplicationCommandHandler(HostCommandHandler):
         with self._observer.background_process(description):
             try:
                 await waiting
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.failure(description, without_secrets(error, command))
 
-    # -- what comes on the extension's channel -----------------------------------------
+    # -- messages of the extension -----------------------------------------------------
 
     def writer_reported(
         self,
@@ -327,13 +328,15 @@ class ReplicationCommandHandler(HostCommandHandler):
         is_new_epoch: bool = False,
         epoch: str | None = None,
     ) -> None:
-        """Compare how far a writer told us with what came, after what came before.
+        """Compare the position that a writer reports with the rows that arrived.
+
+        This is done once the rows that arrived before the report were handled.
 
         :param tokens: up to where it sent its rows or announced its position on this
             connection, by stream.
         :param is_new_epoch: the writer started again.
         :param epoch: the writer's present one, to be compared with what was handled
-            of it; ``None`` if it is the one that was told last.
+            of it; ``None`` if it is the one that was reported last.
         """
         link = self._links.get(connection)
         if link is None:
@@ -353,7 +356,7 @@ class ReplicationCommandHandler(HostCommandHandler):
     def on_REPLICATE(
         self, connection: ReplicationConnection, command: ReplicateCommand
     ) -> _Waiting:
-        """Tell our positions to who asks."""
+        """Announce our positions to a peer that asks for them."""
         self.announce_positions(connection)
         return None
 
@@ -379,7 +382,7 @@ class ReplicationCommandHandler(HostCommandHandler):
     def on_RDATA(
         self, connection: ReplicationConnection, command: RdataCommand
     ) -> _Waiting:
-        """Take one row that was parsed already."""
+        """Enqueue one row that was parsed already."""
         link = self._links.get(connection)
         if link is not None:
             run = RdataRun(
