@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from synapse_replication.pipeline.archive.export_rows import as_json_lines
 from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.folders import new_folder
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.spark.failures import short_failures, shorten
 from synapse_replication.pipeline.spark.session import job_session
 
@@ -43,7 +45,13 @@ def run_export(
     # Mistakes are reported at once: Spark takes its time.
     new_folder(out)
     open_archive(archive)
-    with job_session("synapse-replication export", master=master) as session:
+    with (
+        JobProgress(sys.stderr, 2) as progress,
+        job_session(
+            "synapse-replication export", master=master, progress=progress
+        ) as session,
+    ):
+        progress.begin("write rows")
         return export_rows(session, archive, out, format_, where, stream=stream)
 
 

@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Window
@@ -45,6 +45,7 @@ from synapse_replication.pipeline.audit.checks.wire import (
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
 from synapse_replication.pipeline.audit.report import print_findings, print_json
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     FINDINGS_SCHEMA,
@@ -63,7 +64,15 @@ from synapse_replication.pipeline.wire_lines import find_recordings, read_record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["audited", "run_audit", "write_findings"]
+__all__ = ["STEPS", "audited", "run_audit", "write_findings"]
+
+#: Of :func:`audited`.
+STEPS: Final = 3
+
+_CODEGEN: Final = "spark.sql.codegen.wholeStage"
+
+#: Rows that a query is not worth compiling for.
+_FEW: Final = 500_000
 
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
 
@@ -91,15 +100,27 @@ def run_audit(
         if archive is not None:
             open_archive(archive)
         with (
-            job_session("synapse-replication audit", master=master) as session,
+            JobProgress(sys.stderr, STEPS + 1) as progress,
+            job_session(
+                "synapse-replication audit", master=master, progress=progress
+            ) as session,
             audited(
-                session, settings, recordings=recordings, archive=archive
+                session,
+                settings,
+                recordings=recordings,
+                archive=archive,
+                begin=progress.begin,
             ) as findings,
         ):
             if out is not None:
                 write_findings(findings, out)
+            progress.unwatch()
             show = print_json if as_json else print_findings
             return show(findings, sys.stdout)
+
+
+def _say_nothing(step: str) -> None:
+    """Do nothing: nobody looks."""
 
 
 @contextlib.contextmanager
@@ -109,11 +130,13 @@ def audited(
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
     archive: str | os.PathLike[str] | None = None,
+    begin: Callable[[str], object] = _say_nothing,
 ) -> Iterator[DataFrame]:
     """Audit a deployment: gives a data frame of FINDINGS_SCHEMA, worst first.
 
     What it holds in memory and on disks is given back at the end of the context.
 
+    :param begin: called at the beginning of each of :data:`STEPS` steps.
     :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with contextlib.ExitStack() as stack:
@@ -123,6 +146,7 @@ def audited(
             stack.callback(kept.unpersist)
             return kept
 
+        begin("read recordings and archive")
         archived = None if archive is None else read_archive(session, archive)
         # What the archive has is not counted twice.
         given = [
@@ -157,6 +181,7 @@ def audited(
                 sf.col("stream_id").alias("high"),
             )
         )
+        begin("compare ids")
         # Now: what was heard before, the sequences have given out.
         facts = read_facts(settings)
         # Whatever positions say: what is committed beyond them is a row, too.
@@ -175,6 +200,8 @@ def audited(
                 last_ids=sum(facts.reach.values()),
             )
         )
+        few = ids.count() + lines.count() < _FEW
+        begin("judge what differs")
         sole = facts.sole_writers((stream, writer) for stream, writer, *_ in heard)
         found = [
             local_frame(session, FINDINGS_SCHEMA, facts.findings),
@@ -209,8 +236,21 @@ def audited(
                 not_archived_findings(ids, _purged(session, archived)),
             ]
         findings = keep(_worst_first(reduce(DataFrame.unionByName, found)))
-        findings.count()
+        with _interpreted(session, few=few):
+            findings.count()
         yield findings
+
+
+@contextlib.contextmanager
+def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
+    """Have queries over few rows interpreted: to compile them costs far more."""
+    before = session.conf.get(_CODEGEN)
+    if few:
+        session.conf.set(_CODEGEN, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_CODEGEN, before or "true")
 
 
 def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from synapse_replication.pipeline.bootstrap.store import (
     read_histories,
     write_positions,
 )
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.spark.session import job_session
 
@@ -70,7 +72,13 @@ def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstra
     :param master: where Spark runs; this machine if ``None``.
     :raises PipelineError: as :func:`read_bootstrap` does.
     """
-    with job_session("synapse-replication bootstrap", master=master) as session:
+    with (
+        JobProgress(sys.stderr, 2) as progress,
+        job_session(
+            "synapse-replication bootstrap", master=master, progress=progress
+        ) as session,
+    ):
+        progress.begin("look for the last row of each writer")
         return read_bootstrap(settings, functools.partial(read_with_spark, session))
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.store import open_archive
+from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS
 from synapse_replication.pipeline.audit.job import audited
 from synapse_replication.pipeline.folders import new_folder
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import ReportInputs, collect_report
 from synapse_replication.pipeline.report.data import ReportData
 from synapse_replication.pipeline.report.rows import ABOUT, with_names
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["run_report", "write_report"]
+
+#: Those of an audit aside: start Spark, count, draw.
+_STEPS: Final = 3
 
 
 def run_report(
@@ -56,22 +62,35 @@ def run_report(
     folder = new_folder(out)
     if archive:
         open_archive(archive)
+    audits = settings is not None and findings is None and with_audit
     with (
-        job_session("synapse-replication report", master=master) as session,
+        JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
         contextlib.ExitStack() as stack,
     ):
+        session = stack.enter_context(
+            job_session("synapse-replication report", master=master, progress=progress)
+        )
         inputs = _read(session, settings, archive, recordings, findings, stack)
-        if settings is not None and findings is None and with_audit:
+        if audits:
+            assert settings is not None
             found = stack.enter_context(
-                audited(session, settings, recordings=recordings, archive=archive)
+                audited(
+                    session,
+                    settings,
+                    recordings=recordings,
+                    archive=archive,
+                    begin=progress.begin,
+                )
             )
             inputs = attrs.evolve(
                 inputs,
                 findings=found,
                 sources=[*inputs.sources, f"an audit of the {_name_of(settings)}"],
             )
+        progress.begin("count rows and lines")
         data = collect_report(inputs, window_s=window, identify=identify)
-    write_report(data, folder)
+        progress.begin("draw plots")
+        write_report(data, folder)
     return folder / "report.html"
 
 

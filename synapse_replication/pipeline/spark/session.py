@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.spark.java import check_java
+from synapse_replication.pipeline.spark.noise import quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from synapse_replication.pipeline.progress import JobProgress
 
 __all__ = ["job_session", "make_session"]
 
@@ -64,7 +67,8 @@ def make_session(
         builder = builder.master("local[*]")
     for key, value in {**_settings(), **(settings or {})}.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with quiet_start():
+        session = builder.getOrCreate()
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
         # Spark's own number, 200, makes most tasks of a job idle: their starts cost
         # more than the work. What needs more, by its size, asks for more.
@@ -80,19 +84,28 @@ def job_session(
     *,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
+    progress: JobProgress | None = None,
 ) -> Iterator[SparkSession]:
     """Make the session of a job, as :func:`make_session`, and stop it at its end.
 
     A session that was there before is used, and goes on.
+
+    :param progress: shows that Spark starts, as a step, and then Spark's tasks.
     """
+    if progress is not None:
+        progress.begin("start Spark")
     check_java()
     from pyspark.sql import SparkSession
 
     was_there = SparkSession.getActiveSession() is not None
     session = make_session(app_name, master=master, settings=settings)
+    if progress is not None:
+        progress.watch(session)
     try:
         yield session
     finally:
+        if progress is not None:
+            progress.unwatch()
         if not was_there:
             session.stop()
 

@@ -56,8 +56,8 @@ MAX_GAPS: Final = 1000
 #: Ids that one task looks at together are those that are the same without these bits.
 _BUCKET_BITS: Final = 18
 
-#: Ids of one task, about: some 100 MB.
-_IDS_PER_TASK: Final = 1_000_000
+#: Ids of one task, about.
+_IDS_PER_TASK: Final = 250_000
 
 
 def known_ids(

@@ -1,0 +1,82 @@
+"""Tests for :mod:`synapse_replication.pipeline.spark.noise`."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import threading
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.spark.noise import quiet_start, without_noise
+
+_TRACEBACK = """\
+Traceback (most recent call last):
+  File "worker.py", line 5, in main
+    read()
+ConnectionError: the server went away
+"""
+
+
+def _filtered(text: str) -> list[str]:
+    return list(without_noise(text.splitlines(keepends=True)))
+
+
+class WithoutNoiseTests(SynchronousTestCase):
+    """Tests for which lines are left."""
+
+    def test_noise(self) -> None:
+        """Lines that say nothing about the job are dropped; all else stays."""
+        self.assertEqual(
+            _filtered(
+                "WARNING: Using incubator modules: jdk.incubator.vector\n"
+                "2026-01-31 12:00:00 WARN DAGScheduler: Failed to cancel job group 7\n"
+                "2026-01-31 12:00:00 ERROR Executor: no space left\n"
+            ),
+            ["2026-01-31 12:00:00 ERROR Executor: no space left\n"],
+        )
+
+    def test_traceback(self) -> None:
+        """A worker's traceback becomes one line; what follows stays."""
+        self.assertEqual(
+            _filtered(f"before\n{_TRACEBACK}after\n"),
+            [
+                "before\n",
+                "a worker failed: ConnectionError: the server went away\n",
+                "after\n",
+            ],
+        )
+
+
+class QuietStartTests(SynchronousTestCase):
+    """Tests for what a process writes that was started in the context."""
+
+    def test_filtered(self) -> None:
+        """Its lines pass the filter, also after the context has ended."""
+        out = _Lines()
+        self.patch(sys, "stderr", out)
+        script = (
+            "import sys; sys.stdin.readline(); "
+            "sys.stderr.write('Using incubator modules\\nsomething to say\\n')"
+        )
+        with quiet_start():
+            process = subprocess.Popen(
+                [sys.executable, "-c", script], stdin=subprocess.PIPE
+            )
+        process.communicate(b"\n")
+
+        self.assertTrue(out.written.wait(60))
+        self.assertEqual(out.getvalue(), "something to say\n")
+
+
+class _Lines(io.StringIO):
+    """A stream that says when a line was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def flush(self) -> None:
+        if self.getvalue():
+            self.written.set()

@@ -1,0 +1,58 @@
+"""Tests for :mod:`synapse_replication.pipeline.progress`."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.pipeline.progress import JobProgress, Tasks, tasks_of
+from tests.pipeline.shared_session import shared_session
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class JobProgressTests(SynchronousTestCase):
+    """Tests for what is shown of a job."""
+
+    def test_lines(self) -> None:
+        """In a log each step has a line, tasks have some, failed attempts have one."""
+        out = io.StringIO()
+        ticks = itertools.count(100)
+        with JobProgress(out, 2, lambda: next(ticks)) as progress:
+            progress.begin("start Spark")
+            progress.begin("compare ids")
+            progress.show(Tasks(0, 0))
+            progress.show(Tasks(3, 8, failed=2))
+            progress.show(Tasks(5, 8, failed=2))
+
+        self.assertEqual(
+            out.getvalue().splitlines(),
+            [
+                "     1.0 s  step 1 of 2: start Spark",
+                "     2.0 s  step 2 of 2: compare ids",
+                "     3.0 s  2 tasks failed; Spark tries again",
+                "     4.0 s  step 2 of 2: compare ids: 3 tasks done, 5 left",
+                "     5.0 s  step 2 of 2: compare ids: 5 tasks done, 3 left",
+            ],
+        )
+
+    def test_terminal(self) -> None:
+        """On a terminal there is one bar, with the step and its tasks."""
+        out = _Terminal()
+        with JobProgress(out, 2) as progress:
+            progress.begin("start Spark")
+            progress.begin("compare ids")
+            progress.show(Tasks(3, 8, failed=1))
+
+        self.assertIn("step 2 of 2: compare ids", out.getvalue())
+        self.assertIn("3/8", out.getvalue())
+        self.assertIn("1 task failed; Spark tries again", out.getvalue())
+
+    def test_idle_session(self) -> None:
+        """A session that works at nothing has no tasks."""
+        self.assertEqual(tasks_of(shared_session()), Tasks(0, 0))
