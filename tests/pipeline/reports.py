@@ -12,13 +12,15 @@ from synapse_replication.pipeline.report.data import (
     FindingLine,
     Hot,
     LagLine,
+    Notes,
     ReportData,
     StreamEvent,
     WindowCount,
     WriterTotal,
     hide_names,
 )
-from synapse_replication.pipeline.report.plots import Plot, draw_plots
+from synapse_replication.pipeline.report.drawing import Plot
+from synapse_replication.pipeline.report.plots import draw_plots
 
 __all__ = ["BEGINNING", "make_report_data", "shared_plots"]
 
@@ -165,18 +167,28 @@ def make_report_data() -> ReportData:
                 count=1,
                 message="event_persister1 announced 1848, and never sent its row",
             ),
-            FindingLine(
+        ],
+        notes=[
+            Notes(
                 kind="stream_reset",
-                severity="info",
                 stream="typing",
-                instance_name="stream_writer1",
-                first_token=None,
-                last_token=None,
+                findings=1,
                 count=1,
-                message="stream_writer1 began typing again",
+                example="stream_writer1 began typing again",
+            ),
+            *(
+                Notes(
+                    kind="id_without_row",
+                    stream=stream,
+                    findings=40,
+                    count=1200,
+                    example=f"1 ids of {stream} in 1 gaps have no row of any writer: "
+                    "rolled back, replaced, deleted, or lost",
+                )
+                for stream in ("caches", "events")
             ),
         ],
-        finding_count={"error": 1, "info": 1},
+        finding_count={"error": 1, "info": 81},
     )
 
 

@@ -8,14 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
-from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.frames import ArchivedTables, read_archive
 from synapse_replication.pipeline.archive.store import open_archive
 from synapse_replication.pipeline.audit.checks.ahead import ahead_findings
@@ -44,7 +42,11 @@ from synapse_replication.pipeline.audit.checks.wire import (
 )
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import SAMPLES, Severity
-from synapse_replication.pipeline.audit.report import print_findings, print_json
+from synapse_replication.pipeline.audit.report import (
+    print_findings,
+    print_json,
+    write_findings,
+)
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
@@ -64,7 +66,7 @@ from synapse_replication.pipeline.wire_lines import find_recordings, read_record
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["STEPS", "audited", "run_audit", "write_findings"]
+__all__ = ["STEPS", "audited", "run_audit"]
 
 #: Of :func:`audited`.
 STEPS: Final = 3
@@ -88,7 +90,7 @@ def run_audit(
 ) -> Mapping[Severity, int]:
     """Audit a deployment in a session of Spark's own, and print the findings.
 
-    :param out: the folder to write all findings to.
+    :param out: the folder to write all findings to; made if it is missing.
     :param master: where Spark runs; this machine if ``None``.
     :return: how many findings there are of each severity.
     :raises PipelineError: if something cannot be read.
@@ -251,21 +253,6 @@ def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
         yield
     finally:
         session.conf.set(_CODEGEN, before or "true")
-
-
-def write_findings(findings: DataFrame, folder: str | os.PathLike[str]) -> None:
-    """Write findings as Parquet and as lines of JSON, in place of older ones.
-
-    :param folder: made if it is missing.
-    :raises PipelineError: if it cannot be written.
-    """
-    path = Path(folder).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PipelineError(f"cannot write the findings: {error}") from error
-    findings.write.mode("overwrite").parquet(f"file://{path}/findings.parquet")
-    findings.write.mode("overwrite").json(f"file://{path}/findings.json")
 
 
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from pyarrow import parquet
+
+from synapse_replication.durable import write_durably
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
@@ -13,7 +19,7 @@ from synapse_replication.text import printable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-__all__ = ["Counts", "print_findings", "print_json"]
+__all__ = ["Counts", "print_findings", "print_json", "write_findings"]
 
 #: How many findings there are of each severity.
 Counts = Counter[Severity]
@@ -42,6 +48,26 @@ def print_json(findings: DataFrame, out: TextIO) -> Counts:
     numbers = {f"{each.value}s": counts[each] for each in Severity}
     out.write(f"\n], {json.dumps(numbers)[1:-1]}}}\n")
     return counts
+
+
+def write_findings(findings: DataFrame, folder: str) -> None:
+    """Write findings as one Parquet file and as lines of JSON, in place of older ones.
+
+    :param findings: of FINDINGS_SCHEMA; few enough for this process.
+    :param folder: made if it is missing.
+    :raises PipelineError: if it cannot be written.
+    """
+    table = findings.select(*FINDINGS_SCHEMA.names).toArrow()
+    parquet_file = io.BytesIO()
+    parquet.write_table(table, parquet_file)
+    lines = "".join(f"{json.dumps(row)}\n" for row in table.to_pylist())
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_durably(path / "findings.parquet", parquet_file.getvalue())
+        write_durably(path / "findings.json", lines.encode())
+    except OSError as error:
+        raise PipelineError(f"cannot write the findings: {error}") from error
 
 
 def print_findings(findings: DataFrame, out: TextIO) -> Counts:

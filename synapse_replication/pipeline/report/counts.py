@@ -24,6 +24,7 @@ from synapse_replication.pipeline.report.data import (
     FindingLine,
     Hot,
     LagLine,
+    Notes,
     ReportData,
     StreamEvent,
     WindowCount,
@@ -200,17 +201,30 @@ def _add_hottest(
 
 
 def _add_findings(data: ReportData, findings: DataFrame) -> ReportData:
+    is_note = sf.col("severity") == Severity.INFO.value
+    notes = (
+        findings.where(is_note)
+        .groupBy("kind", "stream")
+        .agg(
+            sf.count(sf.lit(1)).alias("findings"),
+            sf.sum("count").alias("count"),
+            sf.min("message").alias("example"),
+        )
+        .orderBy("kind", "stream")
+    )
     counted = findings.groupBy("severity").agg(sf.count(sf.lit(1)).alias("findings"))
     severities = [severity.value for severity in Severity]
     order = sf.array_position(sf.lit(severities), sf.col("severity"))
     worst = (
         findings.drop("evidence")
+        .where(~is_note)
         .orderBy(order, "kind", "stream", "instance_name", "first_token")
         .limit(MAX_FINDINGS)
     )
     return attrs.evolve(
         data,
         findings=_fetch(worst, FindingLine),
+        notes=_fetch(notes, Notes),
         finding_count={row["severity"]: row["findings"] for row in counted.collect()},
     )
 

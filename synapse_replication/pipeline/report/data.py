@@ -15,6 +15,7 @@ __all__ = [
     "FindingLine",
     "Hot",
     "LagLine",
+    "Notes",
     "ReportData",
     "StreamEvent",
     "WindowCount",
@@ -156,6 +157,22 @@ class FindingLine:
 
 
 @attrs.frozen(kw_only=True)
+class Notes:
+    """What happens without a fault: the findings of one kind in one stream.
+
+    :ivar findings: how many there are.
+    :ivar count: rows or ids concerned.
+    :ivar example: the sentence of one of them.
+    """
+
+    kind: str
+    stream: str | None
+    findings: int
+    count: int
+    example: str
+
+
+@attrs.frozen(kw_only=True)
 class ReportData:
     """All that is shown.
 
@@ -165,7 +182,8 @@ class ReportData:
         since the beginning of each, as if that were 1970.
     :ivar event_count: of ``events``, which are the last ones.
     :ivar identified: names of rooms and users are real.
-    :ivar findings: ``None`` if nobody looked for any.
+    :ivar findings: errors and warnings, worst first; ``None`` if nobody looked for any.
+    :ivar notes: all other findings, in groups.
     :ivar finding_count: by severity, of all there are.
     """
 
@@ -187,6 +205,7 @@ class ReportData:
     event_count: int = 0
     commands: Sequence[CommandCount] = ()
     findings: Sequence[FindingLine] | None = None
+    notes: Sequence[Notes] = ()
     finding_count: dict[str, int] = attrs.Factory(dict)
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from synapse_replication import __version__
 from synapse_replication.pipeline.report.data import LagLine, ReportData
-from synapse_replication.pipeline.report.plots import Plot
+from synapse_replication.pipeline.report.drawing import Plot
 
 __all__ = ["Verdict", "judge", "render_page"]
 
@@ -49,7 +49,8 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
         verdict=judge(data),
         # Drawn by us, and escaped by who drew it.
         plots={
-            plot.name: {"title": plot.title, "svg": Markup(plot.svg)} for plot in plots
+            plot.name: {"title": plot.title, "svg": Markup(plot.svg + plot.narrow)}
+            for plot in plots
         },
         rows=sum(total.rows for total in data.totals),
         streams=len({total.stream for total in data.totals}),

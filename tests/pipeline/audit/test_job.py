@@ -169,11 +169,14 @@ class AuditTests(SynchronousTestCase):
             result.stdout, r"id_without_row +device_lists|id_without_row +presence"
         )
         self.assertEqual(result.exit_code, 0)
+        self.assertEqual(
+            sorted(path.name for path in out.iterdir() if path.is_file()),
+            ["findings.json", "findings.parquet"],
+        )
         parquet = dataset.dataset(out / "findings.parquet").to_table().to_pylist()
         lines = [
             json.loads(line)
-            for file in (out / "findings.json").glob("part-*")
-            for line in file.read_text().splitlines()
+            for line in (out / "findings.json").read_text().splitlines()
         ]
         self.assertEqual(len(parquet), len(lines))
         self.assertEqual(

@@ -22,6 +22,7 @@ from synapse_replication.pipeline.report.data import (
     BatchBucket,
     Hot,
     LagLine,
+    Notes,
     ReportData,
     WriterTotal,
 )
@@ -233,9 +234,21 @@ class CollectTests(SynchronousTestCase):
         )
 
     def test_findings(self) -> None:
-        """The worst findings come first."""
+        """What is wrong comes by itself, all else in groups."""
         data = collected()
-        self.assertEqual([f.severity for f in data.findings or ()], ["error", "info"])
+        self.assertEqual([f.severity for f in data.findings or ()], ["error"])
+        self.assertEqual(
+            data.notes,
+            [
+                Notes(
+                    kind="id_without_row",
+                    stream="events",
+                    findings=1,
+                    count=3,
+                    example="3 ids have no row",
+                )
+            ],
+        )
         self.assertEqual(data.finding_count, {"error": 1, "info": 1})
 
     def test_events(self) -> None:

@@ -62,7 +62,8 @@ class PageTests(SynchronousTestCase):
         checker.feed(page)
         self.assertEqual(len(checker.ids), len(set(checker.ids)))
         labels = re.findall(r'aria-labelledby="([^"]+)"', page)
-        self.assertEqual(len(labels), 6)
+        # A wide and a narrow one of each.
+        self.assertEqual(len(labels), 12)
         self.assertLessEqual(set(labels), set(checker.ids))
         levels = [int(tag[1]) for tag in checker.tags if re.fullmatch(r"h\d", tag)]
         self.assertEqual(levels[0], 1)
@@ -121,6 +122,25 @@ class PageTests(SynchronousTestCase):
         page = self.page()
         for text in ("12,000", "event_persister1 announced 1848", "1.5 s", "catch-up"):
             self.assertIn(text, page)
+
+    def test_notes(self) -> None:
+        """Errors are in the open; notes are folded, a group for each kind."""
+        page = self.page()
+        error = page.index("event_persister1 announced 1848")
+        resets = page.index("stream reset:")
+        gaps = re.search(r"id without row:\s+2,400 in 2 streams", page)
+        assert gaps is not None
+        self.assertLess(error, gaps.start())
+        self.assertLess(gaps.start(), resets)
+        self.assertEqual(page.count('<details class="notes">'), 2)
+        self.assertNotIn("<details", page[page.index("<h2>Audit") : error])
+
+    def test_cards(self) -> None:
+        """Each cell says what it is: a phone shows rows of tables as cards."""
+        page = self.page()
+        self.assertEqual(page.count("<td"), page.count("<td data-label="))
+        for stream in re.findall(r'<td data-label="Stream">([^<]*)', page):
+            self.assertRegex(stream, "^[a-z_]*$")
 
 
 class WriteTests(SynchronousTestCase):

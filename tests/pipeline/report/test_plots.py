@@ -16,7 +16,8 @@ from synapse_replication.pipeline.report.data import (
     WindowCount,
     WriterTotal,
 )
-from synapse_replication.pipeline.report.plots import OTHERS, Plot, draw_plots
+from synapse_replication.pipeline.report.drawing import OTHERS, Plot
+from synapse_replication.pipeline.report.plots import draw_plots
 from tests.pipeline.reports import BEGINNING, shared_plots
 
 START = int(BEGINNING.timestamp())
@@ -160,7 +161,7 @@ class PlotTests(SynchronousTestCase):
         """A drawing is one element, the same each time, that its title names."""
         values = {"totals": [total("events", "w1", 3)]}
         plot = draw(**values)["shares"]
-        self.assertTrue(plot.svg.startswith('<svg class="plot" role="img" '))
+        self.assertTrue(plot.svg.startswith('<svg class="plot wide" role="img" '))
         self.assertIn('aria-labelledby="shares-title"', plot.svg)
         self.assertNotIn("<metadata", plot.svg)
         self.assertNotIn("<g id=", plot.svg)
