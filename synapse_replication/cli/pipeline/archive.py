@@ -51,7 +51,7 @@ __all__ = ["archive_command"]
 @click.option(
     "--batch-ids",
     type=click.IntRange(min=1),
-    show_default="500,000 per core",
+    show_default="1,000,000 per core",
     help="Ids that one commit covers at most.",
 )
 @click.option(

@@ -33,6 +33,9 @@ __all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
 #: What Spark says when a worker took more than 10 s to start. That cannot be set.
 _SLOW_START: Final = "Python worker failed to connect back"
 
+#: Tasks of a batch for each core: at its end, cores wait for the last one.
+_TASKS_PER_CORE: Final = 4
+
 #: How often a batch is begun, when workers are slow to start.
 _STARTS: Final = 12
 
@@ -54,7 +57,8 @@ class ArchivedBatch:
 class RowsArchiver:
     """Archives what is complete. Not thread-safe.
 
-    :param batch_ids: ids that a batch covers at most; ``None`` for two tasks per core.
+    :param batch_ids: ids that a batch covers at most; ``None`` for
+        :data:`_TASKS_PER_CORE` tasks per core.
     :raises PipelineError: if a table of the archive cannot be read.
     """
 
@@ -71,7 +75,7 @@ class RowsArchiver:
         self._options = options
         self._watch = watch
         cores = session.sparkContext.defaultParallelism
-        self._batch_ids = batch_ids or 2 * cores * IDS_PER_TASK
+        self._batch_ids = batch_ids or _TASKS_PER_CORE * cores * IDS_PER_TASK
         self._planner = Planner(options, continuous=True)
         self._tables: dict[str, ArchiveTable] = {}
         #: Up to where each stream is archived, ids without rows included.
@@ -83,21 +87,27 @@ class RowsArchiver:
         return self._tables
 
     def archive(
-        self, done: Callable[[ArchivedBatch], object], stopped: Callable[[], bool]
+        self,
+        done: Callable[[ArchivedBatch], object],
+        stopped: Callable[[], bool],
+        tell: Callable[[str], object],
     ) -> None:
         """Archive all that is complete now.
 
         :param done: called after each batch.
         :param stopped: asked between batches.
+        :param tell: called with what happens besides.
         :raises PipelineError: if it cannot go on; nothing is lost by that.
         """
         parts, start, end = self._plan()
         left = sum(part.size for part in parts)
+        if left:
+            tell(f"{left:,} ids to archive")
         for batch in batches_of(parts, start, end, self._batch_ids):
             if stopped():
                 return
             begun = time.monotonic()
-            rows, files = self._write(batch)
+            rows, files = self._write(batch, tell)
             left -= batch.ids
             done(ArchivedBatch(rows, files, time.monotonic() - begun, left))
         self.offsets.update(end)
@@ -152,7 +162,9 @@ class RowsArchiver:
         self._tables[stream] = table
         return table
 
-    def _write(self, batch: Batch) -> tuple[dict[str, int], int]:
+    def _write(
+        self, batch: Batch, tell: Callable[[str], object]
+    ) -> tuple[dict[str, int], int]:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         tasks = pack(batch.parts, None)
         starts = 0
@@ -171,6 +183,7 @@ class RowsArchiver:
             except PipelineError as error:
                 if _SLOW_START not in str(error) or starts == _STARTS:
                     raise
+                tell(f"workers are slow to start; try {starts + 1} of {_STARTS}")
         self._watch(Point.WRITTEN)
         for stream in sorted(written):
             self._tables[stream].commit(written[stream], batch.offsets[stream])

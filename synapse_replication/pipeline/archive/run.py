@@ -33,7 +33,7 @@ from synapse_replication.pipeline.archive.wire import (
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.spark.failures import short_failures
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 from synapse_replication.pipeline.tables import WIRE_TABLE_SCHEMA
 
 if TYPE_CHECKING:
@@ -119,9 +119,14 @@ def run_archive(
     store = open_store(settings.archive)
     store.streams()
     find_closed_recordings(settings.recordings)
+    reporter.show(Numbers(), "starting Spark")
     with ExitStack() as stack:
         session = stack.enter_context(
-            job_session("synapse-replication archive", master=settings.master)
+            job_session(
+                "synapse-replication archive",
+                master=settings.master,
+                settings=SCHEDULES_ONLY,
+            )
         )
         if with_signals:
             # Not before: Spark sets a handler of its own.
@@ -172,7 +177,7 @@ class _Archive:
         while True:
             self._archive_recordings()
             if self._rows is not None:
-                self._rows.archive(self._batch_done, self._stopping.is_set)
+                self._rows.archive(self._batch_done, self._stopping.is_set, self._tell)
                 self._show_lag(self._rows)
             self._maintain(finished=True)
             if self._settings.once or self._stopping.wait(self._settings.every):

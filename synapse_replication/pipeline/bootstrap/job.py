@@ -29,7 +29,7 @@ from synapse_replication.pipeline.bootstrap.store import (
 )
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,7 +75,10 @@ def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstra
     with (
         JobProgress(sys.stderr, 2) as progress,
         job_session(
-            "synapse-replication bootstrap", master=master, progress=progress
+            "synapse-replication bootstrap",
+            master=master,
+            settings=SCHEDULES_ONLY,
+            progress=progress,
         ) as session,
     ):
         progress.begin("look for the last row of each writer")

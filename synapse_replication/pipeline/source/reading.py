@@ -170,8 +170,8 @@ def _settings_sql(part: Part) -> str:
     """Write the statement that limits a transaction, in one round trip."""
     settings = {
         "transaction_read_only": "on",
-        # A part is sorted in memory.
-        "work_mem": "64MB",
+        # A part of events is sorted in memory, beside what they are joined with.
+        "work_mem": "128MB",
         **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
     }
     calls = (

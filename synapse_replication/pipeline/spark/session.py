@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from synapse_replication.pipeline.progress import JobProgress
 
-__all__ = ["job_session", "make_session"]
+__all__ = ["SCHEDULES_ONLY", "job_session", "make_session"]
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -108,6 +108,11 @@ def job_session(
             progress.unwatch()
         if not was_there:
             session.stop()
+
+
+#: For sessions whose tasks leave the work to Python: to compile Java any further costs
+#: more than it saves.
+SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def _settings() -> dict[str, str]:
