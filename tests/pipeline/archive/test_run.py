@@ -6,9 +6,12 @@ import io
 import json
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
@@ -55,12 +58,29 @@ class ArchiveTests(SynchronousTestCase):
             **run,
         )
 
+    def look_by_others(self, seen: list[tuple[int, int]]) -> Callable[[Point], None]:
+        """Return a watch that counts caches by DuckDB and Polars after each commit."""
+        caches = open_store(self.folder).stream_uri("caches")
+
+        def look(point: Point) -> None:
+            if point is Point.COMMITTED and DeltaTable.is_deltatable(caches):
+                dataset = DeltaTable(caches).to_pyarrow_dataset()
+                with duckdb.connect() as connection:
+                    connection.register("caches", dataset)
+                    ((rows,),) = connection.execute(
+                        "SELECT count(DISTINCT stream_id) FROM caches"
+                    ).fetchall()
+                seen.append((rows, polars.scan_delta(caches).collect().height))
+
+        return look
+
     def test_once(self) -> None:
         """All that is complete is archived, by day of writing; again it adds what came
         since, and nothing twice. Rows of a slow writer come when they are complete,
         though ids of others are above them."""
         add_rows(self.dsn, 50, with_slow=False)
-        numbers = self.archive()
+        seen: list[tuple[int, int]] = []
+        numbers = self.archive(watch=self.look_by_others(seen))
         self.assertEqual((numbers.rows, numbers.behind), (95, 0))
         self.assertGreater(numbers.batches, 1)
         self.assertNotIn("slow", {writer for _, writer, _ in keys_of(self.folder)})
@@ -71,8 +91,12 @@ class ArchiveTests(SynchronousTestCase):
         )
         self.assertEqual(self.archive().rows, 0)
         add_rows(self.dsn, 10)
-        self.assertEqual(self.archive().rows, 25)
+        self.assertEqual(self.archive(watch=self.look_by_others(seen)).rows, 25)
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
+        # Other programs read meanwhile, and see whole commits.
+        self.assertEqual([duck for duck, _ in seen], [polar for _, polar in seen])
+        self.assertGreater(len(set(seen)), 1)
+        self.assertEqual(seen, sorted(seen))
         self._check_frames()
 
     def _check_frames(self) -> None:

@@ -13,11 +13,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.completeness import CompletenessReader
 from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.streaming import RowsStreamReader
+from synapse_replication.pipeline.tables import standard_tables
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.shared_session import shared_session
 
@@ -360,6 +362,7 @@ class SparkTests(SynchronousTestCase):
 
         def keep(batch: DataFrame, batch_id: int) -> None:
             sizes.append(batch.count())
+            self.columns = batch.columns
 
         given = {"dsn": database.dsn, "streams": "receipts", **options}
         source = shared_session().readStream.format("synapse_replication")
@@ -375,13 +378,16 @@ class SparkTests(SynchronousTestCase):
         return sizes
 
     def test_runs(self) -> None:
-        """Each run reads what came since the one before, in batches of the limit."""
+        """Each run reads what came since the one before, in batches of the limit; with
+        typed columns, if asked for."""
         self.checkpoint = self.mktemp()
         database = Database()
         database.write("a", 1, 10)
         database.write("b", 11, 25)
         sizes = self.run_once(database, maxRowsPerTrigger="10")
         self.assertEqual(sizes, [10, 10, 5])
+        self.assertEqual(self.columns, ROWS_SCHEMA.names)
         database.write("a", 26, 26)
-        self.assertEqual(sum(self.run_once(database)), 1)
+        self.assertEqual(sum(self.run_once(database, rows="typed")), 1)
+        self.assertEqual(self.columns, standard_tables()["receipts"].arrow_schema.names)
         self.assertEqual(sum(self.run_once(database)), 0)

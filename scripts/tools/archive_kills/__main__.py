@@ -1,0 +1,70 @@
+"""The command line of the kill tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from scripts.tools.archive_kills.kills import WHOM, Kill, plan_kills
+from scripts.tools.archive_kills.rounds import KillTest, TwoDriversTest
+from scripts.tools.archive_kills.work import RETENTION_VARIABLE, work
+from synapse_replication.pipeline.archive.table import Point
+from synapse_replication.testing.servers import PrivatePostgres
+
+__all__ = ["main"]
+
+
+@click.command()
+@click.option("--kills", default=24, show_default=True, help="How many.")
+@click.option("--two-drivers", default=0, help="Rounds of two drivers at once instead.")
+@click.option("--skip", default=0, help="So many of them; the first are the named.")
+@click.option("--seed", default=1, show_default=True, help="Of what is random.")
+@click.option("--child", hidden=True)
+@click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
+@click.option("--nth", default=1, hidden=True)
+@click.option("--whom", type=click.Choice(WHOM), default="python", hidden=True)
+def main(
+    kills: int,
+    two_drivers: int,
+    skip: int,
+    seed: int,
+    child: str | None,
+    point: str | None,
+    nth: int,
+    whom: str,
+) -> None:
+    """Kill an archive's driver again and again; exit with 1 if a row is amiss."""
+    if child is not None:
+        work(child, None if point is None else Kill(whom, Point(point), nth))
+        return
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="archive-kills-") as folder:
+        server = PrivatePostgres()
+        server.start()
+        try:
+            place = Path(folder, "archive")
+            dsn = server.new_database()
+            if two_drivers:
+                test = TwoDriversTest(dsn, place, click.echo)
+                result = test.run_rounds(two_drivers, rng)
+                click.echo(f"{test.refused} drivers were refused")
+            else:
+                # Alone, a run may remove what no commit names at once.
+                os.environ[RETENTION_VARIABLE] = "0"
+                planned = plan_kills(kills, rng)[skip:]
+                result = KillTest(dsn, place, click.echo).run(planned)
+        finally:
+            server.stop()
+    click.echo(f"{result.kills} kills, {result.rows} rows")
+    for problem in result.problems:
+        click.echo(f"PROBLEM: {problem}", err=True)
+    sys.exit(1 if result.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

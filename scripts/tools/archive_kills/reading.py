@@ -1,0 +1,84 @@
+"""What readers of an archive see of it, in order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.support.archive_database import Key
+
+__all__ = [
+    "KEYS",
+    "Row",
+    "checksum_of",
+    "read_by_duckdb",
+    "read_by_pyarrow",
+    "read_by_spark",
+]
+
+#: Stream, writer, token, place, row.
+Row: TypeAlias = tuple[Any, ...]
+
+KEYS = ("instance_name", "stream_id", "row_index")
+
+
+def read_by_pyarrow(folder: Path) -> list[Row]:
+    """Read the tables by their logs and files."""
+    from deltalake import DeltaTable
+
+    from synapse_replication.pipeline.archive.store import open_store
+    from synapse_replication.pipeline.json_rows import json_rows
+    from synapse_replication.pipeline.tables import standard_tables
+
+    store = open_store(folder)
+    rows: list[Row] = []
+    for stream in store.streams():
+        if not DeltaTable.is_deltatable(store.stream_uri(stream)):
+            continue
+        found = DeltaTable(store.stream_uri(stream)).to_pyarrow_dataset()
+        for batch in found.to_batches():
+            texts = json_rows(standard_tables()[stream], batch).to_pylist()
+            columns = [batch.column(name).to_pylist() for name in KEYS]
+            rows += [(stream, *row) for row in zip(*columns, texts, strict=True)]
+    return sorted(rows)
+
+
+def read_by_duckdb(folder: Path) -> list[Key]:
+    """Read the tables as an analyst does."""
+    import duckdb
+    from deltalake import DeltaTable
+
+    keys: list[Key] = []
+    for place in sorted((folder / "streams").iterdir()):
+        table = DeltaTable(place).to_pyarrow_dataset()
+        with duckdb.connect() as connection:
+            connection.register("archived", table)
+            found = connection.execute(
+                "SELECT instance_name, stream_id FROM archived"
+            ).fetchall()
+        keys += [(place.name, *row) for row in found]
+    return sorted(keys)
+
+
+def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
+    """Read the tables of the database, by the data source, and the archive."""
+    from synapse_replication.pipeline.archive.frames import read_archive
+    from synapse_replication.pipeline.spark.session import job_session
+
+    columns = ("stream", *KEYS, "row")
+    with job_session("archive_kills", master="local[2]") as session:
+        archived = read_archive(session, folder).rows().select(*columns)
+        by_spark = sorted(map(tuple, archived.collect()))
+        source = session.read.format("synapse_replication").option("dsn", dsn)
+        by_source = sorted(map(tuple, source.load().select(*columns).collect()))
+    return by_source, by_spark
+
+
+def checksum_of(rows: Iterable[object]) -> str:
+    """Return a checksum of rows, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row).encode())
+    return digest.hexdigest()[:16]

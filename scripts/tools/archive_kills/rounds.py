@@ -1,0 +1,226 @@
+"""Rounds of runs that are killed, and what is checked after each."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from scripts.tools.archive_kills.kills import PATIENCE_SECONDS, Kill, kill_process
+from scripts.tools.archive_kills.reading import (
+    checksum_of,
+    read_by_duckdb,
+    read_by_pyarrow,
+    read_by_spark,
+)
+from scripts.tools.archive_kills.work import DSN_VARIABLE, STATUS_REFUSED
+from tests.support.archive_database import (
+    Key,
+    add_rows,
+    make_tables,
+    read_keys,
+)
+
+__all__ = ["KillTest", "Result", "TwoDriversTest"]
+
+_ROWS_BEFORE_A_RUN = 200
+
+#: Most of a run is Java's start: no time for its better compiler. A busy machine takes
+#: long to start a worker.
+_ENVIRON = {
+    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.shuffle.partitions=2 "
+    "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell",
+}
+
+
+@attrs.define
+class Result:
+    """What was seen.
+
+    :ivar problems: empty if all is well.
+    """
+
+    kills: int = 0
+    rows: int = 0
+    problems: list[str] = attrs.Factory(list)
+
+
+class _Points(threading.Thread):
+    """Counts the points that a run comes to, and kills it at random ones."""
+
+    def __init__(self, process: subprocess.Popen[str], kill: Kill | None) -> None:
+        super().__init__(daemon=True)
+        self._process = process
+        self._after = kill.after if kill is not None and kill.point is None else None
+        self._kill = kill
+        self.count = 0
+
+    def run(self) -> None:
+        process = self._process
+        assert process.stdout is not None
+        with process.stdout:
+            self._maybe_kill()
+            for _ in process.stdout:
+                self.count += 1
+                self._maybe_kill()
+
+    def _maybe_kill(self) -> None:
+        if self._kill is None or self.count != self._after:
+            return
+        time.sleep(self._kill.delay)
+        if self._process.poll() is None:
+            kill_process(self._process.pid, self._kill.whom)
+
+
+class KillTest:
+    """Runs, kills and checks.
+
+    :param dsn: of an empty database.
+    :param folder: of the archive.
+    :param say: is told each step.
+    """
+
+    def __init__(self, dsn: str, folder: Path, say: Any) -> None:
+        self._dsn = dsn
+        self._folder = folder
+        self._say = say
+        self.result = Result()
+
+    def run(self, kills: Sequence[Kill]) -> Result:
+        """Do it all."""
+        make_tables(self._dsn)
+        for kill in kills:
+            add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
+            started = time.monotonic()
+            status, points = self._start(kill)
+            # Without its Java, Python ends by itself, or commits what is written.
+            if status < 0 or (points and kill.whom == "java"):
+                self.result.kills += 1
+            elif status != 0:
+                self.result.problems.append(f"{kill}: the run failed by itself")
+            elif kill.point is not None:
+                self.result.problems.append(f"{kill}: the run never came there")
+            seen = self._look(str(kill))
+            self._say(
+                f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
+                f"{points} points; {seen} rows are there"
+            )
+        status, _ = self._start(None)
+        if status != 0:
+            self.result.problems.append(f"the last run ended with status {status}")
+        self._compare()
+        return self.result
+
+    def _start(self, kill: Kill | None) -> tuple[int, int]:
+        """Run until it ends or is killed; tell its status and how many points."""
+        arguments = ["--child", str(self._folder)]
+        if kill is not None and kill.point is not None:
+            arguments += ["--point", kill.point.value, "--nth", str(kill.nth)]
+            arguments += ["--whom", kill.whom]
+        log = self._folder.with_suffix(".log")
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                [
+                    *(
+                        sys.executable,
+                        "-m",
+                        "scripts.tools.archive_kills",
+                    ),
+                    *arguments,
+                ],
+                env={**os.environ, **_ENVIRON, DSN_VARIABLE: self._dsn},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                text=True,
+            )
+        # In a thread, since Java has the pipe, too, and lives on for a while.
+        points = _Points(process, kill)
+        points.start()
+        try:
+            return process.wait(PATIENCE_SECONDS), points.count
+        finally:
+            process.kill()
+            process.wait()
+
+    def _look(self, when: str) -> int:
+        """Look for rows that are doubled or that nobody wrote."""
+        seen = [key[:3] for key in read_by_pyarrow(self._folder)]
+        doubled = [key for key, count in Counter(seen).items() if count > 1]
+        strangers = set(seen) - set(read_keys(self._dsn))
+        if doubled:
+            self.result.problems.append(f"{when}: {len(doubled)} rows are doubled")
+        if strangers:
+            self.result.problems.append(f"{when}: {len(strangers)} rows of nobody")
+        return len(seen)
+
+    def _compare(self) -> None:
+        by_source, by_spark = read_by_spark(self._folder, self._dsn)
+        by_pyarrow = read_by_pyarrow(self._folder)
+        keys: list[Key] = [row[:3] for row in by_pyarrow]
+        self.result.rows = len(keys)
+        expected = read_keys(self._dsn)
+        for reader, found in (
+            ("pyarrow", keys),
+            ("DuckDB", read_by_duckdb(self._folder)),
+        ):
+            if found != expected:
+                self.result.problems.append(f"{reader}'s rows are not the tables'")
+        for name, rows in (
+            ("the tables, by the data source", by_source),
+            ("the archive, by Spark", by_spark),
+            ("the archive, by pyarrow", by_pyarrow),
+        ):
+            self._say(f"{name}: {len(rows)} rows, checksum {checksum_of(rows)}")
+            if rows != by_pyarrow:
+                self.result.problems.append(f"{name} has other rows than pyarrow reads")
+
+
+class TwoDriversTest(KillTest):
+    """Runs two drivers at once, and checks."""
+
+    def run_rounds(self, rounds: int, rng: random.Random) -> Result:
+        """Do it all."""
+        make_tables(self._dsn)
+        for number in range(1, rounds + 1):
+            add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
+            # Every third round one of them is killed.
+            kill = (
+                Kill("both", after=rng.randint(2, 10), delay=rng.uniform(0, 0.3))
+                if number % 3 == 0
+                else None
+            )
+            delay = rng.uniform(0.0, 1.0)
+            with ThreadPoolExecutor(2) as pool:
+                first = pool.submit(self._start, kill)
+                time.sleep(delay)
+                second = pool.submit(self._start, None)
+                statuses = [first.result()[0], second.result()[0]]
+            self.result.kills += statuses[0] < 0
+            refused = statuses.count(STATUS_REFUSED)
+            self.refused += refused
+            if any(status not in (0, STATUS_REFUSED, -9) for status in statuses):
+                self.result.problems.append(f"round {number}: statuses {statuses}")
+            seen = self._look(f"round {number}")
+            self._say(
+                f"round {number}, {delay:.1f} s apart, killed: {kill}: statuses "
+                f"{statuses}, {refused} refused; {seen} rows are there"
+            )
+        status, _ = self._start(None)
+        if status != 0:
+            self.result.problems.append(f"the last run ended with status {status}")
+        self._compare()
+        return self.result
+
+    refused = 0

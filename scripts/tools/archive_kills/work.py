@@ -1,0 +1,56 @@
+"""The process that archives, and is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+
+from scripts.tools.archive_kills.kills import Kill, kill_process
+from synapse_replication.pipeline.archive.table import Point
+
+__all__ = ["DSN_VARIABLE", "RETENTION_VARIABLE", "STATUS_REFUSED", "work"]
+
+DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
+RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
+
+#: How a run ends that another one was ahead of.
+STATUS_REFUSED = 3
+_REFUSED = "refused: "
+_FIRST = "first: one driver at a time"
+_BATCH_IDS = 150
+_COMPACT_FILES = 3
+
+
+def work(folder: str, kill: Kill | None) -> None:
+    """Archive once; at each point, say so, and maybe die."""
+    from synapse_replication.errors import PipelineError
+    from synapse_replication.pipeline.archive.progress import PlainReporter
+    from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
+    from synapse_replication.pipeline.settings import settings_of_dsn
+
+    reached: Counter[Point] = Counter()
+
+    def watch(point: Point) -> None:
+        reached[point] += 1
+        print(point.value, flush=True)  # noqa: T201 -- for the process that started this
+        if kill is not None and point is kill.point and reached[point] == kill.nth:
+            kill_process(os.getpid(), kill.whom)
+
+    try:
+        run_archive(
+            ArchiveSettings(
+                folder,
+                settings_of_dsn(os.environ[DSN_VARIABLE]),
+                once=True,
+                batch_ids=_BATCH_IDS,
+                compact_files=_COMPACT_FILES,
+                retention_hours=int(os.environ.get(RETENTION_VARIABLE, "168")),
+                master="local[2]",
+            ),
+            PlainReporter(sys.stderr),
+            watch=watch,
+        )
+    except PipelineError as error:
+        print(f"{_REFUSED}{error}", flush=True)  # noqa: T201
+        sys.exit(STATUS_REFUSED if _FIRST in str(error) else 1)
