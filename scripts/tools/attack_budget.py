@@ -1,4 +1,4 @@
-"""What each kind of hostile input costs a process: CPU and memory, during and after.
+"""Measures the cost of hostile input to a process: CPU and memory, during and after.
 
 ``python -m scripts.tools.attack_budget`` starts a deployment of six real processes
 under a light load, attacks one of them (or, over Redis, all) for some seconds with each
@@ -24,10 +24,10 @@ from synapse_replication.recordings.reader import shipped_recording
 
 __all__ = ["ATTACKS", "Attack", "Cost", "attack_budget"]
 
-#: Rows a second while all is measured.
+#: The load during all measurements, in rows per second.
 RATE = 50.0
-#: How long after an attack a process is to be as before, in s, and how long that is
-#: measured.
+#: The time in s after an attack within which a process must have recovered, and for
+#: which it is measured then.
 QUIET_AFTER = 8.0
 QUIET_FOR = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -37,10 +37,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Attack:
     """One kind of input.
 
-    :ivar what: for the table.
+    :ivar what: its description in the table.
     :ivar victim: the process that is measured.
-    :ivar run: does it for some s; returns how much was sent, and of what.
-    :ivar direct_tcp: it needs a deployment without Redis.
+    :ivar run: sends the input for a number of s; returns the amount sent, and its unit.
+    :ivar direct_tcp: whether it needs a deployment without Redis.
     """
 
     what: str
@@ -51,12 +51,12 @@ class Attack:
 
 @attrs.frozen
 class Cost:
-    """What an attack cost its victim.
+    """The cost of an attack to its victim.
 
-    :ivar sent: how much was sent, and in how many s.
-    :ivar cpu: share of a core, in percent: before, during, and within 10 s after.
-    :ivar memory: resident, in MiB, at the same times; the greatest during it.
-    :ivar log: bytes that it logged.
+    :ivar sent: the amount sent, and the time in s.
+    :ivar cpu: the share of a core in percent, before, during and after the attack.
+    :ivar memory: the resident memory in MiB at the same times; the peak during it.
+    :ivar log: the number of logged bytes.
     """
 
     sent: str
@@ -173,7 +173,7 @@ ATTACKS = (
 
 
 class _Meter:
-    """Measures one process by what the kernel says of it."""
+    """Measures one process with the kernel's accounting."""
 
     def __init__(self, deployment: FaultDeployment, name: str) -> None:
         self._folder = Path(f"/proc/{deployment.processes[name].pid}")
@@ -196,14 +196,14 @@ class _Meter:
         return self._log.stat().st_size
 
     def share(self, seconds: float) -> float:
-        """Return the share of a core that is used from now on, in percent."""
+        """Return the share of a core used during the next ``seconds``, in percent."""
         before = self.cpu_seconds()
         time.sleep(seconds)
         return 100 * (self.cpu_seconds() - before) / seconds
 
 
 def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost:
-    """Attack, and measure before, meanwhile and after."""
+    """Attack the victim, and measure it before, during and after the attack."""
     meter = _Meter(deployment, attack.victim)
     cpu_before, memory_before = meter.share(QUIET_FOR), meter.memory()
     logged = meter.log_size()
@@ -211,7 +211,7 @@ def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost
     started, used = time.monotonic(), meter.cpu_seconds()
     sent, unit = attack.run(deployment, seconds)
     lasted = time.monotonic() - started
-    # What was sent in a moment may take its time.
+    # Input that was sent quickly may take longer to process.
     time.sleep(max(0.0, seconds - lasted))
     cpu = 100 * (meter.cpu_seconds() - used) / (time.monotonic() - started)
     time.sleep(QUIET_AFTER)
@@ -247,9 +247,9 @@ def _deploy(*, direct_tcp: bool) -> FaultDeployment:
     show_default=True,
     help="How long each attack lasts.",
 )
-@click.option("--only", default="", help="Attacks whose name has this in it.")
+@click.option("--only", default="", help="Only attacks whose name contains this.")
 def attack_budget(seconds: float, only: str) -> None:
-    """Measure what each kind of hostile input costs a process, as rows of a table."""
+    """Measure the cost of each kind of hostile input; print the rows of a table."""
     wanted = [attack for attack in ATTACKS if only.lower() in attack.what.lower()]
     for direct_tcp in (True, False):
         attacks = [attack for attack in wanted if attack.direct_tcp == direct_tcp]

@@ -1,11 +1,11 @@
-"""A flood of rows into a handler that is slow, and what becomes of the rest.
+"""Measures how a flood of rows of one stream affects another stream.
 
-``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a
-process that writes, and a reader in this process. The writer commits all rows of one
-stream at once, or at a rate; the reader's host takes a while for each of them until the
-last was sent. A second stream goes on at its own pace: how long its rows take before
-and during the flood is measured, and so is this process's memory. At the end every row
-of the flood must have been delivered, once and in order.
+``python -m scripts.tools.flood --rows 1000000`` starts a private Redis, a writer
+process, and a reader in this process. The writer commits all rows of one stream at
+once, or at a given rate; the reader's sink delays each of them until the last was sent.
+A second stream continues at a constant rate: the latency of its rows before and during
+the flood is measured, and so is this process's memory. At the end every row of the
+flood must have been delivered, once and in order.
 """
 
 from __future__ import annotations
@@ -54,32 +54,33 @@ __all__ = ["Report", "run_flood"]
 
 SERVER_NAME: Final = "hs.example"
 WRITER: Final = "writer"
-#: The stream that is flooded, and the one that goes on.
+#: The flooded stream, and the steady one.
 FLOODED, STEADY = "events", "receipts"
-#: Text of each row of the flood, about the size of a row of ``events``.
+#: The text of each row of the flood, about the size of a row of ``events``.
 _TEXT: Final = "x" * 200
 _PAGE_ROWS: Final = 500
-#: s between two rows of the steady stream.
+#: The interval between two rows of the steady stream, in s.
 _STEADY_INTERVAL: Final = 0.01
-#: s in which the steady stream is measured alone.
+#: The time for which the steady stream is measured alone, in s.
 _QUIET: Final = 2.0
-#: s that the host takes for each row while the flood lasts.
+#: The delay of the sink for each row during the flood, in s.
 _SLOWNESS: Final = 0.005
 
 
 @attrs.frozen
 class Report:
-    """What was seen. Times in ms, memory in MiB.
+    """The measurements. Times are in ms, memory is in MiB.
 
-    :ivar handled_meanwhile: rows of the flood that the slow host had taken when the
-        last one had arrived.
-    :ivar longest_queue: rows that waited at once.
-    :ivar links_lost: how often Redis cut the reader off, since it was behind.
-    :ivar in_order: each row was delivered once, and in order.
-    :ivar steady_before: median and 99th percentile of the steady stream, alone.
-    :ivar steady_during: the same while the flood came.
-    :ivar memory_before: resident, before the flood.
-    :ivar memory_peak: resident, at most.
+    :ivar handled_meanwhile: the number of rows of the flood that were delivered when
+        the last one arrived.
+    :ivar longest_queue: the greatest number of waiting rows.
+    :ivar links_lost: the number of times that Redis disconnected the slow reader.
+    :ivar in_order: whether each row was delivered once and in order.
+    :ivar steady_before: the median and 99th percentile of the steady stream's latency
+        before the flood.
+    :ivar steady_during: the same during the flood.
+    :ivar memory_before: the resident memory before the flood.
+    :ivar memory_peak: the peak of the resident memory.
     """
 
     rows: int
@@ -104,13 +105,13 @@ class Row:
 
 
 class GeneratedStream:
-    """A stream whose rows are made when they are asked for, one to a token."""
+    """A stream that generates its rows on request, one per token."""
 
     def __init__(self, name: str) -> None:
         self.description = StreamDescription(name, RowCodec(name, Row))
         self.position = 0
         self.local_token = 0
-        #: What the row of token 0 would say; the next one says ``step`` more.
+        #: The number in the row of token 0; it grows by ``step`` with each token.
         self.base = 0
         self.step = 1
 
@@ -135,13 +136,13 @@ class GeneratedStream:
 
 
 class SlowSink:
-    """A row sink that takes a while for each row of the flood, while told to.
+    """A row sink that delays each row of the flood, while it is slow.
 
-    A row of the other stream says when it was due. Those that were fetched are made
-    here, so the first that came tells when.
+    A row of the steady stream contains the time at which it was due. Fetched rows are
+    generated here, so the first received one sets their times.
 
-    :ivar out_of_order: rows that did not follow the one before.
-    :ivar steady: s that each row of the other stream took.
+    :ivar out_of_order: the number of rows that did not follow their predecessor.
+    :ivar steady: the latency in s of each row of the steady stream.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class SlowSink:
 
 
 class QueueObserver(ReplicationObserver):
-    """Remembers how long the flooded stream's queue was, and what failed."""
+    """Records the length of the flooded stream's queue, and failures."""
 
     def __init__(self) -> None:
         self.longest_queue = 0
@@ -256,10 +257,10 @@ async def run_flood(
 ) -> Report:
     """Flood a reader in this process.
 
-    :param rows: of the flood.
-    :param rate: rows a s; 0 for flat out.
-    :param patience: s until the reader must be level.
-    :raises TimeoutError: if it was not.
+    :param rows: the number of rows of the flood.
+    :param rate: rows per second; 0 for no limit.
+    :param patience: the time in s until the reader must be level.
+    :raises TimeoutError: if the reader is not level in time.
     """
     redis = PrivateRedis().start()
     host = FloodHost(reactor, "reader")
@@ -303,7 +304,7 @@ async def run_flood(
         await until("the last row", lambda: observer.newest >= rows)
         sent = time.monotonic()
         during = list(sink.steady)
-        # The host is slow for a while yet: it stands where the flood left it.
+        # The sink stays slow for a while, to measure the backlog of the flood.
         await clock.sleep(_QUIET / 2)
         handled = sink.handled
         links_lost = observer.links_lost
@@ -334,7 +335,7 @@ async def run_flood(
 
 
 def _settle() -> None:
-    """Do as a process of this package does when it is up; see ``app/run.py``."""
+    """Tune the interpreter as a process of this package does; see ``app/run.py``."""
     gc.collect()
     gc.freeze()
 
@@ -350,9 +351,9 @@ def _resident() -> float:
 
 
 class _WriterProcess(ProcessProtocol):
-    """The writer, seen from the reader.
+    """The writer process, controlled by the reader.
 
-    :ivar ended: why, once it did.
+    :ivar ended: why it ended; empty while it runs.
     """
 
     def __init__(self) -> None:
@@ -393,7 +394,7 @@ async def _write(reactor: Any, port: int, rows: int, rate: int) -> None:
     steady.base = time.monotonic_ns()
 
     def write_steady() -> None:
-        # All that is due: a writer that is late is late with what it says.
+        # Write every row that is due; a late writer does not change their times.
         steady.local_token = (time.monotonic_ns() - steady.base) // steady.step
         host.notifier.notify()
 
@@ -420,11 +421,11 @@ async def _read_line(reactor: Any) -> None:
 
 
 @click.command()
-@click.option("--rows", default=1_000_000, show_default=True, help="Of the flood.")
-@click.option("--rate", default=0, help="Rows a second; flat out without it.")
-@click.option("--writer", hidden=True, help="Be the writer: PORT:ROWS:RATE.")
+@click.option("--rows", default=1_000_000, show_default=True, help="Rows of the flood.")
+@click.option("--rate", default=0, help="Rows per second; by default unlimited.")
+@click.option("--writer", hidden=True, help="Run as the writer: PORT:ROWS:RATE.")
 def main(rows: int, rate: int, writer: str | None) -> None:
-    """Flood a slow handler with rows; print what was seen as JSON."""
+    """Flood a slow reader with rows; print the measurements as JSON."""
 
     async def run(reactor: Any) -> None:
         if writer is not None:

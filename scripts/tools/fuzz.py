@@ -1,8 +1,8 @@
-"""Feed what a stranger could send to the parsers, guided by coverage (atheris).
+"""Fuzzes the parsers of untrusted input, guided by coverage (atheris).
 
-Run by ``scripts/fuzz``, with libFuzzer's options. Nothing but the errors that the
-parsers promise may come out, and these are short; what does is printed, and the input
-written to ``crash-*``. It begins with well-formed input of every kind.
+``scripts/fuzz`` runs it with libFuzzer's options. The parsers may raise only their
+documented errors, with bounded texts; any other exception is printed, and its input is
+written to ``crash-*``. The corpus begins with well-formed input of every kind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
         read_lines,
     )
 
-#: How each kind of input begins.
+#: The first byte of each kind of input.
 _LINES, _ROW, _MESSAGE, _REPLIES, _SERVER, _CLIENT, _TOKEN = b"lrmpsct"
 
 _SEED_LINES = b"""SERVER hs.example
@@ -91,7 +91,7 @@ _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
 
 
 def fuzz(data: bytes) -> None:
-    """Read one input in every way."""
+    """Parse one input according to its first byte."""
     if not data:
         return
     kind, data = data[0], data[1:]
@@ -110,7 +110,7 @@ def fuzz(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Return well-formed inputs, from which others are made."""
+    """Return the well-formed inputs with which the corpus begins."""
     lines = _SEED_LINES.splitlines()
     found = [bytes([_LINES]) + line for line in (*lines, _SEED_LINES)]
     found += [
@@ -166,7 +166,7 @@ def read_as_row(data: bytes) -> None:
     try:
         text = encode_json(value)
     except ValueError:
-        # A number that is too great for a float becomes Infinity, which is refused.
+        # A number that is too large for a float becomes Infinity, which is rejected.
         return
     assert decode_json(text) == value
 
@@ -194,7 +194,7 @@ def read_as_replies(data: bytes) -> None:
 
 
 def read_on_a_connection(role: Role, data: bytes) -> None:
-    """Feed a connection that speaks the extension, as the first byte says: cut so."""
+    """Feed a connection that uses the extension, in pieces of a size from the data."""
     connection = LineConnection(role, "hs.example", 0.0, speaks_extension=True)
     size = max(data[0] + 1 if data else 1, len(data) // 50)
     sent = 0
@@ -209,7 +209,7 @@ def read_on_a_connection(role: Role, data: bytes) -> None:
         connection.tick(float(now))
         sent += len(connection.data_to_send())
         assert len(connection.close_text) < 2000
-    # It says at most why it closes, and that once.
+    # It sends at most the reason for closing, once.
     assert sent < 2000
     assert len(connection._line_start or b"") <= MAX_LINE_LENGTH + size
 
@@ -226,10 +226,10 @@ def read_as_token(data: bytes) -> None:
 
 
 def main() -> None:
-    """Run from the seeds, and from what the folders named have.
+    """Run with the seeds, and with the corpora in the given folders.
 
-    The first argument is an empty folder, for the seeds and, if no other folder is
-    named, for what is found; it is the caller's to remove.
+    The first argument is an empty folder for the seeds and, if no other folder is
+    given, for new inputs. The caller removes it.
     """
     folder, *words = sys.argv[1:]
     found, given = Path(folder, "found"), Path(folder, "seeds")
@@ -238,7 +238,7 @@ def main() -> None:
     for number, data in enumerate(seeds()):
         given.joinpath(str(number)).write_bytes(data)
     if all(word.startswith("-") for word in words):
-        # What is found is written to the first one.
+        # libFuzzer writes new inputs to the first folder.
         words.append(str(found))
     atheris.Setup([sys.argv[0], *words, str(given)], fuzz)
     atheris.Fuzz()

@@ -1,7 +1,7 @@
-"""What a hostile, broken or misplaced peer sends: to this machine only, and bounded.
+"""Bounded input of hostile, broken or misconfigured peers, to this machine only.
 
-Blocking. ``scripts/faults`` sends it to a deployment under load and checks every row;
-:mod:`scripts.tools.attack_budget` measures what it costs.
+All functions block. ``scripts/faults`` sends the input to a deployment under load and
+checks every row; :mod:`scripts.tools.attack_budget` measures its cost.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ __all__ = [
 
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = 5.0
-#: Lines that are sent together.
+#: The number of lines that are sent together.
 _TOGETHER = 200
 
-#: Lines without their ends.
+#: Lines without line ends.
 Lines = Iterable[bytes]
 
 
-# -- what is sent ---------------------------------------------------------------------
+# -- input ----------------------------------------------------------------------------
 
 
 def server_up_lines() -> Iterator[bytes]:
-    """Return well-formed lines of small commands, without end."""
+    """Yield an endless sequence of well-formed lines of small commands."""
     return (b"REMOTE_SERVER_UP s%d.example" % number for number in count())
 
 
 def made_up_writers() -> Iterator[bytes]:
-    """Return positions of writers that nobody declared, each of another one."""
+    """Yield positions of undeclared writers, each with a different name."""
     return (b"POSITION events ghost%d 0 7" % number for number in count())
 
 
 def long_names(size: int) -> Iterator[bytes]:
-    """Return positions of writers with long names, each of another one."""
+    """Yield positions of writers with long names, each with a different name."""
     name = b"n" * size
     return (b"POSITION events %d%b 0 7" % (number, name) for number in count())
 
 
 def gap_positions(start: int) -> Iterator[bytes]:
-    """Return positions of a declared writer, each behind a gap."""
+    """Yield positions of a declared writer, each after a gap."""
     for token in count(start, 2):
         yield b"POSITION events event_writer1 %d %d" % (token, token + 1)
 
 
 def forged_epochs() -> Iterator[bytes]:
-    """Return messages in which a writer seems to start again and again."""
+    """Yield messages in which a writer appears to restart repeatedly."""
     for number in count():
         yield json.dumps(
             {
@@ -78,13 +78,13 @@ def forged_epochs() -> Iterator[bytes]:
         ).encode()
 
 
-# -- how it is sent -------------------------------------------------------------------
+# -- sending --------------------------------------------------------------------------
 
 
 def send_lines(port: int, lines: Lines, seconds: float, most: int = 10**9) -> int:
-    """Send lines to a direct TCP listener, over and over if it hangs up.
+    """Send lines to a direct TCP listener, reconnecting if it closes the connection.
 
-    :return: how many were sent.
+    :return: the number of sent lines.
     """
     sent = 0
     deadline = time.monotonic() + seconds
@@ -115,7 +115,7 @@ def relay_storm(port: int) -> None:
 def publish(
     port: int, channel: str, messages: Lines, seconds: float, most: int = 10**9
 ) -> int:
-    """Publish messages on a channel of Redis; return how many."""
+    """Publish messages on a channel of Redis, and return their number."""
     sent = 0
     deadline = time.monotonic() + seconds
     source = iter(islice(messages, most))
@@ -136,7 +136,7 @@ def publish(
 
 
 def connect_with_names(port: int, most: int, seconds: float) -> int:
-    """Connect again and again, each time with another NAME; return how often."""
+    """Connect repeatedly, each time with another NAME; return the number of times."""
     return _repeat(
         lambda number: _exchange(
             socket.create_connection((_LOCALHOST, port), _TIMEOUT),
@@ -148,7 +148,7 @@ def connect_with_names(port: int, most: int, seconds: float) -> int:
 
 
 def connect_silently(port: int, most: int, seconds: float) -> int:
-    """Open connections and say nothing; return how many were opened."""
+    """Open connections without sending anything, and return their number."""
     with contextlib.ExitStack() as stack:
 
         def connect(_: int) -> None:
@@ -162,7 +162,7 @@ def connect_silently(port: int, most: int, seconds: float) -> int:
 
 
 def post_lines(port: int, lines: Lines) -> bytes:
-    """Post lines to a direct TCP listener as a web page does; return the answer."""
+    """Post lines to a direct TCP listener as a web page does; return the response."""
     body = b"x\n" + b"\n".join(lines) + b"\n"
     request = (
         b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: text/plain\r\n"
@@ -172,7 +172,7 @@ def post_lines(port: int, lines: Lines) -> bytes:
 
 
 def post_bodies(path: Path, size: int, most: int, seconds: float) -> int:
-    """Post forms to a process's HTTP socket, without a secret; return how many."""
+    """Post forms to a process's HTTP socket, without a secret; return their number."""
     body = b"&".join(b"a%d=b" % number for number in range(size // 8))
     paths = ("/health", "/metrics", "/_synapse/replication/x", "/nothing")
 
@@ -201,7 +201,7 @@ def _repeat(act: Callable[[int], object], most: int, seconds: float) -> int:
 
 
 def _exchange(connection: socket.socket, data: bytes) -> bytes:
-    """Send something, and return the first of the answer."""
+    """Send data, and return the first bytes of the response."""
     with connection, contextlib.suppress(OSError):
         with contextlib.suppress(OSError):
             connection.sendall(data)

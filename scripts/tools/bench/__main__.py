@@ -28,12 +28,14 @@ _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'
     "--peer",
     required=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="The Python of an environment with a real Synapse.",
+    help="The Python interpreter of an environment with a real Synapse.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Default 5, quick 2.")
-@click.option("--quick", is_flag=True, help="Less work a round; under three minutes.")
-@click.option("--only", multiple=True, help="A task's name, or the start of it.")
-@click.option("--growth", is_flag=True, help="Ours alone: the cost of a row, by size.")
+@click.option("--quick", is_flag=True, help="Do less work, in less than 3 minutes.")
+@click.option("--only", multiple=True, help="A task's name, or its beginning.")
+@click.option(
+    "--growth", is_flag=True, help="Measure only the cost of a row here, by size."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.option(
     "--plot",
@@ -51,7 +53,7 @@ def bench(
 ) -> None:
     """Do the same work here and with a real Synapse, in turn, and compare."""
     if plot is not None:
-        # Before the work, in case that it is not installed.
+        # Imported before the work, in case it is not installed.
         from scripts.tools.bench import plots
 
     def say(text: str) -> None:
@@ -103,7 +105,7 @@ def bench(
 def _version_of(peer: str) -> str:
     """Return Synapse's version in the peer's environment.
 
-    Without it, there is no comparison.
+    :raises click.ClickException: if it is not installed there.
     """
     done = subprocess.run([peer, "-c", _ASK_VERSION], capture_output=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What replication costs a real homeserver: processor time of five real processes.
+"""Measures the cost of replication in a real homeserver: CPU time of five processes.
 
 Both sides are the same deployment of a main process and four workers, started anew
 for each round, and are given the same client operations one after another. What is
@@ -39,18 +39,16 @@ NAME = "deployment"
 
 OPERATIONS, QUICK_OPERATIONS = 1500, 300
 WARM_UP = 150
-#: Half of them each persister's; so many are made at most to find them.
+#: The number of rooms, half of them of each persister, and the most attempts.
 ROOMS, MOST_ROOMS = 4, 30
-
-#: After so many operations a user asks ``/sync`` what is new.
+#: The number of operations between two ``/sync`` requests.
 SYNC_EACH = 5
-
-#: s after the last operation, for what follows from it.
+#: The time in s after the last operation, for its consequences.
 SETTLE = 3.0
 
 
 def make_plan(count: int) -> list[tuple[int, str]]:
-    """Return operations, the same each time: the number of a room, and a stream."""
+    """Return a fixed sequence of operations: the number of a room, and a stream."""
     chance = random.Random(1)
     kinds = chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     return [(chance.randrange(ROOMS), kind) for kind in kinds]
@@ -59,9 +57,9 @@ def make_plan(count: int) -> list[tuple[int, str]]:
 def processor_seconds(stat: str) -> float:
     """Return the user and system time of a process, in s.
 
-    :param stat: the text of its ``/proc/PID/stat``.
+    :param stat: the content of its ``/proc/PID/stat``.
     """
-    # The name, in parentheses, may hold spaces.
+    # The name, in parentheses, may contain spaces.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -89,7 +87,7 @@ def measure_deployment(
         name: ([], []) for name in (*PROCESSES, "all")
     }
     for number in range(rounds):
-        # Who goes first alternates: a machine that is shared changes with time.
+        # Alternate the order, because the load of a shared machine changes.
         sides = ("stock", "ours") if number % 2 else ("ours", "stock")
         for side in sides:
             spent = _measure(side, make_plan(count))
@@ -131,7 +129,7 @@ def _measure(side: str, plan: list[tuple[int, str]]) -> Mapping[str, float]:
 
 
 def _make_rooms(deployment: SynapseDeployment) -> list[Room]:
-    """Make rooms, as many of each persister: which one it is depends on a random id."""
+    """Create as many rooms of each persister, which depends on their random ids."""
     by_persister: dict[str, list[Room]] = {}
     for number in range(MOST_ROOMS):
         room = _make_room(deployment, number)
@@ -146,7 +144,7 @@ def _make_rooms(deployment: SynapseDeployment) -> list[Room]:
         shares = [rooms[: ROOMS // 2] for rooms in by_persister.values()]
         if [len(share) for share in shares] == [ROOMS // 2] * 2:
             return [room for share in shares for room in share]
-    raise BenchError(f"{MOST_ROOMS} rooms were all of one persister")
+    raise BenchError(f"all of {MOST_ROOMS} rooms belong to one persister")
 
 
 def _make_room(deployment: SynapseDeployment, number: int) -> Room:

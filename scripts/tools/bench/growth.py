@@ -1,4 +1,4 @@
-"""Whether the cost of a row stays the same as there is more of everything."""
+"""Measures whether the cost of a row is constant as other quantities grow."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from scripts.tools.bench.runner import run_measure
 
 __all__ = ["GROWTHS", "Growth", "Series", "measure_growth"]
 
-#: How long one measure may take, in s; ten million rows take a minute or two.
+#: The timeout of one measure, in s; ten million rows take a minute or two.
 _TIMEOUT = 3600
 
 
 @attrs.frozen(kw_only=True)
 class Growth:
-    """One thing that grows.
+    """One quantity that grows.
 
-    :ivar name: of it.
+    :ivar name: its name.
     :ivar measure: the function in ``ours_growth.py``.
-    :ivar sizes: what is measured.
-    :ivar quick_sizes: the same in a quick run.
+    :ivar sizes: the measured sizes.
+    :ivar quick_sizes: the measured sizes in a quick run.
     """
 
     name: str
@@ -57,7 +57,7 @@ GROWTHS = (
 
 @attrs.frozen
 class Series:
-    """What one row costs, by size.
+    """The cost of one row, by size.
 
     :ivar points: (size, microseconds a row, the median of the rounds).
     """
@@ -70,7 +70,7 @@ class Series:
         return {"grows": self.name, "us_per_row": dict(self.points)}
 
     def to_text(self) -> str:
-        """Say it in a line."""
+        """Return the series as one line."""
         points = ", ".join(f"{size:,}: {cost:.2f}" for size, cost in self.points)
         return f"µs a row by {self.name}: {points}"
 
@@ -78,7 +78,7 @@ class Series:
 def measure_growth(
     quick: bool, rounds: int, say: Callable[[str], object]
 ) -> list[Series]:
-    """Measure all that grows.
+    """Measure all quantities.
 
     :raises BenchError: if a measure failed.
     """
@@ -100,6 +100,6 @@ def measure_growth(
             cost = statistics.median(c["microseconds"] for c in costs)
             points.append((size, round(cost, 3)))
         series.append(Series(growth.name, points))
-        # All of it is shown at the end, if it gets there.
+        # Printed now, in case a later measure fails.
         say(series[-1].to_text())
     return series

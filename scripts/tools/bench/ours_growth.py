@@ -1,8 +1,8 @@
 """The cost of a received row: ``python ours_growth.py MEASURE PARAMETERS``.
 
-From bytes as they come from a socket to the host's sink and its positions, in one
-process that does nothing else. What is taken is time of the processor: other
-processes disturb it less.
+The rows pass from bytes of a socket to the host's sink and its positions, in one
+process that does nothing else. Processor time is measured, because other processes
+affect it less.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from synapse_replication.transport.buffers import USUAL_READ
 
 __all__ = ["MEASURES"]
 
-#: Where growth is of something else than rows.
+#: The number of rows if something else than their number grows.
 _ROWS = 100_000
-#: Rows before those that are measured: what is made once is made, as in any process.
+#: The number of rows before the measurement, as a warm-up.
 _WARM_UP = 5_000
 
 
@@ -59,7 +59,7 @@ class Transport(StringTransport):
 
 
 def _read(waiting: bytearray, lines: Iterator[bytes], size: int) -> bytes:
-    """Read so many bytes of the lines; fewer at their end."""
+    """Return the next ``size`` bytes of the lines; fewer at their end."""
     while len(waiting) < size and (line := next(lines, None)) is not None:
         waiting += line
     data = bytes(waiting[:size])
@@ -96,7 +96,7 @@ def _receive(
         wanted = counting.wanted - count
         started = time.process_time()
         protocol.dataReceived(data)
-        # A chunk takes a few turns; one that takes more will never be taken.
+        # A chunk needs a few reactor iterations; after more, it is stuck.
         for _ in range(count):
             if counting.wanted == wanted:
                 break
@@ -110,12 +110,12 @@ def _receive(
 
 
 def rows(size: int) -> dict[str, float]:
-    """Receive so many rows."""
+    """Receive ``size`` rows."""
     return _receive([PositionedSource([WRITER])], [WRITER], size, rdata_line)
 
 
 def streams(size: int) -> dict[str, float]:
-    """Receive rows of so many streams, each line of another."""
+    """Receive rows of ``size`` streams in turn."""
     sources = []
     for number in range(size):
         source = PositionedSource([WRITER])
@@ -132,7 +132,7 @@ def streams(size: int) -> dict[str, float]:
 
 
 def writers(size: int) -> dict[str, float]:
-    """Receive rows of one stream from so many writers, each line from another."""
+    """Receive rows of one stream from ``size`` writers in turn."""
     names = [f"writer{number}" for number in range(size)]
 
     def line_of(token: int) -> bytes:

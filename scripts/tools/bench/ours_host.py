@@ -1,4 +1,4 @@
-"""A process of ours, as the benchmarks need it: real classes, rows from memory."""
+"""A process of this package for the benchmarks: real classes, rows from memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PAGE = 500
 
 
 class CountingSink:
-    """Returns rows to a count."""
+    """A row sink that counts rows."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
@@ -61,7 +61,7 @@ class CountingSink:
 
 
 class Source:
-    """A stream with its rows at hand. A reader has none, and must not miss any."""
+    """A stream with its rows in memory. A reader has none, and must not miss any."""
 
     def __init__(self, stream_name: str = STREAM) -> None:
         self.description = STANDARD_STREAMS[stream_name].description
@@ -98,7 +98,7 @@ class Source:
 class Process:
     """A reader or writer.
 
-    :ivar source: (of a writer) what it writes.
+    :ivar source: the stream that a writer writes.
     """
 
     source: Source
@@ -154,10 +154,10 @@ class Process:
             await self.clock.sleep(0.01)
 
     def start_streamer(self) -> None:
-        """Have what is written sent: here, by a poke."""
+        """Start the streamer, which sends written rows."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for ``seconds`` s."""
         await self.clock.sleep(seconds)
 
     async def stop(self) -> None:
@@ -166,12 +166,12 @@ class Process:
             await self._link.stop()
 
     def write(self, rows: list[Any]) -> None:
-        """Write rows, all at once."""
+        """Write all rows at once."""
         self.source.rows += rows
         self._streamer.on_notifier_poke()
 
     def write_at_rate(self, rows: int, rate: int) -> None:
-        """Write rows that say when, ``rate`` a s."""
+        """Write rows that contain their times, ``rate`` per second."""
         started = time.monotonic()
 
         def write_due() -> None:

@@ -1,4 +1,4 @@
-"""The figures as pictures. Wants matplotlib: the extra ``bench``."""
+"""Plots of the results. They need matplotlib: the extra ``bench``."""
 
 from __future__ import annotations
 

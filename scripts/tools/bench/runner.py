@@ -1,4 +1,4 @@
-"""Runs tasks on both sides, in turn, each in a process of its own."""
+"""Runs tasks on both sides alternately, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
 __all__ = ["BenchError", "Runner", "run_measure", "values"]
 
-#: How long one round of one side may take, in s.
+#: The timeout of one round of one side, in s.
 TIMEOUT = 900
 
 
 class BenchError(Exception):
-    """A side did not do its work."""
+    """A side failed to complete its work."""
 
 
 @attrs.frozen
 class Runner:
     """Runs tasks.
 
-    :ivar peer: the Python of an environment with a real Synapse.
-    :ivar rounds: how often each side does each task.
-    :ivar quick: do less work a round.
-    :ivar say: is told what is being done.
+    :ivar peer: the Python interpreter of an environment with a real Synapse.
+    :ivar rounds: the number of rounds of each task on each side.
+    :ivar quick: whether to do less work per round.
+    :ivar say: prints a line about the progress.
     """
 
     peer: str
@@ -44,7 +44,7 @@ class Runner:
 
         :raises BenchError: if a side failed.
         """
-        # A subscriber may be behind as far as it likes: nobody is cut off.
+        # Without a limit, so that no slow subscriber is disconnected.
         unlimited = {"client-output-buffer-limit": "pubsub 0 0 0"}
         with (
             PrivatePostgres(durable=True) as postgres,
@@ -83,7 +83,7 @@ class Runner:
                     assert isinstance(rounds, list)
                     rounds.append(value)
         for result in results:
-            # All of it is shown at the end, if it gets there.
+            # Printed now, in case a later task fails.
             self.say(result.to_text())
         return results
 
@@ -104,8 +104,8 @@ def run_measure(
 ) -> dict[str, float]:
     """Run one measure in a process of its own.
 
-    :param time_limit: how long it may take, in s.
-    :raises BenchError: if it failed; the error has the end of what it said.
+    :param time_limit: the timeout in s.
+    :raises BenchError: if it failed; the message has the end of its output.
     """
     try:
         done = subprocess.run(
@@ -127,7 +127,7 @@ def run_measure(
 
 
 def values(units: Iterable[Unit], answer: dict[str, float], count: int) -> list[float]:
-    """Take a round's values from what a measure answered."""
+    """Return the values of a round from the result of a measure."""
     return [
         count / answer["seconds"] if unit is Unit.PER_SECOND else answer[unit.value[1]]
         for unit in units

@@ -1,6 +1,6 @@
-"""What the two sides have in common: how a measure runs and answers.
+"""The code that both sides share: how a measure runs and reports its result.
 
-Needs Twisted and the standard library only.
+It needs only Twisted and the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Child", "Counting", "RedisMeasures", "main", "percentiles", "run"]
 
 
 def main(measures: Mapping[str, Callable[..., Any]]) -> None:
-    """Run the measure that the command line names, and print what came of it."""
+    """Run the measure that the command line names, and print its result."""
     parameters = json.loads(sys.argv[2])
     if isinstance(parameters, list):
         result = measures[sys.argv[1]](*parameters)
@@ -34,10 +34,10 @@ def main(measures: Mapping[str, Callable[..., Any]]) -> None:
 def run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
     """Run work on the reactor of this process, which ends with it."""
     results: list[Any] = []
-    # What was imported stays; real processes of either side do the same.
+    # As real processes of both sides do: imported objects live for ever.
     gc.collect()
     gc.freeze()
-    # As our processes do; it takes nothing from the other side.
+    # As processes of this package do; it does not slow the other side.
     sys.setswitchinterval(0.0005)
 
     async def keep(reactor: Any) -> None:
@@ -54,7 +54,8 @@ def run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
 class Counting:
     """Counts rows up to a number, then fires.
 
-    :param timed: take the time that each row has in its event id, in ns.
+    :param wanted: the number of rows.
+    :param timed: whether to measure latencies with the time in ns in each event id.
     """
 
     def __init__(self, wanted: int, *, timed: bool = False) -> None:
@@ -66,7 +67,7 @@ class Counting:
         self.done: Deferred[None] = Deferred()
 
     def count(self, rows: list[Any]) -> None:
-        """Take rows of ``events``."""
+        """Count rows of ``events``."""
         if self.timed:
             now = time.monotonic_ns()
             for row in rows:
@@ -77,13 +78,13 @@ class Counting:
             self.done.callback(None)
 
     def position(self) -> None:
-        """Record that a writer was heard of."""
+        """Record that a writer announced its position."""
         if not self.connected.called:
             self.connected.callback(None)
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Return the usual ones in ms, without the first tenth, which warms up."""
+    """Return percentiles in ms, without the first tenth, which is the warm-up."""
     ordered = sorted(seconds[len(seconds) // 10 :])
     return {
         f"p{percent}": 1000 * ordered[len(ordered) * percent // 100]
@@ -92,7 +93,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 class Child:
-    """Another process of a measure, which says when it is ready, then its result."""
+    """Another process of a measure, which reports that it is ready, then its result."""
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(
@@ -108,7 +109,7 @@ class Child:
         return json.loads(line)
 
     def go(self) -> None:
-        """Have it begin, if it waits for that."""
+        """Signal it to begin."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
@@ -120,12 +121,12 @@ class Child:
 
 
 class RedisMeasures:
-    """What is measured over Redis, with processes of either side.
+    """The measures over Redis, with processes of either side.
 
-    :param program: the file of the side, run for each further process.
-    :param make: makes a process of ``(reactor, instance_name, counting, port)``;
-        behind them, whether to do without hiredis.
-    :param traffic: the module with what both sides are given.
+    :param program: the program of the side, which each further process runs.
+    :param make: creates a process from ``(reactor, instance_name, counting, port)`` and
+        optionally whether to avoid hiredis.
+    :param traffic: the module that generates the traffic for both sides.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class RedisMeasures:
         self._traffic = traffic
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        """Return all of them."""
+        """Return all measures by name."""
         return {
             "receive": self.receive,
             "send": self.send,
@@ -146,7 +147,7 @@ class RedisMeasures:
         }
 
     def receive(self, port: int, rows: int) -> dict[str, float]:
-        """Receive and handle rows that a plain socket publishes flat out."""
+        """Receive and deliver rows that a plain socket publishes at full speed."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:
@@ -171,7 +172,7 @@ class RedisMeasures:
         return result
 
     def send(self, port: int, rows: int) -> dict[str, float]:
-        """Send rows flat out to Redis, where a plain socket subscribes."""
+        """Send rows to Redis at full speed, where a plain socket subscribes."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:
@@ -199,9 +200,9 @@ class RedisMeasures:
     def end_to_end(
         self, port: int, rows: int, readers: int, rate: int
     ) -> dict[str, float]:
-        """Write rows in this process; readers, each in another, handle them all.
+        """Write rows in this process; readers, each in its own process, deliver them.
 
-        :param rate: rows a s; 0 for flat out.
+        :param rate: rows per second; 0 for full speed.
         """
         traffic = self._traffic
 
@@ -238,7 +239,7 @@ class RedisMeasures:
         return result
 
     def read(self, port: int, rows: int, rate: int, name: str) -> dict[str, float]:
-        """Be a reader; say when a writer was heard of, then when all rows came."""
+        """Run as a reader; report the first position, then the last row."""
 
         async def work(reactor: Any) -> dict[str, float]:
             counting = Counting(rows, timed=rate > 0)
@@ -255,7 +256,7 @@ class RedisMeasures:
         return result
 
     def idle(self, port: int, lines: int) -> dict[str, float]:
-        """Take the CPU time of a process while USER_IP is published for others."""
+        """Measure the CPU time of a process while USER_IP is published to others."""
         traffic = self._traffic
 
         async def work(reactor: Any) -> dict[str, float]:

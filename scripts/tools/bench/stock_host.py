@@ -1,8 +1,8 @@
-"""A process of a real Synapse, as the benchmarks need it.
+"""A process of a real Synapse for the benchmarks.
 
-Drives public classes of an installed Synapse. What they ask of a homeserver
-object and the measures do not use is answered by a stand-in that costs them
-nothing; where rows begin and end, it is as on our side.
+It drives public classes of an installed Synapse. Attributes of the homeserver object
+that the measures do not use are replaced by stubs without cost. Rows begin and end at
+the same points as on this package's side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CountingDataHandler", "Process", "homeserver"]
 
 
 class CountingDataHandler:
-    """Returns rows to a count; keeps positions."""
+    """A data handler that counts rows and records positions."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
@@ -135,7 +135,7 @@ class Process:
         await deferLater(self._reactor, seconds)
 
     async def stop(self) -> None:
-        """Leave all as it is: the process ends."""
+        """Do nothing, because the process ends."""
 
     async def connected(self) -> None:
         """Wait until it is connected."""
@@ -143,18 +143,18 @@ class Process:
             await self.sleep(0.01)
 
     def start_streamer(self) -> None:
-        """Make what sends the rows that are written."""
+        """Create the streamer, which sends written rows."""
         from synapse.replication.tcp.resource import ReplicationStreamer
 
         self._streamer = ReplicationStreamer(self.hs)
 
     def write(self, rows: list[Any]) -> None:
-        """Write rows, all at once."""
+        """Write all rows at once."""
         self.rows += rows
         self._streamer.on_notifier_poke()
 
     def write_at_rate(self, rows: int, rate: int) -> None:
-        """Write rows that say when, ``rate`` a s."""
+        """Write rows that contain their times, ``rate`` per second."""
         started = time.monotonic()
 
         def write_due() -> None:

@@ -1,6 +1,6 @@
 """The tables that the benchmarks of positions and of catch-up work on.
 
-Used by both sides; needs the PostgreSQL driver and nothing else.
+Both sides use them; they need only the PostgreSQL driver.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GENERATOR_TABLES = """
     CREATE TABLE background_updates (update_name TEXT);
 """
 
-#: What else is asked for the rows of ``events``.
+#: Further tables that the query for the rows of ``events`` joins.
 _EVENT_TABLES = """
     CREATE TABLE state_events (event_id TEXT UNIQUE, state_key TEXT);
     CREATE TABLE redactions (event_id TEXT UNIQUE, redacts TEXT);
@@ -56,7 +56,7 @@ _FILL = """
     INSERT INTO stream_positions VALUES ('events', 'writer1', %(rows)s);
 """
 
-#: Of what there is one row for every so many events.
+#: Rows of the further tables, for a share of the events.
 _VARIED = """
     INSERT INTO state_events SELECT event_id, '' FROM events WHERE {n} % 3 = 0;
     INSERT INTO room_memberships SELECT event_id, 'join' FROM events WHERE {n} % 6 = 0;
@@ -67,14 +67,14 @@ _VARIED = """
 
 
 def make_generator_tables(dsn: str) -> None:
-    """Make what an id generator of ``events`` works on, without any row."""
+    """Create the tables that an id generator of ``events`` uses, without any rows."""
     _execute(dsn, _GENERATOR_TABLES)
 
 
 def fill_events(dsn: str, rows: int, *, varied: bool = False) -> None:
-    """Make all tables of ``events``, with rows of one writer: ids from 1 up.
+    """Create all tables of ``events``, with rows of one writer and ids from 1.
 
-    :param varied: with state, relations and so on among them; else messages only.
+    :param varied: whether to include state, relations and so on besides messages.
     """
     _execute(dsn, _GENERATOR_TABLES + _EVENT_TABLES)
     _execute(dsn, _FILL, rows=rows)

@@ -1,4 +1,4 @@
-"""What is measured, and how the figures of many rounds become one."""
+"""The benchmark's tasks, and the aggregation of the results of several rounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["TASKS", "Database", "Result", "Task", "Unit"]
 
 
 class Unit(enum.Enum):
-    """What a measure's answer means.
+    """The unit of a result.
 
-    The value: how it is shown, the key in the answer, and whether it is the time
-    that the task's count took, so that more a second is better. Of all others,
-    less is better.
+    The value has the text of the unit, the key in the result, and whether the result is
+    the time that the task's count took, so that a greater rate is better. For all other
+    units, less is better.
     """
 
     PER_SECOND = ("/s", "seconds", True)
@@ -29,12 +29,12 @@ class Unit(enum.Enum):
 
     @property
     def shown(self) -> str:
-        """How it is shown behind a figure."""
+        """The text that follows a figure."""
         return self.value[0].partition(",")[0]
 
 
 class Database(enum.Enum):
-    """What a task works on in PostgreSQL."""
+    """The database of a task."""
 
     NONE = "nothing"
     EMPTY = "an empty database for each round of each side"
@@ -46,18 +46,18 @@ class Database(enum.Enum):
 class Task:
     """A piece of work that both sides do.
 
-    :ivar name: for people and ``--only``.
-    :ivar group: the end of the names of the modules that do it.
+    :ivar name: its name, also for ``--only``.
+    :ivar group: the end of the names of the modules that implement it.
     :ivar measure: the name of the function in them.
-    :ivar count: how much of it a round does.
-    :ivar quick_count: the same in a quick run.
-    :ivar stock_part: the real Synapse does ``1/stock_part`` of it, where it would
-        take long and its cost does not depend on the count.
-    :ivar count_name: the function's parameter for it.
-    :ivar units: what comes of it.
+    :ivar count: the amount of work per round.
+    :ivar quick_count: the amount of work per round in a quick run.
+    :ivar stock_part: the real Synapse does ``1/stock_part`` of the work, if it would
+        take long and the cost per item does not depend on the count.
+    :ivar count_name: the function's parameter for the count.
+    :ivar units: the units of its results.
     :ivar parameters: the function's other parameters.
-    :ivar database: what it is given by ``dsn``.
-    :ivar redis: it is given ``port``, of a Redis.
+    :ivar database: the database whose ``dsn`` it gets; ``None`` for none.
+    :ivar redis: whether it gets the ``port`` of a Redis server.
     """
 
     name: str
@@ -118,7 +118,7 @@ def _catch_up(name: str, count: int, database: Database) -> Task:
         measure="catch_up",
         count=count,
         quick_count=count // 20,
-        # Of the same table: a row is a row.
+        # The cost of a row does not depend on their number.
         stock_part=10,
         database=database,
     )
@@ -185,10 +185,10 @@ TASKS: tuple[Task, ...] = (
 
 @attrs.frozen
 class Result:
-    """What the rounds of a task came to.
+    """The result of all rounds of a task.
 
-    :ivar ours: the value of each round.
-    :ivar stock: the same of the real Synapse.
+    :ivar ours: the value of each round of this package.
+    :ivar stock: the value of each round of the real Synapse.
     """
 
     task: Task
@@ -198,7 +198,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """How many times as good the median of ours is."""
+        """The ratio of the medians; greater than 1 if this package is better."""
         ours, stock = statistics.median(self.ours), statistics.median(self.stock)
         if self.unit is Unit.PER_SECOND:
             return ours / stock
@@ -206,14 +206,14 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Say what was measured."""
+        """The name of the measured quantity."""
         unit = self.unit.value[0]
         return self.task.name + (
             unit.partition("ms")[2] if self.unit in (Unit.P50, Unit.P99) else ""
         )
 
     def to_text(self) -> str:
-        """Say it in a line."""
+        """Return the result as one line."""
         ours, stock = statistics.median(self.ours), statistics.median(self.stock)
         return (
             f"{self.name}: {ours:,.2f} against {stock:,.2f} {self.unit.shown}, "

@@ -1,7 +1,7 @@
-"""What both sides are given: lines and a peer that sends them.
+"""The traffic for both sides: lines, and a peer that sends them.
 
-Nothing here needs more than the standard library: the real Synapse's side runs in
-an environment without this package. As a program, it is the peer of a
+It needs only the standard library, because the real Synapse's side runs in an
+environment without this package. As a program, it is the peer of a
 direct TCP connection (``serve ROWS`` prints its port, takes one client, and sends
 it that many rows of ``events`` as fast as it reads), or of Redis: ``publish`` and
 ``count_rows``.
@@ -40,12 +40,12 @@ __all__ = [
 
 
 def row_of(token: int) -> list[object]:
-    """Make a row of ``events`` as long as a real one."""
+    """Return a row of ``events`` as long as a real one."""
     return _row(f"${token:043d}")
 
 
 def timed_row(nanoseconds: int) -> list[object]:
-    """Make a row that says when it was written."""
+    """Return a row that contains the time at which it was written."""
     return _row(f"${nanoseconds:043d}")
 
 
@@ -56,13 +56,13 @@ def _row(event_id: str) -> list[object]:
 
 
 def rdata_line(token: int) -> bytes:
-    """Make the line of a row, without its end."""
+    """Return the line of a row, without its line end."""
     row = json.dumps(row_of(token), separators=(",", ":"))
     return f"RDATA {STREAM} {WRITER} {token} {row}".encode()
 
 
 def received_bytes(rows: int) -> tuple[bytes, list[bytes]]:
-    """Make what a client reads: a server's greeting, and chunks of rows."""
+    """Return the bytes that a client reads: a server's greeting, and chunks of rows."""
     greeting = f"SERVER {SERVER_NAME}\nPOSITION {STREAM} {WRITER} 0 0\n".encode()
     data = b"".join(rdata_line(token) + b"\n" for token in range(1, rows + 1))
     return greeting, [data[i : i + 65536] for i in range(0, len(data), 65536)]
@@ -70,7 +70,7 @@ def received_bytes(rows: int) -> tuple[bytes, list[bytes]]:
 
 @contextmanager
 def flat_out_peer(rows: int) -> Iterator[int]:
-    """Run this file as the peer of a reader; give its port."""
+    """Run this file as the peer of a reader, and yield its port."""
     command = [sys.executable, __file__, "serve", str(rows)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -81,7 +81,7 @@ def flat_out_peer(rows: int) -> Iterator[int]:
 
 
 def user_ip_line(number: int) -> bytes:
-    """Make the line of a client that was seen."""
+    """Return the line of a USER_IP command."""
     data = json.dumps(
         ["secret", "10.1.2.3", "Element/1.11", "DEVICE", 1700000000000 + number],
         separators=(",", ":"),
@@ -99,7 +99,7 @@ def _answer(value: object) -> None:
 
 
 def publish(port: int, kind: str, count: int) -> None:
-    """Publish lines to Redis as fast as it takes them, once there is input.
+    """Publish lines to Redis at full speed, once a line is read from standard input.
 
     :param kind: ``rows``, after a POSITION; or ``user_ips``.
     """
@@ -132,13 +132,13 @@ def _read_replies(redis: socket.socket, count: int) -> None:
 def _received(peer: socket.socket, size: int) -> bytes:
     data = peer.recv(size)
     if not data:
-        # Else who waits for more would spin, long after the measure failed.
+        # Otherwise the caller would wait for more in a busy loop.
         raise ConnectionError("the peer closed the connection amid the measure")
     return data
 
 
 def count_rows(port: int, count: int) -> None:
-    """Subscribe to Redis with a plain socket; say when so many rows have come."""
+    """Subscribe to Redis with a plain socket; report when ``count`` rows arrived."""
     channel = SERVER_NAME.encode()
     mark = f"\r\nRDATA {STREAM} {WRITER} ".encode()
     with socket.create_connection(("127.0.0.1", port)) as redis:
@@ -155,7 +155,7 @@ def count_rows(port: int, count: int) -> None:
 
 
 def serve(rows: int) -> None:
-    """Be the server of one direct TCP connection that sends rows flat out."""
+    """Serve one direct TCP connection, and send rows at full speed."""
     chunks = [
         b"".join(
             rdata_line(token) + b"\n"
@@ -174,7 +174,7 @@ def serve(rows: int) -> None:
         client.sendall(f"POSITION {STREAM} {WRITER} 0 0\n".encode())
         for chunk in chunks:
             client.sendall(chunk)
-        # Until the reader, who has what it wanted, goes.
+        # Until the reader closes the connection.
         while client.recv(4096):
             pass
 

@@ -31,7 +31,7 @@ from synapse_replication.recordings.reader import shipped_recording
 
 T = TypeVar("T", Result, DeploymentResult)
 
-#: The options that are for one host alone.
+#: The options that apply to one host only.
 _OF_DEMO = ("names", "rate", "recording")
 _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
 
@@ -57,12 +57,12 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
     type=click.FloatRange(min=1),
     default=200.0,
     show_default=True,
-    help="demo: rows a second, of all writers together.",
+    help="demo: rows per second, of all writers together.",
 )
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="demo: another recording than the one that ships with the package.",
+    help="demo: a recording to use instead of the one that ships with the package.",
 )
 @click.option(
     "--deployment",
@@ -90,14 +90,14 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug")
     type=click.FloatRange(min=0),
     default=PATIENCE,
     show_default=True,
-    help="synapse: s to wait after each fault until nothing is missing.",
+    help="synapse: the most time in s after each fault until no row is missing.",
 )
 @click.option(
     "--bug",
     metavar="NAME",
     default="",
-    help="synapse: call this function in processes on ours; the checker must then "
-    "find lost rows.",
+    help="synapse: call this function, which introduces a bug, in processes with this "
+    "package; the checker must then find lost rows.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.pass_context
@@ -117,14 +117,13 @@ def faults(
 ) -> None:
     """Cause real faults on real processes under load, and check every row.
 
-    Of the host of the demonstration, for each scenario a private PostgreSQL and
-    Redis, a main process, three more writers and two readers are started. Exit
-    status 0 only if nothing was lost, doubled or reordered, and all positions agreed
-    in the end.
+    With the host of the demonstration, each scenario starts a private PostgreSQL and
+    Redis, a main process, three more writers and two readers. Exit status 0 only if no
+    row was lost, duplicated or reordered, and all positions agreed at the end.
 
-    Of a real Synapse, for each deployment a private PostgreSQL and Redis and five
-    processes are started, some on ours and some stock. Exit status 0 only if no
-    process on ours lost or doubled a row.
+    With a real Synapse, each deployment starts a private PostgreSQL and Redis and five
+    processes, some with this package and some stock. Exit status 0 only if no process
+    with this package lost or duplicated a row.
     """
     _refuse_options(ctx, _OF_SYNAPSE if host == "demo" else _OF_DEMO, host)
     progress = Console(stderr=True)
@@ -167,7 +166,7 @@ def _refuse_options(ctx: click.Context, names: Sequence[str], host: str) -> None
 
 
 def _run_all(names: Sequence[str], run_one: Callable[[str], T]) -> list[T]:
-    # A caller that ends this process lets it clean up.
+    # Clean up on signals that would otherwise end the process at once.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:

@@ -1,4 +1,4 @@
-"""Faults that a hostile or misplaced peer causes, each for some seconds."""
+"""Faults that a hostile or misconfigured peer causes, each for some seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 #: A position that no stream reaches.
 FAR = 2**62
 
-#: How long each attack lasts at most, in s.
+#: The longest duration of an attack, in s.
 LASTS = 4.0
 
 
@@ -33,7 +33,7 @@ def attack_with_relay_storm(deployment: FaultDeployment, chance: random.Random) 
 
 
 def attack_with_long_names(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Send names without bound, over Redis or over direct TCP."""
+    """Send very long names, over Redis or over direct TCP."""
     if deployment.redis is not None:
         port = deployment.redis.port
         for size, most in ((16_000, 1000), (2_000_000, 20)):
@@ -45,7 +45,7 @@ def attack_with_long_names(deployment: FaultDeployment, chance: random.Random) -
 
 
 def attack_with_connections(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Open connections, silent ones and ones with made-up names."""
+    """Open connections, some silent and some with invented names."""
     for port in deployment.tcp_ports.values():
         hostile.connect_with_names(port, 1000, LASTS / 8)
         hostile.connect_silently(port, 400, LASTS / 8)
@@ -58,7 +58,7 @@ def attack_with_bodies(deployment: FaultDeployment, chance: random.Random) -> No
 
 
 def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Announce positions far beyond the streams, in the names of their writers."""
+    """Announce positions far beyond those of the streams, in their writers' names."""
     lines = []
     for writer in ("event_writer1", "event_writer2"):
         lines += [
@@ -72,7 +72,7 @@ def attack_with_far_tokens(deployment: FaultDeployment, chance: random.Random) -
 def attack_with_undeclared_writer(
     deployment: FaultDeployment, chance: random.Random
 ) -> None:
-    """Announce positions as an instance that is no writer."""
+    """Announce positions as an instance that is not a writer."""
     _say(
         deployment,
         [
@@ -89,7 +89,7 @@ def _say(deployment: FaultDeployment, lines: list[bytes]) -> None:
 
 
 def attack_with_http(deployment: FaultDeployment, chance: random.Random) -> None:
-    """Have a web page inject rows and positions through each direct TCP port."""
+    """Inject rows and positions through each direct TCP port, as a web page could."""
     lines = [
         b"NAME w",
         b"POSITION typing typing_writer 0 900000",

@@ -1,4 +1,4 @@
-"""The demonstration's deployment, with what faults want: proxies and a small disk."""
+"""The demonstration's deployment, with proxies and a small disk for faults."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.support.link_proxy import LinkProxy
 
 __all__ = ["FaultDeployment", "Needs", "SmallDiskPostgres", "count_catch_ups"]
 
-#: Of the disk that is filled, in MB; a new database takes about 50.
+#: The size of the disk that is filled, in MB; a new database takes about 50.
 DISK_SIZE = 160
 
-#: Whose link to the proxied process goes through the proxy, over direct TCP.
+#: The writer whose direct TCP link to the proxied process goes through the proxy.
 PROXIED_WRITER = "event_writer1"
 
 _CATCH_UPS = re.compile(
@@ -44,13 +44,13 @@ _CATCH_UPS = re.compile(
 
 @attrs.frozen
 class Needs:
-    """What a scenario wants of its deployment.
+    """The requirements of a scenario for its deployment.
 
     :ivar proxied: the process whose link may be cut, to Redis or, over direct TCP, to
         the first writer of events; none if empty.
-    :ivar direct_tcp: there is no Redis: processes connect to one another.
-    :ivar extension: processes speak the extension, else the classic wire alone.
-    :ivar small_disk: PostgreSQL has a disk of its own that can be filled.
+    :ivar direct_tcp: whether processes connect to one another instead of to Redis.
+    :ivar extension: whether processes use the extension.
+    :ivar small_disk: whether PostgreSQL has a small disk of its own.
     """
 
     proxied: str = ""
@@ -60,9 +60,9 @@ class Needs:
 
 
 class SmallDiskPostgres(PrivatePostgres):
-    """A PostgreSQL whose data are on a small disk of their own, made by root.
+    """A PostgreSQL server with its data on a small disk, which only root can mount.
 
-    :raises ServerStartError: (at the start) it cannot be mounted here.
+    :meth:`start` raises :exc:`ServerStartError` if the disk cannot be mounted.
     """
 
     @property
@@ -89,7 +89,7 @@ class SmallDiskPostgres(PrivatePostgres):
         super()._initdb()
 
     def fill_disk(self) -> None:
-        """Leave no byte on the disk."""
+        """Fill the disk completely."""
         with (
             self._ballast.open("ab", buffering=0) as file,
             contextlib.suppress(OSError),
@@ -117,9 +117,9 @@ class SmallDiskPostgres(PrivatePostgres):
 class FaultDeployment(Deployment):
     """A deployment under a steady load.
 
-    :param plan: its recording, rate and use of Redis count.
-    :param needs: of the scenario.
-    :param skip: how many writes of the script are left out.
+    :param plan: its recording, rate and ``use_redis`` are used.
+    :param needs: the requirements of the scenario.
+    :param skip: the number of writes of the script to skip.
     """
 
     def __init__(self, plan: Plan, needs: Needs, skip: int) -> None:
@@ -128,7 +128,7 @@ class FaultDeployment(Deployment):
         self._skip = skip
         self.proxy: LinkProxy | None = None
         self._catch_ups_of_killed = 0
-        #: Who writes the tables that each writer began with, if others do.
+        #: The new writers of the tables that each moved writer had at first.
         self._moved: dict[str, tuple[str, ...]] = {}
         self._ever: dict[str, set[str]] = {name: {name} for name in WRITERS}
         if needs.small_disk:
@@ -136,11 +136,11 @@ class FaultDeployment(Deployment):
 
     @property
     def end_file(self) -> Path:
-        """The writers end when it exists."""
+        """The file whose existence ends the writers."""
         return self.directory / "end"
 
     def end_writers(self) -> None:
-        """Let the writers end."""
+        """Signal the writers to end."""
         self.end_file.touch()
 
     def kill(self, name: str) -> None:
@@ -155,7 +155,7 @@ class FaultDeployment(Deployment):
         wait_until_ready([self.processes[name]])
 
     def move(self, writer: str, *to: str) -> None:
-        """Change who writes the tables of a writer; processes read it when they start.
+        """Change the writers of a writer's tables; processes read this at startup.
 
         :param to: the new writers, among which the rows are divided.
         """
@@ -166,12 +166,12 @@ class FaultDeployment(Deployment):
             own.write_text(json.dumps(self._own_config(name), indent=2))
 
     def stop(self, name: str) -> None:
-        """Stop a process in good order."""
+        """Stop a process cleanly."""
         self.processes[name].ask_to_stop()
         self.processes[name].wait()
 
     def writers_of(self, stream: DemoStream) -> list[str]:
-        """Return the writers of a stream, as they are now configured."""
+        """Return the currently configured writers of a stream."""
         return sorted(
             {
                 name
@@ -181,7 +181,7 @@ class FaultDeployment(Deployment):
         )
 
     def all_writers_of(self, stream: DemoStream) -> list[str]:
-        """Return everybody who was a writer of a stream at some time."""
+        """Return all current and former writers of a stream."""
         if stream.in_memory:
             return sorted(stream.writers.values())
         return sorted(
@@ -189,7 +189,7 @@ class FaultDeployment(Deployment):
         )
 
     def is_writing(self, name: str) -> bool:
-        """Return whether a process writes anything, as it is now configured."""
+        """Return whether a process is currently configured to write any stream."""
         return any(name in self.writers_of(stream) for stream in STREAMS.values())
 
     def catch_ups(self) -> int:
@@ -215,7 +215,7 @@ class FaultDeployment(Deployment):
                 stack.callback(self.proxy.close)
 
     def get_metrics(self, name: str) -> str:
-        """Return the metrics of an instance, after the head of the HTTP answer."""
+        """Return the metrics of an instance, without the HTTP headers."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10.0)
             connection.connect(str(self.socket_of(name)))

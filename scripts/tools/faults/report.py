@@ -1,4 +1,4 @@
-"""What the user sees: a table, or JSON."""
+"""Prints the results as tables or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show_json(results: Sequence[Result], seed: int) -> str:
 
 
 def show_table(console: Console, results: Sequence[Result]) -> None:
-    """Show a line for each scenario, and below why one was left out or failed."""
+    """Show a line for each scenario, followed by why some were skipped or failed."""
     table = Table(title="Faults under load", title_justify="left")
     table.add_column("scenario", no_wrap=True)
     for heading in (
@@ -75,7 +75,7 @@ def show_deployments_json(results: Sequence[DeploymentResult], seed: int) -> str
 
 
 def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> None:
-    """Show a line for each stream of each deployment, and below what was lost."""
+    """Show a line for each stream of each deployment, followed by the lost rows."""
     table = Table(title="Faults on a real Synapse", title_justify="left")
     for heading in ("deployment", "processes", "stream"):
         table.add_column(heading, no_wrap=True)
@@ -120,7 +120,7 @@ def _cells(result: StreamResult) -> list[str]:
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    # As wide as it must be: a table that was cut is of no use in a log.
+    # Widen the console if needed: a truncated table is useless in a log.
     needed = Measurement.get(console, console.options.update(width=1000), table)
     console.width = max(console.width, needed.maximum)
     console.print(table)

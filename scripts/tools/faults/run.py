@@ -1,4 +1,4 @@
-"""The course of one scenario: load, fault, agreement under load, end, check."""
+"""The steps of one scenario: load, fault, agreement under load, end, check."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["Result", "Settings", "are_level", "make_result", "run_scenario"]
 
-#: s between two looks at the files.
+#: The interval at which the files are read, in s.
 POLL = 0.1
 
-#: How long there is load before a fault, and at least after it, in s.
+#: The duration of load before a fault, and the least duration after it, in s.
 LOAD_BEFORE = 2.0
 LOAD_AFTER = 1.0
 
-#: How long it may take until all is level again, in s: a link is found dead
-#: within 60.
+#: The most time in s until all readers are level again; a dead link is detected within
+#: 60 s.
 LEVEL_TIMEOUT = 75.0
 
-#: Of the script's writes, how many are left out at most.
+#: The most writes of the script to skip.
 MOST_SKIPPED = 500
 
 Positions = dict[tuple[str, str], int]
@@ -40,9 +40,9 @@ Positions = dict[tuple[str, str], int]
 
 @attrs.frozen
 class Settings:
-    """The same for all scenarios.
+    """The settings of all scenarios.
 
-    :ivar seed: of what is left to chance: lengths, and where the script begins.
+    :ivar seed: the seed of random choices: durations, and the start of the script.
     """
 
     recording: Path
@@ -52,18 +52,17 @@ class Settings:
 
 @attrs.frozen
 class Result:
-    """What came of a scenario; a line of the table.
+    """The result of a scenario; a line of the table.
 
-    :ivar written: rows that were to reach each reader.
-    :ivar received: rows in the journals of all readers.
-    :ivar refused: writes that the database refused while it was away or full.
-    :ivar catch_ups: of all readers, from the beginning of the load.
-    :ivar seconds: from the end of the fault until each reader had, of each writer
-        of each stream, what had been written by the end of the fault; ``None`` if
-        that did not come about.
-    :ivar agreed: once nothing was written any more, all positions were equal.
-    :ivar left_out: why the scenario could not be done here.
-    :ivar error: what went wrong otherwise.
+    :ivar written: the number of rows that should have reached each reader.
+    :ivar received: the number of rows in the journals of all readers.
+    :ivar refused: the number of writes that failed while the database was down or full.
+    :ivar catch_ups: the number of catch-ups of all readers since the load began.
+    :ivar seconds: the time in s from the end of the fault until each reader had all
+        rows that were written before it ended; ``None`` if that took too long.
+    :ivar agreed: whether all positions were equal after the writers had ended.
+    :ivar left_out: why the scenario could not run here; empty if it did.
+    :ivar error: other failures; empty if there were none.
     """
 
     scenario: str
@@ -81,7 +80,7 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Return whether nothing was lost, doubled or reordered, and all agree."""
+        """Whether no row was lost, duplicated or reordered, and all positions agree."""
         if self.left_out:
             return True
         wrong = self.lost + self.doubled + self.reordered
@@ -94,9 +93,9 @@ class Result:
 
 
 def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
-    """Return whether each reader is where each writer was, or further.
+    """Return whether each reader has reached each writer's last token.
 
-    :param targets: from ``(stream, writer)`` to the last token that it wrote.
+    :param targets: the last token of each ``(stream, writer)``.
     """
     return all(
         reader.get(key, -1) >= token
@@ -108,7 +107,7 @@ def are_level(targets: Positions, readers: Iterable[Positions]) -> bool:
 def _all_equal(
     readers: Iterable[Positions], writers_of: Callable[[DemoStream], Sequence[str]]
 ) -> bool:
-    """Return whether all writers of a stream are at one position, at all readers."""
+    """Return whether all readers have the same position for all writers of a stream."""
     by_stream: dict[str, set[int]] = {}
     known = list(readers)
     for stream in STREAMS.values():
@@ -128,10 +127,10 @@ def make_result(
     seconds: float | None,
     removed: Collection[tuple[str, str]] = (),
 ) -> Result:
-    """Add up what the set checker found.
+    """Return the sums of the comparisons.
 
-    :param removed: the ``(stream, writer)`` that are none any more: their readers need
-        not be where the others are.
+    :param removed: the ``(stream, writer)`` pairs of removed writers, whose positions
+        need not agree with the others.
     """
     agreed = positions_agree(
         [t for t in tallies if (t.stream_name, t.instance_name) not in removed]
@@ -152,9 +151,9 @@ def make_result(
 def run_scenario(
     scenario: Scenario, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Carry a scenario out, on a deployment of its own.
+    """Run a scenario on a deployment of its own.
 
-    :param say: shows a line.
+    :param say: prints a line.
     """
     if reason := scenario.why_left_out():
         return Result(scenario.name, left_out=reason)
@@ -205,7 +204,7 @@ class _Course:
         targets = self._written()
         counts = [tail.rows for tail in self._writers]
         for tail in self._writers:
-            # One that was stopped in good order has noted that.
+            # A writer that was stopped cleanly has logged "finished".
             tail.finished = False
         found = self._wait(LEVEL_TIMEOUT, lambda: self._is_past(targets))
         seconds = time.monotonic() - lifted if found else None

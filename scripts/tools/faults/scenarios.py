@@ -31,16 +31,13 @@ from tests.support.link_proxy import Cut
 
 __all__ = ["SCENARIOS", "Scenario"]
 
-#: How long something is away, in s: at least, and at most.
+#: The least and greatest downtime of a process or server, in s.
 AWAY = (1.0, 3.0)
-
-#: How long a link is cut, in s: longer than two heartbeats are apart.
+#: The duration of a cut link, in s: longer than the heartbeat interval.
 CUT = (6.0, 9.0)
-
-#: A long time, in s: a link that says nothing is found dead within 60.
+#: A duration in s after which a silent link is detected: the timeout is 60 s.
 LONG = (62.0, 66.0)
-
-#: The same over direct TCP, in s: there it is found dead within 25.
+#: The same for direct TCP, in s: the timeout is 25 s.
 TCP_LONG = (27.0, 30.0)
 
 WRITER_PROXIED = Needs(proxied="event_writer1")
@@ -50,9 +47,9 @@ CLASSIC_WRITER_PROXIED = Needs(proxied="event_writer1", extension=False)
 TCP = Needs(direct_tcp=True)
 TCP_PROXIED = Needs(proxied="reader1", direct_tcp=True)
 
-#: The writer whose tables are moved, and one that did not write them before.
+#: The writer whose tables are moved.
 MOVED_WRITER = "event_writer1"
-#: It holds no stream in memory, of which rows would be lost with it.
+#: The new writer, which has no stream in memory whose rows would be lost with it.
 SPARE_WRITER = MAIN_INSTANCE
 
 Fault = Callable[[FaultDeployment, random.Random], None]
@@ -66,10 +63,10 @@ def _never_left_out() -> str:
 class Scenario:
     """A fault.
 
-    :ivar name: on the command line, and in the table.
-    :ivar cause: causes it and lifts it.
-    :ivar needs: of the deployment.
-    :ivar why_left_out: why it cannot be done here; empty if it can.
+    :ivar name: its name on the command line and in the table.
+    :ivar cause: causes the fault and ends it.
+    :ivar needs: the requirements for the deployment.
+    :ivar why_left_out: returns why it cannot run here; empty if it can.
     """
 
     name: str
@@ -106,12 +103,12 @@ def _freeze(name: str, between: tuple[float, float] = CUT) -> Fault:
 def _move(
     *to: str, kill: bool = False, unsent: bool = False, back: bool = False
 ) -> Fault:
-    """Return the tables of ``event_writer1`` to other writers.
+    """Return a fault that moves the tables of ``event_writer1`` to other writers.
 
-    ``reader1`` is away meanwhile, ``reader2`` runs with the configuration that it has.
+    ``reader1`` is down meanwhile; ``reader2`` runs with its old configuration.
 
-    :param unsent: what it committed last is never sent.
-    :param back: give them back after a while.
+    :param unsent: whether the writer's last commits are never sent.
+    :param back: whether the tables are moved back after a while.
     """
 
     def cause(deployment: FaultDeployment, chance: random.Random) -> None:

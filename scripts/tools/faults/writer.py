@@ -1,7 +1,7 @@
-"""The code that runs inside each process that writes: a steady load until told.
+"""The service inside each writing process: a steady load until a file exists.
 
-As of the demonstration, but a write that the database refuses is skipped, and
-a process that is started again goes on.
+It differs from that of the demonstration in that a write which the database rejects is
+skipped, and that a restarted process continues.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["REFUSED", "REFUSED_PAUSE", "SteadyWriter", "make_writer", "own_writes"]
 
-#: More rows than a run can write.
+#: More rows than any run writes.
 ENDLESS = 10**9
-
-#: How the line of the log begins that says that a write was refused.
+#: The beginning of the log line about a rejected write.
 REFUSED = "a write was refused"
-
-#: s to wait after a write that was refused.
+#: The delay in s after a rejected write.
 REFUSED_PAUSE = 0.2
 
 _log = Logger()
@@ -51,7 +49,7 @@ class SteadyWriter(ScriptWriter):
         try:
             await super().write(write, log)
         except (psycopg2.Error, ReplicationError) as error:
-            # Its rows count if they are in the table all the same.
+            # Its rows may still be in the table, and count then.
             _log.info(REFUSED + ": {error}", error=str(error).strip())
             await self._host.clock.sleep(REFUSED_PAUSE)
 
@@ -59,7 +57,7 @@ class SteadyWriter(ScriptWriter):
 def writers_of(
     stream: DemoStream, writer: str, moved: Mapping[str, Sequence[str]]
 ) -> Sequence[str]:
-    """Return who writes now what a writer of the script wrote to a stream."""
+    """Return the instances that now perform the writes of a writer of the script."""
     return (writer,) if stream.in_memory else moved.get(writer, (writer,))
 
 
@@ -70,7 +68,8 @@ def own_writes(
 ) -> Iterator[Write]:
     """Return a process's part of a script, which begins with row number 0.
 
-    :param moved: who writes the tables of some writers of the script now, in turn.
+    :param moved: the instances that now write, in turn, the tables of some writers of
+        the script.
     """
     moved = moved or {}
     if not any(
@@ -78,7 +77,7 @@ def own_writes(
         for stream in STREAMS.values()
         for writer in stream.writers.values()
     ):
-        # The script has no end.
+        # Not reached: the script has no end.
         return
     skipped = None
     for number, write in enumerate(script):
@@ -93,11 +92,11 @@ def own_writes(
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> SteadyWriter:
-    """Make the writer that ``modules`` asks for.
+    """Return the writer that ``modules`` configures.
 
     :param config: ``recording``, ``rate``, ``begin_file``, ``end_file``,
-        ``log_file`` and ``skip``: how many writes of the script to leave out;
-        ``moved``: see :func:`own_writes`.
+        ``log_file``; ``skip``: the number of writes of the script to skip; ``moved``:
+        see :func:`own_writes`.
     """
     name = host.identity.instance_name
     script = read_script(Path(config["recording"]), ENDLESS)

@@ -26,31 +26,31 @@ from scripts.tools.synapse_suite.source import (
 from synapse_replication.testing.servers import PrivatePostgres
 
 _MEMORY = Path("/dev/shm")
-#: What the databases of a few modules take at most, in bytes.
+#: The most memory that the databases of a few modules take, in bytes.
 _MEMORY_NEEDED = 2 << 30
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--short", is_flag=True, help="Only what takes less than two minutes.")
+@click.option("--short", is_flag=True, help="Run a subset, in less than two minutes.")
 @click.option(
     "--source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="SYNAPSE_REPLICATION_SDIST",
-    help="A source distribution, instead of fetching it from the package index.",
+    help="A source distribution to use instead of fetching it from the package index.",
 )
 @click.option(
     "--except",
     "excepted",
     metavar="PARTS",
-    help="Leave these parts of the homeserver as they are.",
+    help="Do not replace these parts of the homeserver.",
 )
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to keep logs and results; else they are removed.",
+    help="The folder for logs and results; by default they are removed.",
 )
 @click.option(
-    "--resume", is_flag=True, help="Run what has no result in that folder yet."
+    "--resume", is_flag=True, help="Run only modules without a result in that folder."
 )
 @click.option(
     "--jobs",
@@ -69,10 +69,10 @@ def suite(
     jobs: int,
     names: tuple[str, ...],
 ) -> None:
-    """Run the homeserver's own tests on stock replication, then on ours.
+    """Run the homeserver's own tests with stock replication, then with this package.
 
-    Exit status 0 only if every test that succeeds on stock succeeds on ours; 2 if the
-    tests cannot be had.
+    Exit status 0 only if every test that succeeds with stock replication succeeds with
+    this package; 2 if the tests cannot be fetched.
     """
     console = Console(stderr=True)
     version = importlib.metadata.version(DISTRIBUTION)
@@ -89,11 +89,11 @@ def suite(
         results = folder or Path(private) / "results"
         results.mkdir(parents=True, exist_ok=True)
         options = ("--except", excepted) if excepted else ()
-        # Absolute: the tests run in a folder of their own.
+        # Absolute paths, because the tests run in another folder.
         server = _server().start()
         it = Suite(unpacked, results.resolve(), server.dsn(), options, resume)
         comparisons: list[Comparison] = []
-        # A process for each module can be resumed; one for a package starts sooner.
+        # One process per module, so that a run can be resumed.
         modules = dict.fromkeys(
             name
             for each in names or (SHORT if short else FULL)
@@ -113,12 +113,12 @@ def suite(
 
 
 def _server() -> PrivatePostgres:
-    """Return a server in memory, if there is room: each test has a database."""
+    """Return a server, in memory if there is enough: each test creates a database."""
     parent = None
     if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_NEEDED:
         parent = _MEMORY
-    # Connections that tests leave open would hold up the end of each for half a minute:
-    # its database cannot be removed while they are there.
+    # Connections that tests leave open would delay the end of each test by half a
+    # minute, because its database cannot be dropped while they are open.
     return PrivatePostgres(settings={"idle_session_timeout": "7s"}, parent=parent)
 
 

@@ -1,10 +1,10 @@
-"""Which of the homeserver's test modules are run."""
+"""The homeserver's test modules that are run."""
 
 from __future__ import annotations
 
 __all__ = ["FULL", "SHORT"]
 
-#: Everything that replication has a part in: the protocol, ids, and what is sent.
+#: Everything that involves replication: the protocol, ids, and the replicated streams.
 FULL = (
     "tests.replication",
     "tests.storage.test_id_generators",
@@ -28,7 +28,7 @@ FULL = (
     "tests.storage.databases.main.test_lock",
 )
 
-#: What drives worker processes by a clock that jumps; less than two minutes.
+#: Modules that drive workers with a simulated clock; they take less than two minutes.
 SHORT = (
     "tests.replication.tcp",
     "tests.replication.test_federation_ack",

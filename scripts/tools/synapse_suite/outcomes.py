@@ -1,13 +1,13 @@
-"""Runs test modules under trial and writes what became of each test.
+"""Runs test modules under trial and writes the outcome of each test.
 
     python -m scripts.tools.synapse_suite.outcomes FILE NAME...
 
-Each test has a line of JSON, its id and outcome, written when it has ended: what a
-module that hangs had done is not lost. SIGABRT writes where it hangs.
+For each test a line of JSON with its id and outcome is written when it ends, so that
+the outcomes are not lost if a module hangs. SIGABRT prints where it hangs.
 
-It is run by ``python -m`` for stock, and by ``synapse-replication exec -m`` for ours,
-in the folder of the homeserver's tests. It imports nothing of this package, which is
-not to be imported before ``exec`` did its work.
+It is run with ``python -m`` for stock Synapse, and with ``synapse-replication exec -m``
+for this package, in the folder of the homeserver's tests. It does not import this
+package, which must not be imported before ``exec`` has replaced the host's names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SUCCESS = "success"
 class OutcomeReporter(TreeReporter):
     """A reporter of trial that writes the outcome of each test by its id.
 
-    A test with several outcomes, such as a success and an error of its clean-up, has
-    the first that is no success. One that is run in no order of its own, such as an
-    error of an import, has its line at the end.
+    For a test with several outcomes, such as a success and an error of its cleanup, the
+    first one that is not a success is written. Outcomes that do not belong to a running
+    test, such as an import error, are written at the end.
 
-    :ivar output: where to; set before the tests are run.
+    :ivar output: the file to write to; set before the tests are run.
     """
 
     output: TextIO

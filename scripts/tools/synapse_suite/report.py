@@ -1,4 +1,4 @@
-"""What the user sees: a line for each module, and the tests that ours loses."""
+"""Prints a line for each module, and the tests that fail only with this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scripts.tools.synapse_suite.run import Comparison
 
 __all__ = ["show"]
 
-#: So many lost tests of a module are named.
+#: The most lost tests of a module that are listed.
 _NAMED = 30
 
 
 def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> None:
-    """Show the table, and below it what ours loses."""
+    """Show the table, followed by the lost tests."""
     table = Table(
         title=f"Tests of matrix-synapse {version}, successes", title_justify="left"
     )
@@ -26,7 +26,7 @@ def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> N
     for it in comparisons:
         _add(table, it.name, [it])
     _add(table, "all", comparisons)
-    # Not cut where it is read from a log.
+    # Wide enough not to be truncated in a log.
     Console(width=max(console.width, 120), file=console.file).print(table)
     for it in comparisons:
         if not it.stock.successes:

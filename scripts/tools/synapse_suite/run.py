@@ -1,4 +1,4 @@
-"""Running a module on either side, and comparing what became of its tests."""
+"""Runs a module on both sides, and compares the outcomes of its tests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from scripts.tools.synapse_suite.outcomes import SUCCESS
 
 __all__ = ["Comparison", "ModuleRun", "Suite"]
 
-#: How long one module may take, in s. Unfinished tests count as lost.
+#: The timeout of one module, in s. Unfinished tests count as lost.
 TIMEOUT = 1200.0
-#: How long it may take to write where it hangs, in s.
+#: The most time for printing where a module hangs, in s.
 _ABORT_TIMEOUT = 10.0
 
 _RUNNER = "scripts.tools.synapse_suite.outcomes"
@@ -30,11 +30,11 @@ _RUNNER = "scripts.tools.synapse_suite.outcomes"
 
 @attrs.frozen
 class ModuleRun:
-    """What became of the tests of a module on one side.
+    """The outcomes of the tests of a module on one side.
 
-    :ivar outcomes: by test id.
-    :ivar seconds: it took so long.
-    :ivar log: what trial printed.
+    :ivar outcomes: the outcomes by test id.
+    :ivar seconds: the duration in s.
+    :ivar log: the file with trial's output.
     """
 
     outcomes: Mapping[str, str]
@@ -51,7 +51,7 @@ class ModuleRun:
 
 @attrs.frozen
 class Comparison:
-    """A module on stock and on ours."""
+    """The outcomes of a module with stock Synapse and with this package."""
 
     name: str
     stock: ModuleRun
@@ -59,12 +59,12 @@ class Comparison:
 
     @property
     def lost(self) -> list[str]:
-        """The ids of the tests that succeed on stock and not on ours, sorted."""
+        """The sorted ids of the tests that succeed only with stock Synapse."""
         return sorted(self.stock.successes - self.ours.successes)
 
     @property
     def is_good(self) -> bool:
-        """Whether some test succeeds on stock, and each of those on ours, too."""
+        """Whether tests succeed with stock Synapse, and all of those here, too."""
         return bool(self.stock.successes) and not self.lost
 
 
@@ -73,10 +73,11 @@ class Suite:
     """Runs modules of the homeserver's tests.
 
     :ivar source: the folder that contains ``tests``.
-    :ivar folder: for logs and results.
-    :ivar dsn: of a PostgreSQL server whose user may create databases.
-    :ivar options: of ``synapse-replication exec``.
-    :ivar resume: take the results that the folder has, instead of running those.
+    :ivar folder: the folder for logs and results.
+    :ivar dsn: the connection string of a PostgreSQL server whose user may create
+        databases.
+    :ivar options: the options of ``synapse-replication exec``.
+    :ivar resume: whether to reuse results in the folder instead of running the modules.
     """
 
     source: Path
@@ -86,7 +87,7 @@ class Suite:
     resume: bool = False
 
     def compare(self, name: str) -> Comparison:
-        """Run a module on stock, then on ours."""
+        """Run a module with stock Synapse, then with this package."""
         stock = self._run(name, "stock", [sys.executable, "-m"])
         ours = [sys.executable, "-m", "synapse_replication", "exec", *self.options]
         return Comparison(name, stock, self._run(name, "ours", [*ours, "-m"]))

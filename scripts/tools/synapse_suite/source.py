@@ -1,7 +1,7 @@
-"""The source distribution of the installed homeserver, from the package index.
+"""Fetches the source distribution of the installed homeserver from the package index.
 
-``pip download`` would build it, for which it needs a compiler; so the file is fetched
-by the index's simple page, and its hash compared where that gives one.
+``pip download`` would build it, which needs a compiler. The file is therefore found on
+the index's simple page, and its hash is verified if the page has one.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ DISTRIBUTION = "matrix-synapse"
 
 _DEFAULT_INDEX = "https://pypi.org/simple"
 _JSON = "application/vnd.pypi.simple.v1+json"
-#: How long the index may take to send something, in s.
+#: The timeout for a response of the index, in s.
 _TIMEOUT = 120.0
 _LINK = re.compile(r'<a\s[^>]*?href="([^"]+)"[^>]*>([^<]+)</a>', re.IGNORECASE)
-#: The installed package is what is tested, not the one in the source tree.
+#: Folders that are not unpacked, because the installed package is tested.
 _LEFT_OUT = ("synapse/", "rust/")
 
 
 class SourceError(Exception):
-    """The source distribution cannot be had, or is not what the index says."""
+    """The source distribution cannot be fetched, or does not match the index."""
 
 
 @attrs.frozen
 class SourceFile:
     """A file of the index.
 
-    :ivar url: where it is.
-    :ivar sha256: its hash, in hexadecimal; ``None`` if the index gives none.
+    :ivar url: its URL.
+    :ivar sha256: its hash, in hexadecimal; ``None`` if the index has none.
     """
 
     url: str
@@ -62,10 +62,10 @@ class SourceFile:
 def fetch(version: str, folder: Path) -> Path:
     """Fetch the source distribution of a version and unpack it.
 
-    :param folder: an empty one.
+    :param folder: an empty folder.
     :return: the folder that contains ``tests``.
-    :raises SourceError: if the index does not have it, cannot be reached, or sends
-        something else.
+    :raises SourceError: if the index does not have it, cannot be reached, or returns
+        another file.
     """
     settings = _pip_settings()
     context = ssl.create_default_context(cafile=settings.get("cert"))
@@ -86,14 +86,14 @@ def fetch(version: str, folder: Path) -> Path:
 
 
 def _pip_settings() -> dict[str, str]:
-    """Return where pip looks for packages, and what it trusts."""
+    """Return pip's index URL and its TLS settings."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
         text=True,
         check=False,
     ).stdout
-    # The environment comes last, as pip lists it first.
+    # Sorted so that the environment, which has precedence, comes last.
     lines = sorted(listed.splitlines(), key=lambda line: line.startswith(":env:"))
     settings = {}
     for line in lines:
@@ -114,8 +114,8 @@ def find_file(page: str, kind: str, text: str, version: str) -> SourceFile:
     """Find the source distribution of a version on a simple page.
 
     :param page: the URL of the page.
-    :param kind: its media type: JSON, or else HTML.
-    :raises SourceError: if it is not there.
+    :param kind: its media type: JSON, or otherwise HTML.
+    :raises SourceError: if the page does not list it.
     """
     wanted = {
         f"{name}-{version}.tar.gz"
@@ -162,7 +162,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def find_modules(source: Path, name: str) -> list[str]:
-    """Find the test modules of a package; anything else is returned as it is.
+    """Return the test modules of a package; for any other name, the name itself.
 
     :param source: the folder that contains ``tests``.
     """

@@ -1,4 +1,4 @@
-"""Deliberate bugs that the checker must find; loaded inside a process on ours."""
+"""Deliberate bugs that the checker must find; loaded in processes under test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["trust_persisted_upto"]
 
 
 def trust_persisted_upto() -> None:
-    """Take the host's word for how far a writer's rows were delivered.
+    """Use the host's value for a writer's delivered position.
 
     A host that does not know a writer's position returns how far all writers
     together have persisted their rows. Announcements of *other* writers move that
@@ -22,5 +22,5 @@ def trust_persisted_upto() -> None:
         return []
 
     HostStream.current_token = current_token  # type: ignore[method-assign]
-    # Nor is anybody asked for rows before such an announcement is taken.
+    # And fetch no rows before such an announcement is delivered.
     HostStream.writers_behind = writers_behind  # type: ignore[method-assign]

@@ -42,13 +42,12 @@ _ROOT = Path(__file__).resolve().parents[4]
 class Cluster:
     """A deployment of five processes.
 
-    :param mixture: which of them run on ours.
-    :param bug: the dotted name of a deliberate bug, for processes on ours; empty
-        for none.
-    :ivar proxies: between each process and Redis, by name.
-    :ivar witness_folder: where each process logs what it was given.
-    :ivar starts_of_writer: when the writer of typing was started again, in s since
-        the epoch.
+    :param mixture: the processes that run with this package's replication.
+    :param bug: the dotted name of a deliberate bug in those; empty for none.
+    :ivar proxies: the proxies between each process and Redis, by process name.
+    :ivar witness_folder: the folder to which each process logs its deliveries.
+    :ivar starts_of_writer: the times of restarts of the writer of typing, in s since
+        the Unix epoch.
     """
 
     def __init__(self, mixture: Mixture, bug: str = "") -> None:
@@ -82,7 +81,7 @@ class Cluster:
         self._stack.close()
 
     def is_ours(self, name: str) -> bool:
-        """Return whether a process runs on our replication."""
+        """Return whether a process runs with this package's replication."""
         return name in self.mixture.on_ours
 
     def process(self, name: str) -> SynapseProcess:
@@ -90,7 +89,7 @@ class Cluster:
         return self.deployment.processes[name]
 
     def api(self, name: str) -> ClientApi:
-        """Return where a process serves the client API."""
+        """Return the client API of a process."""
         return self.process(name).api
 
     def start_process(self, name: str) -> None:
@@ -102,11 +101,11 @@ class Cluster:
     def ask_typing(self) -> list[int]:
         """Return the token of each room's newest row, from the writer of typing.
 
-        :raises OSError: if it does not answer.
-        :raises ApiError: if it answers with an error.
+        :raises OSError: if the writer does not respond.
+        :raises ApiError: if the response is an error.
         """
         port = self.deployment.replication_ports[WRITER]
-        # The answer to a transaction id is cached, so each needs a new one.
+        # Responses are cached by transaction id, so each request needs a new one.
         answer = ClientApi("127.0.0.1", port).request(
             "GET",
             "/_synapse/replication/get_repl_stream_updates/typing/"
@@ -119,7 +118,7 @@ class Cluster:
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement in the deployment's database.
 
-        :raises psycopg2.Error: if the database is away.
+        :raises psycopg2.Error: if the database is down.
         """
         connection = psycopg2.connect(**self.deployment.database)
         try:
@@ -157,11 +156,11 @@ def make_deployment(
     mixture: Mixture,
     settings: Mapping[str, Any] | None = None,
 ) -> SynapseDeployment:
-    """Make a deployment of the five processes.
+    """Return a deployment of the five processes.
 
-    :param dsn: of an empty database.
-    :param redis_ports: where each process finds Redis, on the loopback interface.
-    :param settings: more of ``homeserver.yaml``.
+    :param dsn: the connection string of an empty database.
+    :param redis_ports: the Redis port of each process, on the loopback interface.
+    :param settings: further settings of ``homeserver.yaml``.
     """
 
     def redis_of(name: str) -> dict[str, Any]:
@@ -192,5 +191,5 @@ def make_deployment(
 
 
 def _python_path() -> str:
-    # The witness is loaded by stock processes, too.
+    # Stock processes load the witness, too.
     return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

@@ -1,4 +1,4 @@
-"""The course of a run against one deployment: traffic, faults, verdict."""
+"""The steps of a run against one deployment: traffic, faults, verdict."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "run_deployment",
 ]
 
-#: s between two looks at the evidence.
+#: The interval at which evidence is collected, in s.
 POLL = 0.1
 
-#: How long there is traffic before a fault, and after it, in s.
+#: The duration of traffic before a fault, and after it, in s.
 TRAFFIC_BEFORE = 1.5
 TRAFFIC_AFTER = 1.0
 
-#: The patience of a run, in s.
+#: The default of the most time in s until all processes are level.
 PATIENCE = 30.0
 
 Kind = tuple[str, bool]
@@ -45,12 +45,12 @@ Kind = tuple[str, bool]
 
 @attrs.frozen
 class RoundResult:
-    """What came of one round.
+    """The result of one round.
 
-    :ivar seconds: from the end of the fault until each process had all rows that
-        had been written by then; ``None`` if that did not come about in time.
-    :ivar missing: what was missing then, as ``process stream token``.
-    :ivar unseen: what users had not been shown by then, as ``stream key value``.
+    :ivar seconds: the time in s from the end of the fault until each process had all
+        rows that were written before; ``None`` if that took too long.
+    :ivar missing: the rows that were missing then, as ``process stream token``.
+    :ivar unseen: the changes that users had not seen then, as ``stream key value``.
     """
 
     nemesis: str
@@ -63,10 +63,10 @@ class RoundResult:
 class StreamResult:
     """A line of the table.
 
-    :ivar never_shown: what users were promised and not shown, if the process that
-        they asked is of this kind.
-    :ivar seconds: the longest time until level, in s; ``None`` if once it was not
-        reached in time.
+    :ivar never_shown: the number of accepted changes that users never saw, if the
+        process that they use is of this kind.
+    :ivar seconds: the longest time until level, in s; ``None`` if a round took too
+        long.
     """
 
     tally: StreamTally
@@ -75,7 +75,7 @@ class StreamResult:
 
     @property
     def is_good(self) -> bool:
-        """Return whether ours neither lost, doubled nor hid a row."""
+        """Whether this package neither lost, duplicated nor hid a row."""
         if not self.tally.is_ours:
             return True
         # Rows of some streams may be repeated: late ones are better than none.
@@ -86,12 +86,12 @@ class StreamResult:
 
 @attrs.frozen
 class DeploymentResult:
-    """What came of all rounds against one deployment.
+    """The result of all rounds against one deployment.
 
-    :ivar requests: of clients, in the background.
-    :ivar failures: of those, how many failed, as some must during faults.
-    :ivar lost: what was lost, as ``process stream token``.
-    :ivar error: why the run did not come to its end.
+    :ivar requests: the number of requests of clients in the background.
+    :ivar failures: the number of those that failed, which is expected during faults.
+    :ivar lost: the lost rows, as ``process stream token``.
+    :ivar error: why the run was aborted; empty if it was not.
     """
 
     name: str
@@ -104,7 +104,7 @@ class DeploymentResult:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the run ended and ours neither lost, doubled nor hid a row."""
+        """Whether the run finished, and neither lost, duplicated nor hid a row."""
         return not self.error and all(stream.is_good for stream in self.streams)
 
 
@@ -116,13 +116,13 @@ def run_deployment(
     patience: float = PATIENCE,
     bug: str = "",
 ) -> DeploymentResult:
-    """Carry out a schedule against a deployment.
+    """Run a schedule against a deployment.
 
-    :param name: of :data:`DEPLOYMENTS`.
-    :param say: shows a line.
-    :param patience: how long it may take until all processes are level and users see
-        everything, in s. What takes longer is looked for again at the end of the run.
-    :param bug: the dotted name of a deliberate bug for processes on ours.
+    :param name: a key of :data:`DEPLOYMENTS`.
+    :param say: prints a line.
+    :param patience: the most time in s until all processes are level and users see
+        every change. Rows that take longer are checked again at the end of the run.
+    :param bug: the dotted name of a deliberate bug for processes with this package.
     """
     cluster = Cluster(DEPLOYMENTS[name], bug)
     try:
@@ -160,7 +160,7 @@ class _Course:
                 result = self._run_round(one)
                 rounds.append(result)
                 self._say(_line(self._name, number, len(schedule), one, result))
-            # The last look: what was late may have come.
+            # Check again at the end: late rows may have arrived.
             self._wait_until_shown()
         finally:
             traffic.stop()
@@ -199,10 +199,11 @@ class _Course:
         self._seconds[kind] = None if before is None else max(before, seconds)
 
     def _wait_until_level(self, lifted: float) -> dict[Kind, float]:
-        """Wait until all is delivered that was written before the end of a fault.
+        """Wait until all rows written before the end of a fault are delivered.
 
-        :param lifted: when the fault ended, in s since the epoch.
-        :return: from ``lifted`` to the last look at which a row was missing, in s.
+        :param lifted: when the fault ended, in s since the Unix epoch.
+        :return: by kind, the time in s from ``lifted`` to the last check at which a row
+            was missing.
         """
         level: dict[Kind, float] = {}
         while True:
@@ -216,7 +217,7 @@ class _Course:
             time.sleep(POLL)
 
     def _wait_until_shown(self) -> None:
-        """Wait until all is delivered and shown, or patience ends."""
+        """Wait until everything is delivered and shown, or the timeout expires."""
         deadline = time.time() + self._patience
         while time.time() < deadline:
             answered = self._evidence.collect()

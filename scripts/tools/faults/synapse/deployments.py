@@ -1,4 +1,4 @@
-"""The processes of a deployment, which of them run on ours, and what is judged."""
+"""The processes of a deployment, which of them are replaced, and the judged streams."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PROCESSES = (MAIN, *WORKERS)
 
 @attrs.frozen
 class Mixture:
-    """Which of the processes run on ours.
+    """A selection of processes that run with this package's replication.
 
-    :ivar title: for people.
-    :ivar on_ours: their names.
-    :ivar options: of ``synapse-replication exec``.
-    :ivar only_on_demand: it is not part of a full run.
+    :ivar title: a title for people.
+    :ivar on_ours: the names of the processes.
+    :ivar options: the options of ``synapse-replication exec``.
+    :ivar only_on_demand: whether it is excluded from a full run.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Mixture:
 
 _ALL = frozenset(PROCESSES)
 
-#: By the name on the command line.
+#: The mixtures by their names on the command line.
 DEPLOYMENTS: Mapping[str, Mixture] = {
     "ours": Mixture("all ours", _ALL),
     "no-extension": Mixture("all ours, extension off", _ALL, ("--no-extension",)),
@@ -74,5 +74,5 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "device_lists": ("device_lists_stream", "user_signature_stream"),
 }
 
-#: Every stream that is judged.
+#: The judged streams.
 JUDGED = (*TABLES, TYPING)

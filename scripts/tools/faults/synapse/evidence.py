@@ -1,8 +1,9 @@
-"""What was committed and what was delivered, collected from outside.
+"""Collects commits and deliveries from outside the processes.
 
-Theory of operation: triggers in the deployment's database note every row of the
-judged tables, in the transaction that writes it. Streams in memory are asked of
-their writer. Each process's deliveries are read from the log of its witness.
+Theory of operation: triggers in the deployment's database record every row of the
+judged tables, in the transaction that writes it. Rows of streams in memory are
+requested from their writer. The deliveries to each process are read from the log of its
+witness.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from synapse_replication.streams.standard.registry import (
 
 __all__ = ["Evidence", "read_witness"]
 
-#: Rows that are read again each time: their transactions may commit out of order.
+#: The number of rows that are read again each time, because transactions may commit
+#: out of order.
 _OVERLAP = 2000
 
 _SCHEMA = """
@@ -62,9 +64,10 @@ _TRIGGER = """
 
 
 def read_witness(line: str, starts: Sequence[float]) -> tuple[Any, ...]:
-    """Read a line of a witness's log.
+    """Parse a line of a witness's log.
 
-    :param starts: when the writer of typing was started again, in s since the epoch.
+    :param starts: the times of restarts of the writer of typing, in s since the Unix
+        epoch.
     :return: ``("start", time, positions)`` or ``("rows", time, delivery)``.
     """
     kind, at, *values = json.loads(line)
@@ -77,7 +80,7 @@ def read_witness(line: str, starts: Sequence[float]) -> tuple[Any, ...]:
 
 @attrs.define(eq=False)
 class _Log:
-    """The log of one start of a process, read as far as it goes."""
+    """The log of one epoch of a process, which is read as it grows."""
 
     path: Path
     process: str
@@ -103,7 +106,7 @@ class _Log:
 class Evidence:
     """Collects evidence about a cluster.
 
-    :param cluster: a started one.
+    :param cluster: a running cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -111,25 +114,25 @@ class Evidence:
         self._rows: dict[Delivery, Committed] = {}
         self._newest = 0
         self._logs: dict[str, _Log] = {}
-        #: The newest row of each room, as the writer said last.
+        #: The newest row of each room in the writer's last response.
         self._typing: set[Delivery] = set()
         self._given_up: set[tuple[Life, Delivery]] = set()
         cluster.query(_SCHEMA + "".join(_triggers()))
 
     @property
     def rows(self) -> Sequence[Committed]:
-        """What was committed."""
+        """The committed rows."""
         return list(self._rows.values())
 
     @property
     def lives(self) -> Sequence[Life]:
-        """Every start of every process."""
+        """All epochs of all processes."""
         return [log.life for log in self._logs.values() if log.life is not None]
 
     def collect(self) -> bool:
-        """Read what is new.
+        """Read new evidence.
 
-        :return: whether everybody answered.
+        :return: whether the database and the writer responded.
         """
         self._read_logs()
         return self._read_typing() and self._read_rows()
@@ -137,8 +140,8 @@ class Evidence:
     def missing(self, until: float) -> list[tuple[Life, Committed]]:
         """Return rows that were written before ``until`` and are not delivered.
 
-        :param until: in s since the epoch.
-        :raises psycopg2.Error: if the database is away.
+        :param until: a time in s since the Unix epoch.
+        :raises psycopg2.Error: if the database is down.
         """
         rows = [row for row in self._rows.values() if row.at <= until]
         typing = {TYPING: self._typing}
@@ -150,9 +153,11 @@ class Evidence:
         return missing
 
     def new_missing(self, until: float) -> list[tuple[Life, Committed]]:
-        """Return what is missing and was not given up.
+        """Return missing rows, without those that :meth:`end_round` returned.
 
-        :param until: as for :meth:`missing`. While the database is away, nothing.
+        While the database is down, return none.
+
+        :param until: as for :meth:`missing`.
         """
         try:
             missing = self.missing(until)
@@ -165,11 +170,11 @@ class Evidence:
         ]
 
     def end_round(self, lifted: float) -> list[tuple[Life, Committed]]:
-        """Wait no longer for what is missing now; it counts in the end.
+        """Stop waiting for the rows that are missing now; they are judged at the end.
 
-        :param lifted: when the fault ended, in s since the epoch: what was written
-            before counts for each process that is running now, even if it ends later.
-        :return: what is missing.
+        :param lifted: when the fault ended, in s since the Unix epoch: rows written
+            before are due to each process that is running now, even if it ends later.
+        :return: the missing rows.
         """
         for life in self.lives:
             if life.is_running:
@@ -179,9 +184,9 @@ class Evidence:
         return missing
 
     def present(self, streams: Iterable[str]) -> dict[str, Collection[Delivery]]:
-        """Return what is in the tables now, by stream.
+        """Return the rows that are in the tables now, by stream.
 
-        :raises psycopg2.Error: if the database is away.
+        :raises psycopg2.Error: if the database is down.
         """
         present: dict[str, Collection[Delivery]] = {}
         for stream in streams:
@@ -218,7 +223,7 @@ class Evidence:
         except psycopg2.Error:
             return False
         for number, stream, token, writer, at in found:
-            # Negative ids are of events from before a user joined.
+            # Negative ids belong to events from before a user joined.
             if token > 0:
                 row = Committed(stream, token, writer, at)
                 self._rows.setdefault(row.delivery, row)

@@ -1,4 +1,4 @@
-"""What users were promised and what they saw: pure logic, for use in any thread."""
+"""Compares accepted changes with what users saw: pure logic, for use in any thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Promise:
 
 
 class Expectations:
-    """What the homeserver accepted, and what another user's ``/sync`` showed.
+    """The changes that the homeserver accepted, and those that ``/sync`` has shown.
 
     A promise is about a key. A later promise about the same key replaces it, as a
     second read receipt replaces the first.
@@ -35,7 +35,7 @@ class Expectations:
     def promise(self, stream: str, key: Hashable, value: Hashable = True) -> None:
         """Record that a request was accepted.
 
-        :param stream: by whose rows it is shown.
+        :param stream: the stream whose rows cause it to be shown.
         """
         promise = _Promise(stream, key, value)
         with self._lock:
@@ -45,17 +45,17 @@ class Expectations:
                 self._open[stream, key] = promise
 
     def withdraw(self, stream: str, key: Hashable) -> None:
-        """Take back what was promised about a key and was not shown yet."""
+        """Remove the promise about a key, unless it was shown already."""
         with self._lock:
             self._open.pop((stream, key), None)
 
     def forget(self, stream: str, key: Hashable, value: Hashable = True) -> None:
-        """Take what was shown so far for not shown."""
+        """Ignore that a value was shown earlier."""
         with self._lock:
             self._seen.discard(_Promise(stream, key, value))
 
     def see(self, stream: str, key: Hashable, value: Hashable = True) -> None:
-        """Record that a user was shown something, perhaps before it was promised."""
+        """Record that a user saw a value, perhaps before it was promised."""
         promise = _Promise(stream, key, value)
         with self._lock:
             self._seen.add(promise)
@@ -65,14 +65,14 @@ class Expectations:
                 self._overdue.remove(promise)
 
     def is_kept(self) -> bool:
-        """Return whether everything was shown that was not given up."""
+        """Return whether all promises were shown, except for those given up."""
         with self._lock:
             return not self._open
 
     def give_up(self) -> list[str]:
-        """Wait no longer for what was promised so far; it may still be shown.
+        """Stop waiting for the promises that were not shown; they may still be.
 
-        :return: what that is, as ``stream key value``.
+        :return: those promises, as ``stream key value``.
         """
         with self._lock:
             overdue = list(self._open.values())
@@ -81,14 +81,14 @@ class Expectations:
         return sorted(f"{it.stream} {it.key} {it.value}" for it in overdue)
 
     def never_shown(self) -> Counter[str]:
-        """Return how many promises were not kept, by stream."""
+        """Return the number of promises that were never shown, by stream."""
         with self._lock:
             promises = [*self._overdue, *self._open.values()]
         return Counter(promise.stream for promise in promises)
 
 
 def shown_in(answer: Mapping[str, Any]) -> Iterator[tuple[str, Hashable, Hashable]]:
-    """Find what an answer of ``/sync`` shows, as for :meth:`Expectations.see`."""
+    """Yield the values in a ``/sync`` response, as for :meth:`Expectations.see`."""
     for event in answer.get("to_device", {}).get("events", []):
         yield "to_device", event["content"].get("body"), True
     for event in answer.get("account_data", {}).get("events", []):

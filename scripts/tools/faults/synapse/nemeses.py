@@ -1,4 +1,4 @@
-"""The faults that are caused, by name."""
+"""The faults, by name."""
 
 from __future__ import annotations
 
@@ -22,25 +22,22 @@ from tests.support.synapse_peer import MAIN
 
 __all__ = ["MIXABLE", "NAMES", "NEMESES", "Nemesis", "Scene", "cause"]
 
-#: How long Redis is away for *redis-away*, in s.
+#: The downtime of Redis for *redis-away*, in s.
 LONG_AWAY = (8.0, 8.0)
-
-#: A fault that is over as soon as it is caused.
+#: The duration of a fault that ends as soon as it is caused.
 AT_ONCE = (0.0, 0.0)
-
-#: How long rows may take to arrive everywhere before one is missed on purpose, and
-#: to arrive at the other processes then, in s.
+#: The most time in s for rows to arrive everywhere before one is missed deliberately,
+#: and to arrive at the other processes afterwards.
 SETTLE = 15.0
-
-#: The streams of which exactly one row is missed.
+#: The streams of which a fault makes the reader miss exactly one row.
 MISSED = ("events", "receipts", "to_device", "caches", "typing")
 
 
 @attrs.frozen
 class Scene:
-    """What a fault is caused in.
+    """The environment of a fault.
 
-    :ivar chance: what the fault leaves to chance.
+    :ivar chance: the random generator of the fault.
     """
 
     cluster: Cluster
@@ -56,10 +53,11 @@ Fault = Callable[[Scene], AbstractContextManager[None]]
 class Nemesis:
     """A fault.
 
-    :ivar fault: begins it when it is entered, and ends it when it is left.
-    :ivar hold: how long it lasts, at least and at most, in s.
-    :ivar is_quiet: nothing is written in the background meanwhile.
-    :ivar ends_last: among faults that overlap: what it ends needs the servers.
+    :ivar fault: returns a context that causes the fault and ends it.
+    :ivar hold: its least and greatest duration, in s.
+    :ivar is_quiet: whether there are no background writes meanwhile.
+    :ivar ends_last: whether it ends after overlapping faults, because its end needs the
+        servers.
     """
 
     fault: Fault
@@ -129,7 +127,7 @@ def _postgres_restart(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _client_kill(scene: Scene) -> Iterator[None]:
-    # At random all subscriptions or all other connections; the one that asks stays.
+    # Randomly all subscriptions or all other connections, except for this one.
     kind = scene.chance.choice(("pubsub", "normal"))
     scene.cluster.redis.command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
     yield
@@ -137,9 +135,9 @@ def _client_kill(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
-    """Have the reader miss one row of a stream, and nothing else of it.
+    """Make the reader miss exactly one row of a stream.
 
-    It is frozen and its subscription cut; one row is written; when the other
+    The reader is frozen and its subscription cut; one row is written; when the other
     processes have it, the subscription is closed and the reader continues.
     """
     room = _room_of_chance(stream, scene)
@@ -159,14 +157,14 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
 
 
 def _room_of_chance(stream: str, scene: Scene) -> Room:
-    # First a persister: one may have many more rooms than the other.
+    # Choose a persister first: one may have many more rooms than the other.
     rooms = scene.traffic.rooms
     persister = scene.chance.choice(sorted({room.persister for room in rooms}))
     return scene.chance.choice([room for room in rooms if room.persister == persister])
 
 
 def _settle(scene: Scene, names: list[str] | tuple[str, ...]) -> None:
-    """Wait until processes have all that was written, but not for ever."""
+    """Wait until processes have all written rows, for at most :data:`SETTLE` s."""
     deadline = time.monotonic() + SETTLE
     until = time.time()
     while time.monotonic() < deadline:
@@ -201,7 +199,7 @@ NEMESES: Mapping[str, Nemesis] = {
 #: The faults that may overlap others.
 MIXABLE = tuple(name for name, nemesis in NEMESES.items() if not nemesis.is_quiet)
 
-#: Everything that can be asked for.
+#: All names that can be selected.
 NAMES = (*NEMESES, MIXED)
 
 
@@ -212,7 +210,7 @@ def cause(names: tuple[str, ...], scene: Scene) -> None:
     )
     hold = max(scene.chance.uniform(*nemesis.hold) for nemesis in nemeses)
     with contextlib.ExitStack() as stack:
-        # The first one that begins is the last one that ends.
+        # The contexts end in the reverse order.
         for nemesis in nemeses:
             stack.enter_context(nemesis.fault(scene))
             if len(nemeses) > 1:

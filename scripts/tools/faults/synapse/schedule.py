@@ -1,4 +1,4 @@
-"""Which fault is caused when: pure and seeded."""
+"""The schedule of faults, derived from a seed without I/O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MIXED = "mixed"
 
 @attrs.frozen
 class Round:
-    """One fault, or several that overlap, and what it leaves to chance.
+    """One fault, or several that overlap.
 
     :ivar nemesis: the name to show.
     :ivar faults: the names of the faults to cause, in order.
-    :ivar seed: of all that is left to chance in this round.
+    :ivar seed: the seed of all random choices in this round.
     """
 
     nemesis: str
@@ -28,25 +28,25 @@ class Round:
 
     @property
     def chance(self) -> random.Random:
-        """A new source of chance, the same each time."""
+        """A new random generator, with the same sequence each time."""
         return random.Random(self.seed)
 
 
 def make_schedule(
     seed: int, nemeses: Sequence[str], rounds: int, mixable: Sequence[str]
 ) -> list[Round]:
-    """Return the rounds of a run, in the order in which they are done.
+    """Return the rounds of a run, in order.
 
     :param nemeses: the names of faults, or :data:`MIXED`.
-    :param rounds: how often each of them is caused.
+    :param rounds: the number of times that each of them is caused.
     :param mixable: the faults that may overlap others: two or three of them make
         a mixed round.
     """
     chance = random.Random(seed)
     schedule = []
     for _ in range(rounds):
-        # All of them once, then all of them again: a run that is cut short has
-        # seen each about as often.
+        # Each of them once, then each again: an aborted run has caused each about
+        # equally often.
         for nemesis in chance.sample(nemeses, len(nemeses)):
             faults: tuple[str, ...] = (nemesis,)
             if nemesis == MIXED:

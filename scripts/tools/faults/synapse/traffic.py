@@ -1,4 +1,4 @@
-"""Users who write to every stream, and users who watch what ``/sync`` shows them."""
+"""Users who write to every stream, and users who check the responses of ``/sync``."""
 
 from __future__ import annotations
 
@@ -19,25 +19,23 @@ from tests.support.synapse_peer import MAIN
 
 __all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
 
-#: Rooms are shared out among the event persisters by their ids, which are random.
+#: The least and greatest number of rooms: their persister depends on a random id.
 LEAST_ROOMS, MOST_ROOMS = 4, 20
 
-#: s that a request of ``/sync`` waits for news, as a rule and while users are eager:
-#: then some ask at every moment, that of a fault's end among them.
+#: The timeout in s of a ``/sync`` request, normally and while users are eager: then
+#: some request is in progress at every moment, including the end of a fault.
 LONG_POLL, EAGER_POLL = 2.0, 0.02
-
-#: s between two requests of one writing user, at least and at most.
+#: The least and greatest time in s between two requests of a writing user.
 PAUSE = (0.2, 0.5)
-
-#: s after a request that failed.
+#: The delay in s after a failed request.
 PAUSE_AFTER_FAILURE = 0.3
 
 
 class Listeners(Protocol):
-    """Knows where each process serves the client API."""
+    """The client APIs of all processes."""
 
     def api(self, name: str) -> ClientApi:
-        """Return where a process serves it."""
+        """Return the client API of a process."""
         ...
 
 
@@ -45,8 +43,8 @@ class Listeners(Protocol):
 class Room:
     """A room in which one user writes and another watches.
 
-    :ivar alice: writes, by way of the main process where any process will do.
-    :ivar bob: watches on the reader.
+    :ivar alice: the user who writes, through the main process unless another is needed.
+    :ivar bob: the user who watches, on the reader.
     :ivar persister: the process that persists its events.
     """
 
@@ -62,7 +60,7 @@ class Room:
     _is_typing: bool = False
 
     def prepare(self, stream: str) -> None:
-        """Do what is needed so that :meth:`write` writes a row of a stream."""
+        """Establish the state that :meth:`write` needs to write a row of a stream."""
         if stream == "receipts":
             self.write("events")
         elif stream == "typing":
@@ -73,12 +71,12 @@ class Room:
         """Write one row of a stream.
 
         :raises OSError: if the process cannot be reached.
-        :raises ApiError: if it refuses.
+        :raises ApiError: if it rejects the request.
         """
         getattr(self, f"_write_{stream}")(f"{self.number}-{next(self._numbers)}")
 
     def _write_events(self, text: str) -> None:
-        # Sent once: a request that was made again would be another message.
+        # Not retried: a second request would send another message.
         self._last_event = self.alice.send_message(self.room_id, text)
         self.expectations.promise("events", text)
 
@@ -96,14 +94,14 @@ class Room:
 
     def _write_typing(self, text: str) -> None:
         shown = (self.alice.user_id,)
-        # It was shown at other times, too.
+        # The same state may have been shown earlier, too.
         self.expectations.forget("typing", self.room_id, shown)
         with self._replacing("typing", self.room_id):
             self._set_typing(True)
         self.expectations.promise("typing", self.room_id, shown)
 
     def _write_fleeting(self, text: str) -> None:
-        # Typing ends by itself after a while, perhaps unseen: nothing is promised.
+        # Typing times out by itself, perhaps unseen: nothing is expected.
         self._set_typing(not self._is_typing)
 
     def _set_typing(self, is_typing: bool) -> None:
@@ -135,9 +133,9 @@ class Room:
 
     @contextlib.contextmanager
     def _replacing(self, stream: str, key: Hashable) -> Iterator[None]:
-        """Make a request whose row takes the place of the last one about a key.
+        """Make a request whose row replaces the last one about a key.
 
-        If it fails, its row may have been written all the same: neither is promised.
+        If it fails, its row may still have been written: neither row is expected then.
         """
         try:
             yield
@@ -149,7 +147,7 @@ class Room:
         return user.at(self.cluster.api(WRITER))
 
 
-#: What is written, and how often of all.
+#: The streams to write, with their relative frequencies.
 WEIGHTS = {
     "events": 40,
     "receipts": 12,
@@ -165,11 +163,11 @@ WEIGHTS = {
 
 
 class Traffic:
-    """Rooms, a thread that writes in each, and a thread that watches each.
+    """Rooms, with a writing thread and a watching thread for each.
 
-    :param cluster: a started one.
-    :ivar requests: how many were made in the background.
-    :ivar failures: how many of them failed, as some must during a fault.
+    :param cluster: a running cluster.
+    :ivar requests: the number of requests in the background.
+    :ivar failures: the number of those that failed, which is expected during faults.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -184,7 +182,7 @@ class Traffic:
         self._threads: list[threading.Thread] = []
 
     def make_rooms(self) -> None:
-        """Register users and make rooms, until each persister has one."""
+        """Register users and create rooms, until each persister has one."""
         while len(self.rooms) < MOST_ROOMS:
             self.rooms.append(self._make_room(len(self.rooms)))
             persisters = {room.persister for room in self.rooms}
@@ -213,7 +211,7 @@ class Traffic:
     # -- threads ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to watch all rooms."""
+        """Start the threads that watch the rooms."""
         for room in self.rooms:
             thread = threading.Thread(target=self._watch, args=(room,), daemon=True)
             thread.start()
@@ -221,9 +219,9 @@ class Traffic:
 
     @contextlib.contextmanager
     def writing(self, seed: int) -> Iterator[None]:
-        """Write in the background; afterwards no request is under way.
+        """Write in the background; at the end of the context no request is in progress.
 
-        :param seed: of what is written when.
+        :param seed: determines the writes and their times.
         """
         enough = threading.Event()
         threads = [
@@ -241,7 +239,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def eager_users(self) -> Iterator[None]:
-        """Have users ask for news again and again meanwhile."""
+        """Let users poll ``/sync`` rapidly within the context."""
         self._long_poll = EAGER_POLL
         try:
             yield

@@ -1,11 +1,11 @@
-"""Compares what was committed with what each process was given: pure logic.
+"""Compares committed rows with the deliveries to each process: pure logic.
 
-A row is *due* to a process if the process lived long enough to be given it (to the
-end of the run, or of a round after the row was written), did not write it itself, and
-could not have read it from the database when it started. A row that was due and is
-still in the database, but was never delivered, is *lost*. A row that is no longer there
-was replaced by a newer one about the same thing, or its user took it; a process that
-fetches what it missed cannot be given it.
+A row is *due* to a process if the process ran long enough to receive it (until the end
+of the run, or of a round after the row was written), did not write it itself, and could
+not have read it from the database when it started. A row that was due and is still in
+the database, but was never delivered, is *lost*. A row that is no longer in the
+database was replaced by a newer one, or consumed by its user, so that a process which
+missed it can no longer fetch it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Committed", "Delivery", "Life", "StreamTally", "compare", "missing_r
 
 @attrs.frozen
 class Delivery:
-    """Rows of one token that were given to a process.
+    """Rows of one token that were delivered to a process.
 
-    :ivar era: how often the writer of a stream in memory had started before: its
-        tokens begin again then, and mean other rows.
+    :ivar era: the number of earlier starts of the writer of a stream in memory, whose
+        tokens start over at each start.
     """
 
     stream: str
@@ -33,11 +33,11 @@ class Delivery:
 
 @attrs.frozen
 class Committed:
-    """A row that the database, or the writer of a stream in memory, has taken.
+    """A row in the database, or in the memory of its writer.
 
-    :ivar writer: the instance name.
-    :ivar at: when it was written, in s since the epoch; no later than its commit.
-    :ivar era: as of a :class:`Delivery`.
+    :ivar writer: the instance name of its writer.
+    :ivar at: when it was written, in s since the Unix epoch; no later than its commit.
+    :ivar era: as for :class:`Delivery`.
     """
 
     stream: str
@@ -54,16 +54,16 @@ class Committed:
 
 @attrs.define(eq=False)
 class Life:
-    """One start of a process, up to its end.
+    """One epoch of a process.
 
     :ivar process: its instance name.
-    :ivar is_ours: it runs on our replication.
-    :ivar started: when it had read its positions, in s since the epoch.
-    :ivar positions: those, by stream and writer.
-    :ivar is_running: it has not ended.
-    :ivar judged_until: of one that has ended: rows that were written later, in s
-        since the epoch, are not due to it.
-    :ivar deliveries: how often each token was delivered to it.
+    :ivar is_ours: whether it runs with this package's replication.
+    :ivar started: when it had read its positions, in s since the Unix epoch.
+    :ivar positions: its initial positions, by stream and writer.
+    :ivar is_running: whether it is still running.
+    :ivar judged_until: if it has ended: the time in s since the Unix epoch after which
+        written rows are not due to it.
+    :ivar deliveries: the number of deliveries of each token.
     """
 
     process: str
@@ -88,12 +88,12 @@ class Life:
 class StreamTally:
     """The findings for one stream, over processes of one kind.
 
-    :ivar is_ours: of processes on ours; else of stock ones.
-    :ivar committed: tokens that were written.
-    :ivar due: deliveries that were due, over all processes.
-    :ivar delivered: as many of those as were made.
-    :ivar lost: deliveries that were due and not made, though the row is there.
-    :ivar doubled: deliveries of a token that the process had been given already.
+    :ivar is_ours: whether the processes run with this package, or are stock ones.
+    :ivar committed: the number of written tokens.
+    :ivar due: the number of deliveries that were due, over all processes.
+    :ivar delivered: the number of those that were made.
+    :ivar lost: the number of those that were not made although the row exists.
+    :ivar doubled: the number of repeated deliveries of a token to a process.
     """
 
     stream: str
@@ -110,7 +110,7 @@ def missing_rows(
     lives: Iterable[Life],
     present: Mapping[str, Collection[Delivery]],
 ) -> list[tuple[Life, Committed]]:
-    """Return each row that was due, is still there and was not delivered.
+    """Return each row that was due, still exists, and was not delivered.
 
     :param present: the rows that each stream has now, as deliveries; of a stream
         that is not named, every row counts as present.

@@ -1,17 +1,17 @@
 """A module of Synapse that logs every row that a process's replication delivers.
 
-It runs inside Synapse's own processes, stock ones too, and therefore imports the
-standard library alone. Each start of a process writes a file of its own. Each line
-is a JSON array:
+It runs inside all of Synapse's processes, including stock ones, and therefore imports
+only the standard library. Each epoch of a process has a file of its own. Each line is a
+JSON array:
 
 ``["start", time, {stream: {writer: token}}]``
     When the process started, and the positions that it had read from the database
     by then: rows at or below them were committed before and need no delivery.
 ``["rows", time, stream, writer, token, keys]``
-    The host took the rows of one token. For ``typing``, ``keys`` holds the room and
-    the users of each row; for other streams it is empty.
+    The rows of one token were delivered to the host. For ``typing``, ``keys`` holds the
+    room and the users of each row; for other streams it is empty.
 
-Times are in seconds since the epoch.
+Times are in s since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["Witness", "log_name"]
 
 
 def log_name(instance_name: str, pid: int) -> str:
-    """Return the name of the file that one start of a process writes."""
+    """Return the name of the file of one epoch of a process."""
     return f"{instance_name}.{pid}.witness"
 
 
 class Witness:
-    """Logs what one process receives.
+    """Logs the rows that are delivered to one process.
 
     :param config: ``folder`` of the logs; ``writers``, the names of all processes;
         ``streams``, the names of the streams to read the positions of; optionally
-        ``bug``, the dotted name of a function that breaks our replication on
-        purpose, called in processes that run on ours.
+        ``bug``, the dotted name of a function that introduces a deliberate bug, called
+        in processes that run with this package.
     :param api: Synapse's interface for modules.
     """
 
@@ -46,7 +46,7 @@ class Witness:
         hs = api._hs
         name = hs.get_instance_name()
         path = Path(config["folder"]) / log_name(name, os.getpid())
-        # Line buffered: a process that is killed leaves whole lines.
+        # Line buffered, so that a killed process leaves complete lines.
         self._file = path.open("a", buffering=1, encoding="utf-8")
         _introduce_bug(hs, config.get("bug"))
         handler = hs.get_replication_data_handler()
@@ -59,7 +59,7 @@ class Witness:
     ) -> None:
         await self._deliver(stream_name, instance_name, token, rows)
         if not rows:
-            # The host's own handler calls this for a position.
+            # The host's own handler also calls this for a position.
             return
         keys = []
         if stream_name == "typing":
