@@ -309,6 +309,21 @@ class FailureModesTests(SynchronousTestCase):
             test = getattr(importlib.import_module(module), case)
             self.assertTrue(callable(getattr(test, method)), name)
 
+    def test_references_in_code(self) -> None:
+        """Each reference from a module leads to a rule; a module has one at most."""
+        page = (ROOT / "docs" / "failure-modes.rst").read_text()
+        rules = set(re.findall(r"^\.\. _(failure-[\w-]+):$", page, re.MULTILINE))
+        found = 0
+        for module in sorted((ROOT / "synapse_replication").rglob("*.py")):
+            _, *references = module.read_text().split("docs/failure-modes.rst")
+            self.assertLessEqual(len(references), 1, module)
+            for reference in references:
+                named = re.findall(r"failure-[\w-]+", reference.partition('"""')[0])
+                self.assertTrue(named, module)
+                self.assertLessEqual(set(named), rules, module)
+                found += 1
+        self.assertGreater(found, 20)
+
     def test_each_rule_has_a_test(self) -> None:
         """Each rule of the page is followed by at least one test."""
         page = (ROOT / "docs" / "failure-modes.rst").read_text()

@@ -7,6 +7,8 @@ position. So code that has seen a position never reads older data.
 
 Waiters are stored by (stream, writer), in order of position. A waiter that times out or
 is cancelled is removed.
+
+See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ A stream held in memory loses its rows when its writer restarts. So for such a s
 :class:`HandledEpochs` stores the epoch of the rows that were delivered. If that differs
 from the writer's current epoch, or is not known, all rows are fetched again. The
 decision depends on this state and not on a notification, which may be lost.
+
+See docs/failure-modes.rst: failure-duplicate-instance.
 """
 
 from __future__ import annotations

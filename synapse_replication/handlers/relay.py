@@ -10,6 +10,8 @@ again.
 
 Bounds: beyond :data:`MAX_REMEMBERED` commands, the least recently received is evicted;
 at worst a copy is then delivered as well.
+
+See docs/failure-modes.rst: failure-echoed-command.
 """
 
 from __future__ import annotations

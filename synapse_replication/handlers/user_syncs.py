@@ -14,6 +14,8 @@ stored commands of an instance are removed when it announces that no user syncs 
 any more, and a command is removed if the host failed to handle it.
 
 Bounds: the oldest commands are evicted first; a repeat of them is then delivered.
+
+See docs/failure-modes.rst: failure-no-flapping.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ process starts a trace of its own, because it serves many requests and belongs t
 of their traces; each write of a position does, too. A request for rows carries its
 trace in the header ``traceparent`` (W3C Trace Context), so that the writer's spans for
 the request are part of that trace.
+
+See docs/failure-modes.rst: failure-separate-traces.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ protocols of this package, correct that:
   delay. Each protocol decides which reply means "established".
 - The delay is reset only by :meth:`RedisLink.link_proved`.
 - Every connection is pinged, and aborted if no reply arrives in time.
+
+See docs/failure-modes.rst: failure-half-open, failure-failed-auth,
+failure-accept-and-close.
 """
 
 from __future__ import annotations

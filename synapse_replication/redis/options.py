@@ -1,4 +1,7 @@
-"""Address, credentials and TLS of Redis, the same for all connections of a process."""
+"""Address, credentials and TLS of Redis, the same for all connections of a process.
+
+See docs/failure-modes.rst: failure-redis-options.
+"""
 
 from __future__ import annotations
 

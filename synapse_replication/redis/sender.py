@@ -10,6 +10,8 @@ publishes: this instance's positions, by which readers detect and fetch what the
 missed. :mod:`~synapse_replication.redis.ledger` decides what counts as lost and what is
 published again, :mod:`~synapse_replication.redis.pacing` whether Redis is behind, and
 :mod:`~synapse_replication.redis.fencing` makes Redis close a lost connection first.
+
+See docs/failure-modes.rst: failure-reconnect-order, failure-slow-subscriber.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ fails, the row is committed nevertheless; the failure is reported and retried la
 *Threads.* All methods are thread-safe, except coroutines and callbacks, which belong to
 the reactor's thread. Finishing never waits for a lock; see
 :mod:`~synapse_replication.storage.locked_positions`.
+
+See docs/failure-modes.rst: failure-cancelled-id, failure-out-of-order-finish,
+failure-unregistered-id.
 """
 
 from __future__ import annotations

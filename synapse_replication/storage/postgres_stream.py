@@ -8,6 +8,8 @@ is never split, and the reported end of the page is never beyond the rows read.
 
 Negative ids (backfill) are positive tokens here: rows leave this module as they are on
 the wire.
+
+See docs/failure-modes.rst: failure-whole-tokens, failure-indexed-catch-up.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ and then reads the tables again.
 
 No table is scanned: an index on writer and id yields each writer's greatest row, and
 with an index on the id alone, the rows above the reader's positions are walked once.
+
+See docs/failure-modes.rst: failure-wrong-writers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 The functions run in a database thread, with a transaction's cursor. Ids are distances
 from zero, whatever the stream's sign.
+
+See docs/failure-modes.rst: failure-switched-over-database, failure-repaired-at-start,
+failure-unused-sequence.
 """
 
 from __future__ import annotations

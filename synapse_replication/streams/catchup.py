@@ -9,6 +9,8 @@ database), or reads a stream that was reset to an earlier token.
 A reported position (by the extension) and a range of discarded rows are compared with
 the reader's position in the same way. Each ``plan_*`` function returns one of the plans
 below, and the caller carries it out.
+
+See docs/failure-modes.rst: failure-old-tokens, failure-gap-per-writer.
 """
 
 from __future__ import annotations

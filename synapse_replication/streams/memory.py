@@ -16,6 +16,8 @@ A reader at 0 has read nothing yet and receives all rows that remain, without an
 When the writer restarts, its tokens restart from 0. Readers notice this by its
 POSITION, rewind to 0 and fetch the few rows of the new process. Therefore
 :meth:`MemoryStream.advance` accepts a lower token.
+
+See docs/failure-modes.rst: failure-typing-reset, failure-pruned-before-reset.
 """
 
 from __future__ import annotations

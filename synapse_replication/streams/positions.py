@@ -39,6 +39,8 @@ sequence has been read again. If a stream declares its writers, announcements of
 instances are ignored.
 
 Ids in this module are distances from zero: positive even for streams that count down.
+
+See docs/failure-modes.rst: failure-first-id, failure-open-ids-at-restart.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A :class:`MultiWriterStreamToken` divides a stream in two: it is a vector clock 
 position per writer. A :class:`PersistedPosition` is the position of one row. The two
 are separate types because they differ in their order: a row is before or after a
 token, while tokens are only partially ordered and have a maximum and a minimum.
+
+See docs/failure-modes.rst: failure-entry-below-minimum.
 """
 
 from __future__ import annotations

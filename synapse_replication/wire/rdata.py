@@ -11,6 +11,8 @@ their stream. Every other line becomes a command.
 Order is preserved among the rows of one stream, of all its writers, and between every
 other command and all rows before and after it. Rows of different streams between two
 other commands may be regrouped.
+
+See docs/failure-modes.rst: failure-interleaved-batches.
 """
 
 from __future__ import annotations

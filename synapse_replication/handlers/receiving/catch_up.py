@@ -17,6 +17,8 @@ believed, and turns out to be false, is taken back.
 A run that is not being worked on has exactly one step in the queue or one retry on
 the clock, unless its link is lost: then it is abandoned with the writer's state, so
 that what still waits of the writer's rows cannot pass the gap.
+
+See docs/failure-modes.rst: failure-paged-catch-up, failure-million-rows-behind.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Theory of operation: most hosts take rows at once, so nothing is made here that could be
 waited for until the host wants to be waited for. What the host fails to take is fetched
 again, with all that came behind it: none of it may be skipped.
+
+See docs/failure-modes.rst: failure-unreadable-row, failure-invalidate-first.
 """
 
 from __future__ import annotations

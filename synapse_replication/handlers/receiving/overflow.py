@@ -5,6 +5,8 @@ how far they reach, for each writer of each link. What a writer told of itself o
 extension is kept, the latest of each: it may be of rows that never came. An epoch that
 it told reaches as far as the rows before it, of which only this is left: whether the
 last of them are of a batch that may go on. Nothing else is lost.
+
+See docs/failure-modes.rst: failure-invalidation-flood.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ passed without rows shows that the position was false; the stretch is fetched ag
 
 Invariant: a writer's position passes a token only when all of its rows up to there
 were delivered, or its POSITION said that there are none.
+
+See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ be fetched.
 
 The first announcement on a connection repeats the same token. It claims nothing
 about the rows before it: a reader that is behind fetches them.
+
+See docs/failure-modes.rst: failure-unprompted-announcement.
 """
 
 from __future__ import annotations

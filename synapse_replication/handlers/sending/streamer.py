@@ -15,6 +15,9 @@ say, or tokens read at different moments, is what lost rows elsewhere.
 
 A clock pokes too, each second: an idle writer's token moves with those of others,
 and what failed is tried again.
+
+See docs/failure-modes.rst: failure-covered-rows, failure-idle-writer,
+failure-id-without-row.
 """
 
 from __future__ import annotations

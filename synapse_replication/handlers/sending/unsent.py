@@ -9,6 +9,8 @@ CLEAR_USER_SYNC replaces every USER_SYNC of its process.
 
 The bounds hold for each command name by itself, so that a flood of one command does
 not displace another. Beyond them the oldest command of that name is dropped.
+
+See docs/failure-modes.rst: failure-accepted-commands.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A stand-alone main process runs :func:`prepare_database` when it starts. A released
 delta is never changed; a later one corrects it. An existing ``stream_positions`` of a
 homeserver is left unchanged.
+
+See docs/failure-modes.rst: failure-migration-twice.
 """
 
 from __future__ import annotations
