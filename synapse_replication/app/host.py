@@ -51,7 +51,7 @@ class StandaloneHost:
     :ivar commands: receives the commands of other instances; the configured
         ``command_sink``, if there is one.
     :ivar observer: receives all events.
-    :ivar hooks: delivers events to subscribed callbacks; set by the process.
+    :ivar hooks: delivers events to subscribed callbacks.
     :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
         function that requests its rows from their writers over HTTP, with retries.
     :ivar largest_token: returns the largest token of a stream that any writer may
@@ -64,18 +64,22 @@ class StandaloneHost:
     observer: ReplicationObserver
     run_as_background_process: BackgroundProcesses
     stores_user_ips: bool
+    hooks: ReplicationHooks
     streams: StreamTable = attrs.field(factory=StreamTable)
     send: CommandsOut = attrs.field(init=False)
     commands: CommandSink = attrs.field(init=False)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
-    hooks: ReplicationHooks = attrs.field(init=False)
     fetch_from_writer: Callable[[str], UpdateFunction] = attrs.field(init=False)
     largest_token: LargestToken | None = attrs.field(init=False, default=None)
 
     @classmethod
     def from_config(
-        cls, config: ProcessConfig, clock: ReactorClock, observer: ReplicationObserver
+        cls,
+        config: ProcessConfig,
+        clock: ReactorClock,
+        observer: ReplicationObserver,
+        hooks: ReplicationHooks,
     ) -> StandaloneHost:
         """Return the host of a process, still without streams and sink."""
         return cls(
@@ -86,6 +90,7 @@ class StandaloneHost:
             observer,
             BackgroundProcesses(observer),
             config.stores_user_ips,
+            hooks,
         )
 
     def __attrs_post_init__(self) -> None:

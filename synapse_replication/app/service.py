@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
@@ -30,9 +29,9 @@ from synapse_replication.app.host import (
 from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
+from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
-from synapse_replication.app.tracing_export import SpanExport
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -49,8 +48,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.interfaces import DelayedCall, RowSink
-from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.handlers.interfaces import RowSink
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
@@ -59,20 +57,10 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.instrumentation.composite import CompositeObserver
-from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.instrumentation.logs import LoggingObserver
-from synapse_replication.instrumentation.prometheus import (
-    PrometheusObserver,
-    ReplicationMetrics,
-)
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     encode_status,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.instrumentation.status.stalls import StallLog
-from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -87,8 +75,6 @@ __all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
-#: The interval in s at which the lag is sampled for the status page.
-SAMPLE_EVERY = 5.0
 
 
 class ProcessService(Service):
@@ -104,48 +90,21 @@ class ProcessService(Service):
         self._config = config
         self._reactor = reactor
         self._clock = ReactorClock(reactor)
-        self._registry = CollectorRegistry()
-        self._status = StatusObserver(
-            config.server_name,
-            config.instance_name,
-            [
-                (stream, writer)
-                for stream, writers in config.writers.items()
-                for writer in writers
-            ],
-            needs_link=config.redis is not None or bool(config.tcp_connect),
+        self._observers = ProcessObservers(config, self._clock)
+        self._observer = self._observers.observer
+        self._status = self._observers.status
+        self._hooks = self._observers.hooks
+        self.host = StandaloneHost.from_config(
+            config, self._clock, self._observer, self._hooks
         )
-        self._hooks = ReplicationHooks(
-            self._clock,
-            self._status.snapshot,
-            lambda what, error: self._observer.failure(what, error),
-        )
-        self._spans = SpanExport(
-            config.tracing, config.server_name, config.instance_name
-        )
-        self._metrics = PrometheusObserver(
-            ReplicationMetrics(self._registry), config.server_name, status=self._status
-        )
-        self._observer = CompositeObserver(
-            [
-                self._status,
-                self._hooks,
-                self._metrics,
-                LoggingObserver(Logger("synapse_replication")),
-                TracingObserver(self._spans.tracer, config.server_name),
-            ]
-        )
-        self.host = StandaloneHost.from_config(config, self._clock, self._observer)
-        self.host.hooks = self._hooks
         self._epochs = PeerEpochs()
         self._backlog: Backlog | None = None
         if config.extension is not None:
             self._backlog = Backlog(_backlog_options(config.extension))
-            self._metrics.watch_backlog(self._backlog)
+            self._observers.metrics.watch_backlog(self._backlog)
         self.started: Deferred[None] = Deferred()
         self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
         self._starting: Deferred[None] | None = None
-        self._sampling: DelayedCall
 
     # -- IService -------------------------------------------------------------------
 
@@ -184,7 +143,9 @@ class ProcessService(Service):
         for warning in config.warnings:
             self.log.warn("{warning}", warning=warning)
         factories = load_factories(config)
-        self._stops.add("sending spans", lambda: self._spans.stop(self._reactor))
+        self._stops.add(
+            "sending spans", lambda: self._observers.spans.stop(self._reactor)
+        )
         client = self._make_http_client()
         database = self._open_database()
         sink = self._make_sinks(factories)
@@ -196,7 +157,7 @@ class ProcessService(Service):
         services = [service for make in factories.modules if (service := make(host))]
         handler, extension = self._make_handler(client)
         host.send.connect(handler)
-        self._watch_positions(handler)
+        self._start_observers(handler)
         streamer = ReplicationStreamer(
             host,
             handler,
@@ -314,7 +275,7 @@ class ProcessService(Service):
                 site = make_site(
                     listener.resources,
                     replication,
-                    self._registry,
+                    self._observers.registry,
                     self._status.snapshot,
                     hosts=served_hosts(listener.addresses, config.http.allowed_hosts),
                     has_secret=config.replication_secret is not None,
@@ -350,7 +311,7 @@ class ProcessService(Service):
                 extension=extension,
                 max_connections=config.max_tcp_connections,
             )
-            self._watch_buffers(factory.buffers)
+            self._observers.watch_buffers(factory.buffers)
             self._stops.add("closing direct TCP connections", factory.close_connections)
             for description, tls in descriptions:
                 await self._listen(description, factory, tls)
@@ -364,7 +325,7 @@ class ProcessService(Service):
                 limit=config.tcp_limit,
                 extension=extension,
             )
-            self._watch_buffers(client.buffers)
+            self._observers.watch_buffers(client.buffers)
             client.connect(
                 client_endpoint(self._reactor, description, config.files, config.tls),
                 description,
@@ -387,33 +348,19 @@ class ProcessService(Service):
                 raise self._config_error(
                     "redis", str(error), "correct the file that it names"
                 ) from error
-            self._watch_buffers(link.buffers)
+            self._observers.watch_buffers(link.buffers)
             self._stops.add("closing the Redis connections", link.stop)
 
-    def _watch_positions(self, handler: ReplicationCommandHandler) -> None:
+    def _start_observers(self, handler: ReplicationCommandHandler) -> None:
         written = self.host.streams.get_streams_to_replicate()
-        self._status.watch_own_positions(
+        self._observers.start(
             lambda: {
                 stream.description.name: handler.last_sent_token(stream)
                 for stream in written
             }
         )
-
-        stalls = StallLog(Logger("synapse_replication"))
-
-        def sample() -> None:
-            self._sampling = self._clock.call_later(SAMPLE_EVERY, sample)
-            self._status.sample()
-            stalls.update(self._status.snapshot())
-
-        sample()
-        self._hooks.start()
         self._stops.add("looking for hooks", self._hooks.stop)
-        self._stops.add("looking at lag", lambda: self._sampling.cancel())
-
-    def _watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
-        self._metrics.watch_buffers(source)
-        self._status.watch_buffers(source)
+        self._stops.add("looking at lag", self._observers.stop_sampling)
 
     async def _listen(
         self, description: str, factory: IProtocolFactory, tls: bool

@@ -379,12 +379,11 @@ def _awaitable(result: Any) -> Awaitable[None] | None:
 class SynapseHost:
     """All that ``hs`` offers to replication: a :class:`ReplicationHost`.
 
-    :ivar hooks: lets code subscribe to what happens; set when replication starts.
+    :ivar hooks: lets code subscribe to what happens.
     """
 
-    hooks: ReplicationHooks
-
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Any, hooks: ReplicationHooks) -> None:
+        self.hooks = hooks
         self.identity = Identity(
             hs.hostname, hs.get_instance_name(), hs.get_instance_id()
         )

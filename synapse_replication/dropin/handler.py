@@ -49,7 +49,7 @@ class ReplicationCommandHandler(handler.ReplicationCommandHandler):
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
-        self.host = SynapseHost(hs)
+        self.host = SynapseHost(hs, monitoring_of(hs).hooks)
         epochs = PeerEpochs()
         partial_resync = make_partial_resync(hs, self.host.clock, epochs)
         super().__init__(

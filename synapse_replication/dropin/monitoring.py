@@ -107,7 +107,6 @@ class Monitoring:
         :param handler: the command handler of the homeserver.
         :param host: the host that is passed to functions that subscribe to hooks.
         """
-        host.hooks = self.hooks
         for subscribe in load_hooks(os.environ.get(HOOKS, "")):
             subscribe(host, {})
         written = host.streams.get_streams_to_replicate()

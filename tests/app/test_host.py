@@ -20,6 +20,7 @@ from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.hooks import silent_hooks
 from tests.config.test_files import FilesMixin
 from tests.config.test_process import HOMESERVER, WORKER
 
@@ -39,8 +40,9 @@ class StandaloneHostTests(FilesMixin):
         config = load_config(
             [self.write("h.yaml", HOMESERVER), self.write("w.yaml", WORKER)]
         )
+        clock = ReactorClock(Clock())
         return StandaloneHost.from_config(
-            config, ReactorClock(Clock()), ReplicationObserver()
+            config, clock, ReplicationObserver(), silent_hooks(clock)
         )
 
     def test_identity(self) -> None:

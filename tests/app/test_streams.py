@@ -21,6 +21,7 @@ from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.hooks import silent_hooks
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
 
@@ -131,8 +132,9 @@ class StreamSetupTests(TestCase):
             modules=(),
             receiving=ReceivingConfig(plausible_distance=2000),
         )
+        clock = ReactorClock(self.clock)
         host = StandaloneHost.from_config(
-            config, ReactorClock(self.clock), self.observer
+            config, clock, self.observer, silent_hooks(clock)
         )
         agent, _ = make_agent(reactor, {})
         client = HttpCatchUpClient(agent, {}, None, self.clock)

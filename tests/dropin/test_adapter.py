@@ -14,7 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.adapter import HostClock, HostCommands, SynapseHost
 from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.testing.hooks import silent_hooks
 from tests.dropin.host import FakeClock, FakeHomeserver, FakeStream, fake_modules
+
+
+def make_host(hs: Any) -> SynapseHost:
+    """Return the host that is made of a homeserver."""
+    return SynapseHost(hs, silent_hooks(HostClock(hs.get_clock(), hs.get_reactor())))
 
 
 class _DurationClock(FakeClock):
@@ -174,7 +180,7 @@ class RevealedRowsTests(SynchronousTestCase):
         self.hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
         )
-        self.rows = SynapseHost(self.hs).rows
+        self.rows = make_host(self.hs).rows
 
     def _commit(self, *tokens: int) -> None:
         self.stream.updates += [(token, [f"row {token}"]) for token in tokens]
@@ -266,7 +272,7 @@ class SynapseHostTests(SynchronousTestCase):
         """
         fake_modules(self, {"caches": lambda hs: FakeStream("caches")})
         hs = FakeHomeserver()
-        host = SynapseHost(hs)
+        host = make_host(hs)
         self.successResultOf(_deferred(host.rows.on_rdata("caches", "w", 4, ["A"])))
         self.successResultOf(_deferred(host.rows.on_position("caches", "v", 6)))
         self.assertEqual(
@@ -287,7 +293,7 @@ class SynapseHostTests(SynchronousTestCase):
         hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
         )
-        host = SynapseHost(hs)
+        host = make_host(hs)
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
         self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 7, ["C"])))
         self.successResultOf(_deferred(host.rows.on_rdata("events", "w", 9, ["D"])))
@@ -313,7 +319,7 @@ class SynapseHostTests(SynchronousTestCase):
         hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
         )
-        host = SynapseHost(hs)
+        host = make_host(hs)
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 9)))
         self.assertEqual(
             hs.calls,
@@ -332,7 +338,7 @@ class SynapseHostTests(SynchronousTestCase):
         hs = FakeHomeserver(
             writers=SimpleNamespace(presence=["master"], events=["v", "w"])
         )
-        host = SynapseHost(hs)
+        host = make_host(hs)
         self.successResultOf(_deferred(host.rows.on_position("events", "v", 8)))
         self.assertEqual(hs.calls, [])
         self.assertEqual(host.streams.get_streams()["events"].current_token("w"), 5)
@@ -353,7 +359,7 @@ class SynapseHostTests(SynchronousTestCase):
         typing = _Asked("typing")
         typing.tokens["w"] = 649
         fake_modules(self, {"typing": lambda hs: typing})
-        host = SynapseHost(FakeHomeserver())
+        host = make_host(FakeHomeserver())
         self.successResultOf(_deferred(host.rows.on_position("typing", "w", 650)))
         self.assertEqual(asked, [])
         self.successResultOf(_deferred(host.rows.on_position("typing", "w", 0)))
@@ -369,7 +375,7 @@ class SynapseHostTests(SynchronousTestCase):
         async def work() -> int:
             return 7
 
-        host = SynapseHost(hs)
+        host = make_host(hs)
         waiting = host.run_as_background_process("some work", work)
         self.assertEqual(self.successResultOf(_deferred(waiting)), 7)
         self.assertEqual(hs.calls, [("process", "some work")])

@@ -50,7 +50,8 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry()))
         stream = SimpleNamespace(description=SimpleNamespace(name="receipts"))
         host: Any = SimpleNamespace(
-            streams=SimpleNamespace(get_streams_to_replicate=lambda: [stream])
+            streams=SimpleNamespace(get_streams_to_replicate=lambda: [stream]),
+            hooks=monitoring.hooks,
         )
         handler: Any = SimpleNamespace(last_sent_token=lambda stream: 7)
         monitoring.start(handler, host)

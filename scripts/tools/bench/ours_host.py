@@ -33,6 +33,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.testing.hooks import silent_hooks
 
 __all__ = ["CountingSink", "Process", "Source"]
 
@@ -123,6 +124,7 @@ class Process:
             self.observer,
             BackgroundProcesses(self.observer),
             stores_user_ips=False,
+            hooks=silent_hooks(self.clock),
         )
         sources = sources or [Source(name) for name in STANDARD_STREAMS]
         for source in sources:

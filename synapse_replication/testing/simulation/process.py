@@ -48,6 +48,7 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.hooks import silent_hooks
 from synapse_replication.testing.simulation.database import DatabaseClient
 from synapse_replication.testing.simulation.environment import Environment, Neighbour
 from synapse_replication.testing.simulation.homeserver import (
@@ -99,6 +100,7 @@ class Process:
             self.watcher,
             BackgroundProcesses(self.watcher),
             False,
+            silent_hooks(clock, self.watcher),
         )
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None

@@ -10,8 +10,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.adapter import SynapseHost
+from synapse_replication.dropin.adapter import HostClock, SynapseHost
 from synapse_replication.errors import UnknownCommandError
+from synapse_replication.testing.hooks import silent_hooks
 from tests.external import skip_reason
 from tests.external.synapse.homeserver import (
     HomeserverTestCase,
@@ -163,7 +164,8 @@ class HandlerTests(HomeserverTestCase):
         Who waits for a background process comes back in their own log context.
         """
         context = importlib.import_module("synapse.logging.context")
-        host = SynapseHost(self.hs)
+        clock = HostClock(self.hs.get_clock(), self.hs.get_reactor())
+        host = SynapseHost(self.hs, silent_hooks(clock))
         released: Deferred[None] = Deferred()
 
         async def work() -> None:

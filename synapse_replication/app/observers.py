@@ -1,0 +1,97 @@
+"""The observers of a process, and what they watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry
+from twisted.logger import Logger
+
+from synapse_replication.app.tracing_export import SpanExport
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.handlers.interfaces import DelayedCall
+from synapse_replication.handlers.observer import ConnectionBuffers
+from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.instrumentation.hooks import ReplicationHooks
+from synapse_replication.instrumentation.logs import LoggingObserver
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.tracing import TracingObserver
+
+__all__ = ["SAMPLE_EVERY", "ProcessObservers"]
+
+#: The interval in s at which the lag is sampled for the status page.
+SAMPLE_EVERY = 5.0
+
+
+class ProcessObservers:
+    """Status, hooks, metrics, log and spans of one process.
+
+    :ivar observer: receives all events, for all of them.
+    :ivar registry: holds the metrics.
+    """
+
+    def __init__(self, config: ProcessConfig, clock: ReactorClock) -> None:
+        self._clock = clock
+        self._sampling: DelayedCall
+        self._stalls = StallLog(Logger("synapse_replication"))
+        self.registry = CollectorRegistry()
+        self.status = StatusObserver(
+            config.server_name,
+            config.instance_name,
+            [
+                (stream, writer)
+                for stream, writers in config.writers.items()
+                for writer in writers
+            ],
+            needs_link=config.redis is not None or bool(config.tcp_connect),
+        )
+        self.hooks = ReplicationHooks(
+            clock,
+            self.status.snapshot,
+            lambda what, error: self.observer.failure(what, error),
+        )
+        self.spans = SpanExport(
+            config.tracing, config.server_name, config.instance_name
+        )
+        self.metrics = PrometheusObserver(
+            ReplicationMetrics(self.registry), config.server_name, status=self.status
+        )
+        self.observer = CompositeObserver(
+            [
+                self.status,
+                self.hooks,
+                self.metrics,
+                LoggingObserver(Logger("synapse_replication")),
+                TracingObserver(self.spans.tracer, config.server_name),
+            ]
+        )
+
+    def watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
+        """Read the buffers of some connections for metrics and status."""
+        self.metrics.watch_buffers(source)
+        self.status.watch_buffers(source)
+
+    def start(self, own_positions: Callable[[], Mapping[str, int]]) -> None:
+        """Begin to sample the lag, and to call hooks.
+
+        :param own_positions: returns the last announced position of each stream that
+            this process writes, by its name.
+        """
+        self.status.watch_own_positions(own_positions)
+        self._sample()
+        self.hooks.start()
+
+    def _sample(self) -> None:
+        self._sampling = self._clock.call_later(SAMPLE_EVERY, self._sample)
+        self.status.sample()
+        self._stalls.update(self.status.snapshot())
+
+    def stop_sampling(self) -> None:
+        """Stop sampling the lag."""
+        self._sampling.cancel()
