@@ -252,7 +252,8 @@ class ReplicationHooks(ReplicationObserver):
         :return: a function that ends the subscription.
         """
         if self._next_check is not None and not any(self._callbacks.values()):
-            # Nobody was told of what is so already: it is no news.
+            # Without subscribers the states were not tracked: record the current ones,
+            # so that they are not delivered as changes.
             self._compare()
         callbacks = self._callbacks.setdefault(kind, [])
         # A function of its own, so that the same callback can be subscribed twice.

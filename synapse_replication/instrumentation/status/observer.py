@@ -50,7 +50,7 @@ from synapse_replication.instrumentation.status.records import (
     StatusLimits,
     StatusRecords,
     WriterRecord,
-    keep,
+    store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
 
@@ -120,9 +120,9 @@ class StatusObserver(ReplicationObserver):
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
                 writer.history.popleft()
-        self._forget_strangers()
+        self._remove_expired()
 
-    def _forget_strangers(self) -> None:
+    def _remove_expired(self) -> None:
         """Remove expired entries that the configuration does not name."""
         now = self._monotonic()
         before = now - self._limits.forget_after
@@ -134,7 +134,7 @@ class StatusObserver(ReplicationObserver):
                 writer.sampled, writer.sampled_at = known, now
             elif writer.sampled_at <= before and writer.catch_up is None:
                 del self._writers[key]
-                keep(self._forgotten, key, None)
+                store_if_room(self._forgotten, key, None)
         for name, link in list(self._links.items()):
             if not link.up and link.since <= before and name not in self._own_links:
                 del self._links[name]
@@ -152,7 +152,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writers.get(key)
         if writer is None and instance_name != self._instance_name:
             now = self._monotonic()
-            writer = keep(self._writers, key, WriterRecord(now, now))
+            writer = store_if_room(self._writers, key, WriterRecord(now, now))
             if writer is not None and key in self._forgotten:
                 del self._forgotten[key]
                 # Its POSITION came before it was removed; there may be no further one.
@@ -205,7 +205,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(stream_name, instance_name)
         if writer is not None:
             writer.announced = to_token
-            writer.told.clear()
+            writer.undelivered.clear()
             writer.behind_us = None
             writer.move(to_token, self._monotonic())
 
@@ -215,8 +215,12 @@ class StatusObserver(ReplicationObserver):
     ) -> None:
         writer = self._writers.get((stream_name, instance_name))
         if writer is not None:
-            writer.told = deque(told for told in writer.told if told[0] <= last_token)
-            announced = writer.told[-1][0] if writer.told else writer.position
+            writer.undelivered = deque(
+                each for each in writer.undelivered if each[0] <= last_token
+            )
+            announced = (
+                writer.undelivered[-1][0] if writer.undelivered else writer.position
+            )
             writer.announced = announced
 
     @override
@@ -324,21 +328,21 @@ class StatusObserver(ReplicationObserver):
             ]
             if downs:
                 del self._links[min(downs)[1]]
-        return link or keep(self._links, name, LinkRecord(self._monotonic()))
+        return link or store_if_room(self._links, name, LinkRecord(self._monotonic()))
 
     @override
     def peer_heard(self, heartbeat: PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
         if name not in self._peers and len(self._peers) >= MAX_NAMES:
-            strangers = [
+            removable = [
                 (member.heard, other)
                 for other, member in self._peers.items()
                 if other not in self._expected_names
             ]
-            if strangers:
-                del self._peers[min(strangers)[1]]
-        keep(self._peers, name, PeerRecord(heartbeat, now))
+            if removable:
+                del self._peers[min(removable)[1]]
+        store_if_room(self._peers, name, PeerRecord(heartbeat, now))
         for stream_name, (token, age) in heartbeat.positions.items():
             writer = self._writers.get((stream_name, name))
             if writer is not None:
@@ -352,7 +356,9 @@ class StatusObserver(ReplicationObserver):
 
     @override
     def duplicate_instance(self, instance_name: str, places: str) -> None:
-        keep(self._duplicates, instance_name, (excerpt(places), self._monotonic()))
+        store_if_room(
+            self._duplicates, instance_name, (excerpt(places), self._monotonic())
+        )
 
     # -- the status --------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What is recorded of writers, links and peers between two looks at the status."""
+"""The recorded state of writers, links and peers, from which the status is computed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = [
     "StatusLimits",
     "StatusRecords",
     "WriterRecord",
-    "keep",
+    "store_if_room",
 ]
 
 #: The most writers that are tracked; likewise links, and peers.
 MAX_NAMES = 1000
 #: The most undelivered announcements of a writer that are stored; beyond this number,
 #: every second one is removed.
-MAX_TOLD = 256
+MAX_UNDELIVERED = 256
 #: The least time in s between two stored announcements of a writer.
-_TOLD_EVERY = 0.5
+_ANNOUNCEMENT_INTERVAL = 0.5
 
 _Name = TypeVar("_Name", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -56,11 +56,18 @@ class StatusLimits:
 
 @attrs.define
 class WriterRecord:
-    """One writer of one stream.
+    """The state of one writer of one stream. All times are monotonic, in s.
 
-    :ivar waiting_since: since when its position is waited for; all times are monotonic,
-        in s.
-    :ivar progress_at: when rows were delivered last.
+    :ivar waiting_since: since when this process waits for its POSITION.
+    :ivar progress_at: when rows were last delivered, or none were undelivered.
+    :ivar position: the position up to which its rows were delivered.
+    :ivar announced: its last announced or reported position.
+    :ivar connection: the name of the link on which it is connected.
+    :ivar was_level: whether all its rows have been delivered once since the start.
+    :ivar catch_up: the running catch-up.
+    :ivar is_removed: whether it is a removed writer that is being drained.
+    :ivar failing_since: since when catch-ups have failed.
+    :ivar failure: the last failure of a catch-up.
     """
 
     waiting_since: float
@@ -74,7 +81,7 @@ class WriterRecord:
     failing_since: float | None = None
     failure: str = ""
     #: The undelivered announcements: ``(token, monotonic time of the write)``.
-    told: deque[tuple[int, float]] = attrs.Factory(deque)
+    undelivered: deque[tuple[int, float]] = attrs.Factory(deque)
     history: deque[int] = attrs.Factory(deque)
     #: Position, announced position and connection at the last sample that differed
     #: from the one before, and the time of that sample.
@@ -86,7 +93,7 @@ class WriterRecord:
     behind_us_since: float = 0.0
 
     def lag(self) -> int:
-        """Return how many tokens were announced and not delivered."""
+        """Return the difference between the announced and the delivered position."""
         if self.announced is None or self.position is None:
             return 0
         return max(self.announced - self.position, 0)
@@ -99,20 +106,23 @@ class WriterRecord:
             self.announced = token
         if self.position is not None and token <= self.position:
             return
-        if self.told and self.told[-1][1] > written:
+        if self.undelivered and self.undelivered[-1][1] > written:
             # Lower tokens were written no later than this one: correct their times.
-            self.told = deque(
-                (upto, min(told, written) if upto <= token else told)
-                for upto, told in self.told
+            self.undelivered = deque(
+                (upto, min(at, written) if upto <= token else at)
+                for upto, at in self.undelivered
             )
-        if not self.told or token > self.told[-1][0]:
-            if self.told and written < self.told[-1][1] + _TOLD_EVERY:
-                self.told[-1] = (token, self.told[-1][1])
+        if not self.undelivered or token > self.undelivered[-1][0]:
+            if (
+                self.undelivered
+                and written < self.undelivered[-1][1] + _ANNOUNCEMENT_INTERVAL
+            ):
+                self.undelivered[-1] = (token, self.undelivered[-1][1])
                 return
-            self.told.append((token, written))
-            if len(self.told) > MAX_TOLD:
-                first, *rest = self.told
-                self.told = deque([first, *rest[1::2]])
+            self.undelivered.append((token, written))
+            if len(self.undelivered) > MAX_UNDELIVERED:
+                first, *rest = self.undelivered
+                self.undelivered = deque([first, *rest[1::2]])
 
     def move(self, position: int, now: float) -> None:
         """Record that the rows up to ``position`` were delivered."""
@@ -120,25 +130,25 @@ class WriterRecord:
             self.progress_at = now
             self.failing_since = None
         self.position = position
-        while self.told and self.told[0][0] <= position:
-            self.told.popleft()
+        while self.undelivered and self.undelivered[0][0] <= position:
+            self.undelivered.popleft()
         if self.announced is None or position > self.announced:
             self.announced = position
-        if not self.told:
+        if not self.undelivered:
             self.progress_at = now
 
     def oldest(self) -> float | None:
         """Return the time of the oldest undelivered write, if there is one."""
-        return self.told[0][1] if self.told and self.lag() else None
+        return self.undelivered[0][1] if self.undelivered and self.lag() else None
 
 
 @attrs.define
 class LinkRecord:
-    """The connections of one name.
+    """The state of the connections with one name.
 
-    :ivar since: when the first of them was made, or the last was lost.
-    :ivar up: how many there are.
-    :ivar why: why there is none.
+    :ivar since: the monotonic time in s when the first was made, or the last was lost.
+    :ivar up: the number of open connections.
+    :ivar why: why there is none; empty if there is one.
     """
 
     since: float
@@ -148,13 +158,13 @@ class LinkRecord:
 
 @attrs.define
 class PeerRecord:
-    """One peer that speaks the extension.
+    """The state of one peer that uses the extension.
 
-    :ivar news: its last heartbeat.
-    :ivar heard: when that arrived.
+    :ivar heartbeat: its last heartbeat.
+    :ivar heard: the monotonic time in s when that arrived.
     """
 
-    news: PeerHeartbeat
+    heartbeat: PeerHeartbeat
     heard: float
     #: Since when a heartbeat could have arrived and none has.
     silent_since: float = attrs.field(
@@ -164,12 +174,13 @@ class PeerRecord:
 
 @attrs.define
 class StatusRecords:
-    """All that is recorded.
+    """All records.
 
-    :ivar writers: by (stream, writer).
-    :ivar links: by the name of the connection.
-    :ivar peers: by their names.
-    :ivar duplicates: by name: where the processes run, and when that was detected.
+    :ivar writers: the writers, by (stream, writer).
+    :ivar links: the links, by the name of the connection.
+    :ivar peers: the peers, by instance name.
+    :ivar duplicates: by instance name: the locations of two processes with that name,
+        and the monotonic time in s of the last detection.
     """
 
     writers: dict[tuple[str, str], WriterRecord] = attrs.Factory(dict)
@@ -178,7 +189,9 @@ class StatusRecords:
     duplicates: dict[str, tuple[str, float]] = attrs.Factory(dict)
 
 
-def keep(table: dict[_Name, _Value], key: _Name, value: _Value) -> _Value | None:
+def store_if_room(
+    table: dict[_Name, _Value], key: _Name, value: _Value
+) -> _Value | None:
     """Store a value, unless the table is full; return it, or ``None`` if it is."""
     if key not in table and len(table) >= MAX_NAMES:
         return None

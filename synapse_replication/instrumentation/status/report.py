@@ -1,4 +1,4 @@
-"""The status of a process, made of what was recorded."""
+"""Computes the status of a process from its records."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ _Problem: TypeAlias = tuple[StallReason, float, str]
 
 @attrs.frozen
 class StatusReport:
-    """One look at what was recorded.
+    """The status at one moment.
 
-    :ivar now: monotonic time in s.
+    :ivar records: the records of the process.
+    :ivar limits: the durations after which a state is reported.
+    :ivar now: the monotonic time of the status, in s.
     """
 
     records: StatusRecords
@@ -45,31 +47,31 @@ class StatusReport:
     now: float
 
     def writers(self) -> list[WriterStatus]:
-        """Return the state of each writer that is tracked."""
+        """Return the status of each writer."""
         return [self._writer(key) for key in self.records.writers]
 
     def peers(self) -> Iterator[PeerStatus]:
-        """Yield the state of each peer, by name."""
+        """Yield the status of each peer, ordered by name."""
         for name, peer in sorted(self.records.peers.items()):
             yield PeerStatus(
                 name,
-                peer.news.epoch,
-                peer.news.version,
-                peer.news.where,
+                peer.heartbeat.epoch,
+                peer.heartbeat.version,
+                peer.heartbeat.where,
                 self.now - peer.heard,
                 self._is_gone(peer),
             )
 
     def duplicates(self) -> Iterator[DuplicateStatus]:
-        """Yield the names under which two processes ran lately."""
+        """Yield the instance names that two processes have used recently."""
         for name, (places, heard) in sorted(self.records.duplicates.items()):
             if self.now - heard < self.limits.duplicate_for:
                 yield DuplicateStatus(name, places, self.now - heard)
 
     def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[LinkStatus]:
-        """Yield the state of each link, by name.
+        """Yield the status of each link, ordered by name.
 
-        :param buffers: of all connections.
+        :param buffers: the buffers of all connections.
         """
         queued: dict[str, tuple[int, int]] = {}
         for each in buffers:
@@ -150,7 +152,10 @@ class StatusReport:
             yield StallReason.CATCH_UP_FAILS, writer.failing_since, writer.failure
         is_fetching = writer.catch_up is not None
         if writer.lag() and (writer.connection is not None or is_fetching):
-            since = max(writer.progress_at, writer.told[0][1] if writer.told else 0.0)
+            since = max(
+                writer.progress_at,
+                writer.undelivered[0][1] if writer.undelivered else 0.0,
+            )
             detail = "rows were announced and none was delivered"
             yield StallReason.NO_PROGRESS, since, detail
         if writer.connection is None and not (is_fetching or writer.is_removed):
@@ -163,7 +168,7 @@ class StatusReport:
         if peer is not None and self._is_gone(peer):
             detail = (
                 f"{name} announced its exit"
-                if peer.news.is_leaving
+                if peer.heartbeat.is_leaving
                 else f"{name} no longer sends heartbeats"
             )
             yield StallReason.WRITER_GONE, peer.heard, detail
@@ -176,7 +181,7 @@ class StatusReport:
 
     def _is_gone(self, peer: PeerRecord) -> bool:
         silent_for = self.now - peer.silent_since
-        return peer.news.is_leaving or silent_for > self.limits.silent_after
+        return peer.heartbeat.is_leaving or silent_for > self.limits.silent_after
 
     def _is_linked(self) -> bool:
         return any(link.up for link in self.records.links.values())

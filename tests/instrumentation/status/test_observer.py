@@ -21,7 +21,10 @@ from synapse_replication.instrumentation.status.model import (
     describe_writer,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.instrumentation.status.records import MAX_NAMES, MAX_TOLD
+from synapse_replication.instrumentation.status.records import (
+    MAX_NAMES,
+    MAX_UNDELIVERED,
+)
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)
 
@@ -225,13 +228,13 @@ class StatusObserverTests(SynchronousTestCase):
     def test_many_announcements(self) -> None:
         """What is kept of announcements is bounded, and the oldest stays known."""
         self.go_live()
-        for token in range(101, 101 + 3 * MAX_TOLD):
+        for token in range(101, 101 + 3 * MAX_UNDELIVERED):
             self.observer.position_announced("events", "w1", token)
             self.clock.advance(1)
-        self.assertEqual(self.writer().lag_seconds, 3 * MAX_TOLD)
-        told = self.observer._writers["events", "w1"].told
-        self.assertLessEqual(len(told), MAX_TOLD)
-        self.observer.position_changed("events", "w1", 100 + 3 * MAX_TOLD - 1)
+        self.assertEqual(self.writer().lag_seconds, 3 * MAX_UNDELIVERED)
+        undelivered = self.observer._writers["events", "w1"].undelivered
+        self.assertLessEqual(len(undelivered), MAX_UNDELIVERED)
+        self.observer.position_changed("events", "w1", 100 + 3 * MAX_UNDELIVERED - 1)
         self.assertEqual((self.writer().lag, self.writer().lag_seconds), (1, 1))
 
     def test_a_burst_of_announcements(self) -> None:
@@ -240,7 +243,7 @@ class StatusObserverTests(SynchronousTestCase):
         for token in range(101, 110):
             self.observer.position_announced("events", "w1", token)
             self.clock.advance(0.01)
-        self.assertEqual(len(self.observer._writers["events", "w1"].told), 1)
+        self.assertEqual(len(self.observer._writers["events", "w1"].undelivered), 1)
         self.assertAlmostEqual(self.writer().lag_seconds, 0.09)
 
     def test_history(self) -> None:
