@@ -23,6 +23,7 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
+from synapse_replication.recent import RecentDict
 from synapse_replication.text import counted
 from synapse_replication.transport.failures import one_line
 
@@ -34,8 +35,9 @@ REPEAT_AFTER = 60.0
 #: The most state changes of one connection that are logged within REPEAT_AFTER:
 #: enough for every change of a connection that does not flap all the time.
 CHANGES_OF_STATE = 60
-#: The same for all connections together: a network failure changes the state of every
-#: connection of a listener twice.
+#: The same for all connections together whose names have been known for longer: a
+#: network failure changes the state of every connection of a listener twice. New names
+#: have the limit of any group, because a peer can invent them.
 MAX_CHANGES_OF_STATE = 2000
 
 #: The most kinds of lines that are counted.
@@ -139,6 +141,9 @@ class LoggingObserver(ReplicationObserver):
     ) -> None:
         self._logger = logger
         self._limit = RateLimit(REPEAT_AFTER, monotonic)
+        self._monotonic = monotonic
+        #: When each connection was first logged.
+        self._known_since: RecentDict[str, float] = RecentDict(MAX_KEYS)
 
     def _log_limited(
         self,
@@ -160,13 +165,17 @@ class LoggingObserver(ReplicationObserver):
     def _log_state_change(
         self, write: Callable[..., None], connection: str, text: str, **fields: Any
     ) -> None:
+        now = self._monotonic()
+        is_new = now - self._known_since.get(connection, now) < REPEAT_AFTER
+        if connection not in self._known_since:
+            self._known_since[connection] = now
         # With a burst, so that the last line states the current state.
         self._log_limited(
             write,
             ("state", connection),
             text,
             burst=CHANGES_OF_STATE,
-            most=MAX_CHANGES_OF_STATE,
+            most=MAX_OF_GROUP if is_new else MAX_CHANGES_OF_STATE,
             connection=connection,
             **fields,
         )
