@@ -1,6 +1,6 @@
 """A complete server with replication in one file.
 
-Create the table of orders.sql and run ``synapse-replication init-db`` once. Then run
+It needs Redis on this machine and the database of the tutorial. Run
 ``python homeserver.py writer`` and ``python homeserver.py reader`` in two terminals.
 """
 
@@ -152,6 +152,8 @@ async def start(server: Server) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] not in (["writer"], ["reader"]):
+        sys.exit("usage: python homeserver.py writer|reader")
     globalLogBeginner.beginLoggingTo(
         [textFileLogObserver(sys.stderr)], redirectStandardIO=False
     )
