@@ -93,7 +93,10 @@ class BackgroundRunner(Protocol):
     def __call__(
         self, description: str, func: Callable[[], Awaitable[Any]]
     ) -> Awaitable[Any]:
-        """Start ``func``. The returned awaitable is optional to await, never fails."""
+        """Start ``func`` and return an awaitable that never fails.
+
+        The caller need not await it.
+        """
         ...
 
 
@@ -248,7 +251,7 @@ class CommandSink(Protocol):
     def on_invalidate_cache(
         self, cache_func: str, keys: list[Any] | None
     ) -> Awaitable[None] | None:
-        """Invalidate an entry of a cache; all of its entries without keys."""
+        """Invalidate an entry of a cache; the whole cache if ``keys`` is ``None``."""
         ...
 
 

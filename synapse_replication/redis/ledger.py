@@ -56,7 +56,7 @@ class PublishLedger:
         # Those of them that would be published again, each with the value of _written
         # after it.
         self._unanswered: deque[tuple[int, Publish]] = deque()
-        # The value of _written after the last publish that was evicted from there.
+        # The value of _written after the last publish evicted from _unanswered.
         self._evicted_upto = 0
 
     def retain(self, publish: Publish) -> int:

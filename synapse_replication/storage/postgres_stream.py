@@ -1,11 +1,5 @@
 """Streams whose rows are in Postgres: catch-up by writer and range, and writing.
 
-Theory of operation: every query of a stream walks an index upwards from the lower bound
-and stops after a page of rows, but never within a token. A stream with several tables
-has one query per table, and the page ends at the lowest token at which one of them
-stopped: rows beyond that are omitted, even if another query has read them. So a token
-is never split, and the reported end of the page is never beyond the rows read.
-
 Negative ids (backfill) are positive tokens here: rows leave this module as they are on
 the wire.
 
@@ -16,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from operator import itemgetter
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -30,15 +23,15 @@ from synapse_replication.errors import (
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.inserts import InsertStatement, declared_insert
+from synapse_replication.storage.pages import read_page
 from synapse_replication.storage.row_queries import RowQuery, declared_query
 from synapse_replication.storage.rows_between import read_rows_between
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.between import RowsBetween
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE
-from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
-    EncodedUpdates,
     RemovedWriter,
     StreamDescription,
     StreamUpdateResult,
@@ -51,7 +44,6 @@ __all__ = [
     "FindRemovedWriters",
     "PostgresStream",
     "WriterIds",
-    "read_page",
     "standard_stream",
     "table_stream",
 ]
@@ -331,64 +323,6 @@ class PostgresStream:
         if self._on_write is not None:
             self._on_write()
         return self._sign * id_
-
-
-def read_page(
-    txn: Transaction,
-    queries: Iterable[RowQuery],
-    instance_name: str,
-    from_token: int,
-    upto_token: int,
-    limit: int,
-) -> StreamUpdateResult:
-    """Read one page of a writer's rows. Call it in a database thread.
-
-    :param txn: a cursor.
-    :param limit: the most rows of each query, exceeded only so as not to split a token.
-    """
-    upto = upto_token
-    found: list[tuple[int, Any]] = []
-    seen: set[tuple[Any, ...]] = set()
-    queries = tuple(queries)
-    # If every query returns JSON, the rows need not be decoded.
-    all_json = all(query.as_json for query in queries)
-    for query in queries:
-        txn.execute(
-            query.sql,
-            {
-                "instance_name": instance_name,
-                "after": from_token,
-                # Rows beyond the end of the page would only be read again later.
-                "up_to": upto,
-                "limit": limit,
-            },
-        )
-        records = txn.fetchall()
-        if len(records) >= limit:
-            upto = records[-1][0]
-        if query.distinct:
-            records = sorted(set(records) - seen)
-            seen.update(records)
-        found += records if all_json else _decode_records(query, records)
-    # The sort is stable: within a token, rows of an earlier query stay first.
-    found.sort(key=itemgetter(0))
-    updates = [
-        update for update in found if update[0] <= upto and update[1] is not None
-    ]
-    return StreamUpdateResult(
-        EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
-    )
-
-
-def _decode_records(
-    query: RowQuery, records: Sequence[tuple[Any, ...]]
-) -> list[tuple[int, Any]]:
-    """Return each record's token and its row as a JSON value; ``None`` for no row."""
-    if not query.as_json:
-        return [(record[0], list(record[1:])) for record in records]
-    return [
-        (token, None if text is None else decode_json(text)) for token, text in records
-    ]
 
 
 def standard_stream(

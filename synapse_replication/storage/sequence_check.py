@@ -2,12 +2,13 @@
 
 Theory of operation: a committed id never exceeds its sequence, so the sequence can
 verify announcements. An announced id far beyond the known value of the sequence is held
-back until the sequence has been read again, and ignored if it still exceeds it. The
-sequence is also read, at most once per :data:`CHECK_SECONDS`, before an instance
-announces as its own position an id that it knows from other writers. If the sequence is
-behind, which happens only if an instance announced an id that was never allocated, ids
-are allocated and discarded until it has caught up. Every later id is then greater than
-any position that a reader may have reached.
+back until the sequence has been read again, and ignored if it still exceeds it.
+
+An instance may also announce another writer's id as its own position. It first reads
+the sequence, at most once per :data:`CHECK_SECONDS`. If the sequence is behind, which
+happens only if an instance announced an id that was never allocated, ids are allocated
+and discarded until it has caught up. Every later id is then greater than any position
+that a reader may have reached.
 """
 
 from __future__ import annotations

@@ -258,22 +258,33 @@ def load_positions(
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)
     stored = _without_implausible(stream, stored, last)
 
-    complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
-    if not stream.writers or stream.writers == (instance_name,):
-        # No other instance writes, and this one has not started to.
-        complete = max(complete, last)
     positions = positions_type(
         instance_name,
         stream.writers,
         stored,
         committed,
-        complete,
+        _complete_upto(stream, instance_name, stored, greatest, last),
         last,
         stream.plausible_distance,
     )
     if is_writer:
         _store_writers(txn, stream, positions, all_stored)
     return positions
+
+
+def _complete_upto(
+    stream: IdStream,
+    instance_name: str,
+    stored: Mapping[str, int],
+    greatest: int,
+    last: int,
+) -> int:
+    """Return the id up to which all ids are known to be finished."""
+    complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
+    if not stream.writers or stream.writers == (instance_name,):
+        # No other instance writes, and this one has not started to.
+        complete = max(complete, last)
+    return complete
 
 
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:

@@ -18,7 +18,7 @@ def one_line(error: BaseException | None) -> str:
     A Twisted error repeats the operating system's error in its own words; only the
     latter is returned.
 
-    :param error: the ``value`` of a ``Failure``, which may be ``None`` by its type.
+    :param error: the ``value`` of a ``Failure``, whose type permits ``None``.
     """
     number = error.osError if isinstance(error, ConnectError) else None
     if isinstance(number, int):
@@ -30,7 +30,7 @@ def one_line(error: BaseException | None) -> str:
 def destination(connector: IConnector) -> str:
     """Return a connector's destination: ``HOST:PORT`` or the path of a Unix socket.
 
-    It is empty if not known yet, as before a Sentinel has returned the master.
+    It is empty while unknown, that is, until a Sentinel has returned the master.
     """
     address: Any = connector.getDestination()
     if hasattr(address, "host"):

@@ -39,7 +39,7 @@ class PendingLines:
         self.lines = self.bytes = 0
 
     def has_room(self, count: int, size: int) -> bool:
-        """Return whether so many lines of so many bytes are within the limit."""
+        """Return whether ``count`` more lines of ``size`` bytes are within the limit."""
         return (
             self.lines + count <= self._limit.lines
             and self.bytes + size <= self._limit.bytes
@@ -64,6 +64,6 @@ class PendingLines:
         return b"".join(chunks)
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all lines."""
         self._chunks.clear()
         self.lines = self.bytes = 0

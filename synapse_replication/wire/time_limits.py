@@ -29,7 +29,7 @@ _LATE: Final = 1.0
 
 
 class TimeLimits:
-    """What is due on one connection, and when. All times are monotonic, in s.
+    """The due times of one connection. All times are monotonic, in s.
 
     :ivar last_sent: when a line was sent last.
     :ivar last_received: when anything arrived last.
@@ -52,9 +52,9 @@ class TimeLimits:
         return now >= self._closing_since + TIMEOUT
 
     def forgive_late_tick(self, now: float) -> None:
-        """Count a pause of this process, such as a suspension, against no limit.
+        """Extend the limits by a pause of this process, such as a suspension.
 
-        What the peer sent meanwhile has not been read yet.
+        Data that the peer sent meanwhile has not been read yet.
         """
         late = now - self._tick_due
         if late > _LATE:
@@ -82,7 +82,7 @@ class TimeLimits:
     def next_tick(
         self, now: float, *, is_open: bool, is_connecting: bool, is_paused: bool
     ) -> float:
-        """Return the delay until something may be due, and expect a tick then."""
+        """Return the delay until the next tick, in s, and record when that is due."""
         due = self._closing_since + TIMEOUT
         if is_open:
             due = min(self._silence_ends, self._ping_due(is_paused))

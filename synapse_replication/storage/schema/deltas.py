@@ -6,15 +6,15 @@ __all__ = ["DELTAS"]
 
 _1_STREAM_POSITIONS = """
     DO $$ BEGIN
-        -- A homeserver's own table is left alone.
+        -- An existing table of a homeserver is left unchanged.
         IF to_regclass('stream_positions') IS NULL THEN
             CREATE TABLE stream_positions (
-                -- the stream, by the name that its positions are kept under
+                -- the stream, by its positions_name
                 stream_name text NOT NULL,
                 -- the writer: the instance_name of a process
                 instance_name text NOT NULL,
-                -- up to here all of this writer's ids are finished; below zero for
-                -- a stream that counts down
+                -- the position up to which all ids of this writer are finished;
+                -- negative for a stream that counts down
                 stream_id bigint NOT NULL
             );
             CREATE UNIQUE INDEX stream_positions_idx

@@ -1,0 +1,79 @@
+"""Reads one page of a writer's rows, from one or several tables: :func:`read_page`.
+
+Theory of operation: every query of a stream walks an index upwards from the lower bound
+and stops after a page of rows, but never within a token. A stream with several tables
+has one query per table, and the page ends at the lowest token at which one of them
+stopped: rows beyond that are omitted, even if another query has read them. So a token
+is never split, and the reported end of the page is never beyond the rows read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from synapse_replication.storage.database import Transaction
+from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.streams.rows import decode_json
+from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
+
+__all__ = ["read_page"]
+
+
+def read_page(
+    txn: Transaction,
+    queries: Iterable[RowQuery],
+    instance_name: str,
+    from_token: int,
+    upto_token: int,
+    limit: int,
+) -> StreamUpdateResult:
+    """Read one page of a writer's rows. Call it in a database thread.
+
+    :param txn: a cursor.
+    :param limit: the most rows of each query, exceeded only so as not to split a token.
+    """
+    upto = upto_token
+    found: list[tuple[int, Any]] = []
+    seen: set[tuple[Any, ...]] = set()
+    queries = tuple(queries)
+    # If every query returns JSON, the rows need not be decoded.
+    all_json = all(query.as_json for query in queries)
+    for query in queries:
+        txn.execute(
+            query.sql,
+            {
+                "instance_name": instance_name,
+                "after": from_token,
+                # Rows beyond the end of the page would only be read again later.
+                "up_to": upto,
+                "limit": limit,
+            },
+        )
+        records = txn.fetchall()
+        if len(records) >= limit:
+            upto = records[-1][0]
+        if query.distinct:
+            records = sorted(set(records) - seen)
+            seen.update(records)
+        found += records if all_json else _decode_records(query, records)
+    # The sort is stable: within a token, rows of an earlier query stay first.
+    found.sort(key=itemgetter(0))
+    updates = [
+        update for update in found if update[0] <= upto and update[1] is not None
+    ]
+    return StreamUpdateResult(
+        EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
+    )
+
+
+def _decode_records(
+    query: RowQuery, records: Sequence[tuple[Any, ...]]
+) -> list[tuple[int, Any]]:
+    """Return each record's token and its row as a JSON value; ``None`` for no row."""
+    if not query.as_json:
+        return [(record[0], list(record[1:])) for record in records]
+    return [
+        (token, None if text is None else decode_json(text)) for token, text in records
+    ]
