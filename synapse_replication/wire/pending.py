@@ -39,7 +39,7 @@ class PendingLines:
         self.lines = self.bytes = 0
 
     def has_room(self, count: int, size: int) -> bool:
-        """Return whether ``count`` more lines, of ``size`` bytes, fit into the limit."""
+        """Return whether the limit permits ``count`` more lines of ``size`` bytes."""
         return (
             self.lines + count <= self._limit.lines
             and self.bytes + size <= self._limit.bytes
