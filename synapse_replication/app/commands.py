@@ -46,7 +46,7 @@ class CommandsOut:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The channels that were subscribed to before replication starts."""
+        """The channels to which replication subscribes when it starts."""
         return tuple(self._channels)
 
     def subscribe_to_channel(self, channel_name: str) -> None:

@@ -105,7 +105,7 @@ class JournalSink:
             self._append(stream_name, instance_name, token, [])
 
     def on_epoch(self, stream_name: str, instance_name: str, epoch: str) -> None:
-        """Record that the rows that follow belong to this epoch, from its beginning."""
+        """Record a new epoch, to which the rows after this line belong."""
         self._append(stream_name, instance_name, 0, [], epoch=epoch)
         self._epochs[stream_name, instance_name] = epoch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -77,6 +76,7 @@ def demo_command(
         positions_agree,
         show_table,
     )
+    from synapse_replication.demo.processes import interrupt_on_termination
     from synapse_replication.demo.run import run_demo
     from synapse_replication.demo.script import read_script
     from synapse_replication.recordings.reader import shipped_recording
@@ -85,9 +85,7 @@ def demo_command(
     recording = recording or shipped_recording()
     plan = Plan(recording, rows, rate, transport == "redis")
     total = sum(len(write.rows) for write in read_script(recording, rows))
-    # Clean up on signals that would otherwise end the process at once.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    interrupt_on_termination()
     deployment = Deployment(plan)
     try:
         with TextScreen(console) as screen:
@@ -109,7 +107,3 @@ def demo_command(
     else:
         click.echo("Rows were lost, duplicated or out of order, or positions differ.")
     sys.exit(0 if good else 1)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -126,7 +126,7 @@ def _covers(address: str, other: str) -> bool:
 
 
 def why_no_secret(secret: str | None) -> str | None:
-    """Return what is wrong with a replication secret; ``None`` if nothing is."""
+    """Return the problem with a replication secret; ``None`` if there is none."""
     if secret is None:
         return None
     if any(not character.isprintable() for character in secret):

@@ -13,11 +13,16 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent
 
-__all__ = ["ReplicationProcess", "wait_until_ready"]
+__all__ = [
+    "ReplicationProcess",
+    "interrupt_on_termination",
+    "wait_until_ready",
+]
 
 #: The timeouts in s for the start of all processes, and for the stop of each.
 START_TIMEOUT = 60.0
@@ -131,6 +136,16 @@ class ReplicationProcess:
         """Return the last lines of its log."""
         lines = self._log_file.read_text("utf-8", "replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-TAIL_LINES:])
+
+
+def interrupt_on_termination() -> None:
+    """Raise ``KeyboardInterrupt`` on SIGTERM and SIGHUP, so that callers clean up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:

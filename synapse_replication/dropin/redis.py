@@ -2,7 +2,7 @@
 
 Theory of operation: the host opens one outbound connection, for publishing and for its
 cache, and passes it to the factory of the subscription. If this part is replaced, both
-are of this package: commands that the subscription sends are pipelined through the
+come from this package: commands that the subscription sends are pipelined through the
 outbound connection's sender, and the extension's channel is subscribed to if the
 command handler is replaced, too.
 """

@@ -62,7 +62,7 @@ class CountingSink:
 
 
 class Source:
-    """A stream with its rows in memory. A reader has none, and must not miss any."""
+    """A stream with its rows in memory. It cannot return rows that a reader missed."""
 
     def __init__(self, stream_name: str = STREAM) -> None:
         self.description = STANDARD_STREAMS[stream_name].description
@@ -90,7 +90,7 @@ class Source:
     ) -> StreamUpdateResult:
         """Return the rows of a writer in ``(from_token, upto_token]``."""
         if not self.rows:
-            raise CatchUpError("a row was missed, which spoils the measure")
+            raise CatchUpError("a row was missed, which invalidates the measurement")
         end = min(upto_token, from_token + _PAGE)
         updates = [(n + 1, self.rows[n]) for n in range(from_token, end)]
         return StreamUpdateResult(updates, end, end < upto_token)

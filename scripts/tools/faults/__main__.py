@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -27,6 +26,7 @@ from scripts.tools.faults.synapse.course import (
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
 from scripts.tools.faults.synapse.nemeses import MIXABLE, NAMES
 from scripts.tools.faults.synapse.schedule import make_schedule
+from synapse_replication.demo.processes import interrupt_on_termination
 from synapse_replication.recordings.reader import shipped_recording
 
 T = TypeVar("T", Result, DeploymentResult)
@@ -166,18 +166,12 @@ def _refuse_options(ctx: click.Context, names: Sequence[str], host: str) -> None
 
 
 def _run_all(names: Sequence[str], run_one: Callable[[str], T]) -> list[T]:
-    # Clean up on signals that would otherwise end the process at once.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    interrupt_on_termination()
     try:
         return [run_one(name) for name in names]
     except KeyboardInterrupt:
         click.echo("Interrupted; everything was stopped.", err=True)
         sys.exit(130)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -229,8 +229,8 @@ class StallGroup:
 
     :ivar writers: all of them.
     :ivar names: the names of the first few, for people.
-    :ivar reason: the value of the :class:`StallReason`, by which the runbook is
-        ordered.
+    :ivar reason: the value of the :class:`StallReason`, which is also the name of its
+        entry in the runbook.
     :ivar stalled_for: the longest time in s that one of them has been stalled.
     :ivar detail: an explanation of the reason, for people.
     :ivar remedy: the advice to the operator.
@@ -263,8 +263,8 @@ def describe_progress(writer: WriterStatus) -> str:
 def describe_lag(writer: WriterStatus) -> str:
     """Return a writer's lag in ids, as text.
 
-    If the writer may be ahead of its last known position, a ``+`` is appended, or the
-    text is ``?`` if nothing is known.
+    If the writer may be ahead of its last known position, a ``+`` is appended to a
+    known lag, and the text is ``?`` if no lag is known.
     """
     if writer.condition is Condition.WAITING or writer.reason in _LAG_UNKNOWN:
         return f"{writer.lag:,}+" if writer.lag else "?"
