@@ -23,7 +23,7 @@ from twisted.logger import Logger
 
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
-from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
+from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     describe_process,

@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
 from synapse_replication.config.tracing import TracingConfig
-from synapse_replication.instrumentation.logs import REPEAT_AFTER, RateLimit
+from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
 
 __all__ = ["SpanExport"]
 

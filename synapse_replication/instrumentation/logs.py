@@ -8,7 +8,7 @@ disk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from twisted.logger import Logger
@@ -23,14 +23,18 @@ from synapse_replication.handlers.observer import (
     DiscardReason,
     ReplicationObserver,
 )
+from synapse_replication.instrumentation.rate_limit import (
+    MAX_KEYS,
+    MAX_OF_GROUP,
+    REPEAT_AFTER,
+    RateLimit,
+)
 from synapse_replication.recent import RecentDict
 from synapse_replication.text import counted
 from synapse_replication.transport.failures import one_line
 
-__all__ = ["LoggingObserver", "RateLimit"]
+__all__ = ["LoggingObserver"]
 
-#: The period, in s, in which lines of one kind are suppressed after the first.
-REPEAT_AFTER = 60.0
 
 #: The most state changes of one connection that are logged within REPEAT_AFTER:
 #: enough for every change of a connection that does not flap all the time.
@@ -40,12 +44,6 @@ CHANGES_OF_STATE = 60
 #: have the limit of any group, because a peer can invent them.
 MAX_CHANGES_OF_STATE = 2000
 
-#: The most kinds of lines that are counted.
-MAX_KEYS = 1000
-
-#: The most lines of one group that are written within REPEAT_AFTER, whatever names
-#: they contain.
-MAX_OF_GROUP = 100
 
 #: Reasons for a discard that are worth a log line; the others are normal operation.
 _ALARMING = frozenset(
@@ -66,67 +64,6 @@ _WHY_DROPPED = {
 #: Another epoch, or rows no longer in the backlog: the reader uses another source.
 _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
-
-
-class RateLimit:
-    """Limits the rate of similar log lines.
-
-    Each kind of line has a limit. Because a peer can create new kinds by inventing
-    names, each group of kinds has a limit, too.
-
-    :param repeat_after: the period of the limits, in s.
-    :param monotonic: returns a monotonic time in s.
-    """
-
-    def __init__(self, repeat_after: float, monotonic: Callable[[], float]) -> None:
-        self._repeat_after = repeat_after
-        self._monotonic = monotonic
-        #: By kind: the start of the current period, and the number of lines in it.
-        self._kinds: dict[Hashable, tuple[float, int]] = {}
-        #: By group: the start of the current period, and the numbers of lines that
-        #: were written and suppressed in it.
-        self._groups: dict[str, tuple[float, int, int]] = {}
-
-    def admit(
-        self,
-        group: str,
-        *kind: Hashable,
-        burst: int = 1,
-        most: int = MAX_OF_GROUP,
-    ) -> int | None:
-        """Decide whether to write a line of this kind.
-
-        :param group: one of a fixed set; only ``kind`` may contain a peer's text.
-        :param burst: how many lines of the kind are written in one period.
-        :param most: how many lines of the group are written in one period.
-        :return: the number of lines that were suppressed before this one, or ``None``
-            if this one is to be suppressed, too.
-        """
-        of_kind = self._admit_kind((group, *kind), burst)
-        if of_kind is None:
-            return None
-        now = self._monotonic()
-        since, written, of_group = self._groups.get(group, (now, 0, 0))
-        if now - since >= self._repeat_after:
-            since, written = now, 0
-        if written >= most:
-            self._groups[group] = (since, written, of_group + of_kind + 1)
-            return None
-        self._groups[group] = (since, written + 1, 0)
-        return of_kind + of_group
-
-    def _admit_kind(self, kind: Hashable, burst: int) -> int | None:
-        now = self._monotonic()
-        began, count = self._kinds.get(kind, (None, 0))
-        if began is not None and now - began < self._repeat_after:
-            self._kinds[kind] = (began, count + 1)
-            return 0 if count < burst else None
-        self._kinds.pop(kind, None)
-        if len(self._kinds) >= MAX_KEYS:
-            # The dict is in the order in which the periods began: evict the oldest.
-            del self._kinds[next(iter(self._kinds))]
-        self._kinds[kind] = (now, 1)
-        return max(0, count - burst)
 
 
 class LoggingObserver(ReplicationObserver):

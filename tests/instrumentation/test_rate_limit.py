@@ -1,0 +1,45 @@
+"""Tests of the limit on similar log lines."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.instrumentation.rate_limit import (
+    MAX_KEYS,
+    MAX_OF_GROUP,
+    RateLimit,
+)
+
+
+class RateLimitTests(SynchronousTestCase):
+    def test_repetitions_are_counted(self) -> None:
+        """The first of a kind is written, then one a minute with what it hides."""
+        clock = Clock()
+        limit = RateLimit(60.0, clock.seconds)
+        self.assertEqual(limit.admit("a"), 0)
+        self.assertIsNone(limit.admit("a"))
+        self.assertIsNone(limit.admit("a"))
+        self.assertEqual(limit.admit("b"), 0)
+        clock.advance(60)
+        self.assertEqual(limit.admit("a"), 2)
+        clock.advance(60)
+        self.assertEqual(limit.admit("a"), 0)
+
+    def test_kinds_are_bounded(self) -> None:
+        """No number of kinds makes it grow; the oldest is forgotten."""
+        limit = RateLimit(60.0, Clock().seconds)
+        for kind in range(MAX_KEYS + 1):
+            limit.admit(str(kind), kind)
+        self.assertEqual(limit.admit("0", 0), 0)
+        self.assertIsNone(limit.admit(str(MAX_KEYS), MAX_KEYS))
+
+    def test_groups_are_bounded(self) -> None:
+        """However many names peers make up, a group gets some lines a minute."""
+        clock = Clock()
+        limit = RateLimit(60.0, clock.seconds)
+        admitted = [limit.admit("made", f"peer {n}") for n in range(3000)]
+        self.assertEqual(admitted.count(0), MAX_OF_GROUP)
+        self.assertEqual(limit.admit("lost", "peer 1"), 0)
+        clock.advance(60)
+        self.assertEqual(limit.admit("made", "another"), 3000 - MAX_OF_GROUP)
