@@ -276,6 +276,22 @@ class SteppedTests(SynchronousTestCase):
         self.assertEqual(self.observer.persisted, [8])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
+    def test_position_is_tried_again_until_it_is_kept(self) -> None:
+        """A position that could not be kept twice is tried a third time."""
+        gate: Deferred[None] = Deferred()
+        self.start(gate)
+        self.database.settle()
+        self.database.failing = True
+        gate.callback(None)
+        self.database.settle()
+        self.reactor.advance(1)
+        self.database.settle()
+        self.assertEqual(self.observer.not_persisted, [8, 8])
+        self.database.failing = False
+        self.reactor.advance(1)
+        self.database.settle()
+        self.assertEqual(self.database.kept, [8])
+
     def test_remote_advance_during_the_fetch(self) -> None:
         """
         Between nextval and its registration another writer announces greater

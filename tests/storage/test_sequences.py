@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import SequenceBehindError
@@ -16,6 +17,7 @@ from synapse_replication.storage.sequences import (
     IdStream,
     Lookup,
     best_lookup,
+    fetch_ids,
     load_positions,
     read_sequence,
     read_stored_positions,
@@ -161,14 +163,34 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
     def test_sequence_raised_to_tables(self) -> None:
         """A host that asks for it has a sequence brought forward, never back."""
         self.write_rows("first", 9)
-        for stands_at, announced in ((5, 9), (12, 9)):
+        for stands_at, announced in ((5, 9), (9, 9), (12, 9)):
             self.set_sequence(stands_at)
-            with self.connection.cursor() as cursor:
+            with capturedLogs() as logged, self.connection.cursor() as cursor:
                 positions = load_positions(
                     cursor, FOOBAR, "first", raise_to_tables=True
                 )
                 self.assertEqual(positions.announced, announced)
                 self.assertEqual(read_sequence(cursor, "foobar_seq"), max(stands_at, 9))
+            self.assertEqual(len(logged), stands_at < 9)
+
+    def test_sequence_raised_over_a_plausible_distance(self) -> None:
+        """A sequence is brought forward as far as is plausible; a new one further."""
+        stream = attrs.evolve(FOOBAR, plausible_distance=10)
+        for stands_at, row, is_raised in (
+            (8, 18, True),
+            (18, 29, False),
+            (1, 40, True),
+        ):
+            self.sql("TRUNCATE foobar")
+            self.write_rows("first", row)
+            self.set_sequence(stands_at)
+            with self.connection.cursor() as cursor:
+                if not is_raised:
+                    with self.assertRaises(SequenceBehindError):
+                        load_positions(cursor, stream, "first", raise_to_tables=True)
+                    continue
+                load_positions(cursor, stream, "first", raise_to_tables=True)
+                self.assertEqual(read_sequence(cursor, "foobar_seq"), row)
 
     def test_sequence_behind_positions(self) -> None:
         """
@@ -186,6 +208,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_sequence_far_behind_positions(self) -> None:
         """Too far behind is an error with the statement that repairs it."""
+        self.store(second=5 + MAX_SKIPPED_IDS)
+        self.set_sequence(5)
+        self.load("second")
         self.store(first=MAX_SKIPPED_IDS + 10)
         self.set_sequence(5)
         with self.assertRaises(SequenceBehindError) as caught:
@@ -210,6 +235,19 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         # A reader takes the writer to be where the sequence is.
         self.assertEqual(self.load().all_positions(), {"first": 5, "second": 4})
 
+    def test_the_most_that_is_plausible(self) -> None:
+        """A position is believed up to the plausible distance, and not beyond."""
+        most = 2 * MAX_SKIPPED_IDS
+        stream = attrs.evolve(FOOBAR, plausible_distance=most)
+        for position, seen in ((5 + most, 5 + most), (6 + most, 5)):
+            self.sql("DELETE FROM stream_positions")
+            self.store(first=position, second=4)
+            self.set_sequence(5)
+            self.assertEqual(self.load(stream=stream).all_positions()["first"], seen)
+            with self.assertRaises(SequenceBehindError) as caught:
+                self.load("first", stream)
+            self.assertEqual(bool(caught.exception.hint), seen == position)
+
     def test_sequence_implausibly_far_behind_its_table(self) -> None:
         """The row is named, also for a host that has sequences brought forward."""
         self.write_rows("first", 2**62)
@@ -223,6 +261,16 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             text = str(caught.exception)
             self.assertIn('FROM "foobar" WHERE "stream_id" = 4611686018427387904', text)
             self.assertNotIn("setval", text)
+
+    def test_row_at_a_plausible_distance(self) -> None:
+        """A row is called suspect only beyond the plausible distance."""
+        stream = attrs.evolve(FOOBAR, plausible_distance=10)
+        self.set_sequence(5)
+        for row, is_suspect in ((15, False), (16, True)):
+            self.write_rows("first", row)
+            with self.assertRaises(SequenceBehindError) as caught:
+                self.load("first", stream)
+            self.assertEqual("inspect the row" in str(caught.exception), is_suspect)
 
     def test_negative(self) -> None:
         """Rows and positions below zero; one of the wrong sign counts as none."""
@@ -285,3 +333,38 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertNotIn("Seq Scan on foobar\n", plans + "\n")
             self.assertNotIn("Seq Scan on foobar ", plans.replace("foobar_seq", "seq"))
             self.assertRegex(plans, "Index (Only )?Scan .*using big on foobar")
+
+
+class FetchIdsTests(PostgresMixin, SynchronousTestCase):
+    """What a sequence gives that is behind what a process knows."""
+
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+        self.set_sequence(5)
+
+    def fetch(self, known: int, count: int = 1) -> list[int]:
+        with self.connection.cursor() as cursor:
+            return fetch_ids(
+                cursor,
+                "foobar_seq",
+                count,
+                lambda ids: [id_ for id_ in ids if id_ > known],
+                known,
+                plausible_distance=10,
+            )
+
+    def test_plausible(self) -> None:
+        """It is brought forward over the most that is plausible."""
+        self.assertEqual(self.fetch(known=16), [17])
+        self.set_sequence(5)
+        self.assertEqual(self.fetch(known=14, count=2), [15, 16])
+
+    def test_implausible(self) -> None:
+        """Further than that is an error with the last id that it gave."""
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.fetch(known=18, count=2)
+        self.assertEqual(
+            (caught.exception.sequence_value, caught.exception.value), (7, 18)
+        )
+        self.assertIn("no table contains it", str(caught.exception))

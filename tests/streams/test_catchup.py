@@ -19,6 +19,7 @@ from synapse_replication.streams.catchup import (
     Redundant,
     Reset,
     check_page,
+    gather_batches,
     plan_catch_up,
     plan_dropped_range,
     plan_position,
@@ -340,3 +341,19 @@ class CheckPageTests(SynchronousTestCase):
         """An answer that ends where we stand is an error that says so."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)
+
+
+class GatherBatchesTests(SynchronousTestCase):
+    """Rows by token."""
+
+    def test_rows_of_one_token(self) -> None:
+        """Rows of one token that are adjacent are one batch."""
+        self.assertEqual(
+            list(gather_batches([0, 0, 1, 1, 3], "abcde")),
+            [(0, ["a", "b"]), (1, ["c", "d"]), (3, ["e"])],
+        )
+        self.assertEqual(list(gather_batches([], "")), [])
+
+    def test_fewer_tokens_than_rows(self) -> None:
+        """No row without a token is lost unseen."""
+        self.assertRaises(ValueError, list, gather_batches([1], "ab"))

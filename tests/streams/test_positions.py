@@ -115,6 +115,25 @@ class WriterPositionsTests(SynchronousTestCase):
         positions.finish([1849])
         self.assertEqual(positions.announced, 1849)
 
+    def test_announceable(self) -> None:
+        """What is finished may be announced, whatever is known of the sequence."""
+        positions = WriterPositions("a", ["a"], {"a": 7})
+        self.assertEqual(positions.announceable, 7)
+        allocate(positions, 8, 9)
+        positions.finish([9])
+        self.assertEqual(positions.announceable, 7)
+        positions.finish([8])
+        self.assertEqual(positions.announceable, 9)
+
+    def test_id_that_another_announced(self) -> None:
+        """A sequence that gives what another writer announced before has gone back."""
+        positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
+        allocate(positions, 8)
+        positions.advance("b", 10)
+        fetch = positions.begin_fetch()
+        self.assertFalse(positions.is_usable(fetch, 10))
+        self.assertTrue(positions.is_usable(fetch, 11))
+
     def test_others_know_first(self) -> None:
         """Another writer announces our id, committed but not finished here."""
         positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})

@@ -290,6 +290,8 @@ class SendTests(ProtocolTestCase):
             self.transport.buffer, b"REMOTE_SERVER_UP a\nRDATA 1\nRDATA 2\n"
         )
         self.assertEqual(self.observer.sent["unnamed", "RDATA"], 2)
+        # It is closed if it falls behind, so that nobody waits for it.
+        self.assertFalse(protocol.is_behind)
 
     def test_too_long(self) -> None:
         """A line that peers would refuse is refused before it is sent."""

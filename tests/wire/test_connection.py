@@ -136,6 +136,15 @@ class ReceiveTests(SynchronousTestCase):
         )
         self.assertEqual(connection.peer_name, "w1")
 
+    def test_http(self) -> None:
+        """A request of HTTP ends the connection, at its first line or at its words."""
+        for data in (b"GET /x HTTP/1.1\r\n", b"POST /x\n", b"Host: 127.0.0.1\n"):
+            connection = LineConnection(Role.SERVER, "repl.test", 0.0)
+            received = connection.receive_data(data + b"REMOTE_SERVER_UP a\n", 0.0)
+            self.assertFalse(connection.is_open, data)
+            self.assertEqual(received.items, [])
+            self.assertIn(b"does not speak HTTP", drain(connection))
+
     @staticmethod
     def _join(parts: list[Received]) -> Received:
         whole = Received()

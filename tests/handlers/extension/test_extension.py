@@ -231,6 +231,34 @@ class GapTests(ExtensionTests):
         self.bus.advance(20)
         self.assertEqual(len(self.messages("heartbeat")) - before, 2 * 4)
 
+    def test_answers_are_bounded(self) -> None:
+        """A peer that says hello over and over is answered once in a while."""
+        self.bus.advance(10)
+        before = len(self.messages("heartbeat"))
+        for _ in range(5):
+            self.inject(type="hello")
+        self.assertLessEqual(len(self.messages("heartbeat")) - before, 2)
+
+    def test_only_direct_links_are_narrowed(self) -> None:
+        """By way of Redis, where others listen, nobody follows some streams alone."""
+        assert self.writer.connection is not None
+        for is_direct in (False, True):
+            self.writer.connection.is_direct = is_direct
+            self.inject(type="hello", instance="x", epoch="x-epoch", streams=["typing"])
+            sends = self.writer.handler.sends(self.writer.connection, "events")
+            self.assertEqual(sends, not is_direct)
+        for message in self.messages("hello"):
+            if message.sender != "w":
+                self.assertNotIn("streams", json.loads(message.payload))
+
+    def test_what_is_held_in_memory_is_not_retained(self) -> None:
+        """Rows of a stream in memory are not kept a second time, in the backlog."""
+        self.writer.write(1, "a", stream="typing")
+        self.writer.skip(3, "typing")
+        self.writer.write(1, "a")
+        self.bus.deliver()
+        self.assertEqual([name for name, _ in self.writer.backlog], ["events"])
+
 
 class EpochTests(ExtensionTests):
     def restart_writer(self, epoch: str = "w-epoch-2") -> SpeakingProcess:

@@ -179,6 +179,14 @@ class PacerTests(SynchronousTestCase):
         self.reactor.advance(0.001)
         self.assertFalse(self.pacer.is_due())
 
+    def test_after_a_break(self) -> None:
+        """After a break none is due until there was more work."""
+        self.work(10, 0)
+        taken = Deferred.fromCoroutine(self.pacer.take_break())
+        self.reactor.advance(0)
+        self.successResultOf(taken)
+        self.assertFalse(self.pacer.is_due())
+
     def test_break(self) -> None:
         """Of many who take a break together, each does not begin anew."""
         self.work(10, 0)

@@ -168,6 +168,14 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
+    def test_nothing_new_of_what_may_begin_again(self) -> None:
+        """A stream that may begin again says nothing while it stays where it is."""
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        self.write(7, "a")
+        self.connection.take()
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), [])
+
     def test_commits_while_rows_are_fetched(self) -> None:
         """What is committed during a fetch is sent, never passed by a POSITION."""
         self.events.is_held = True
