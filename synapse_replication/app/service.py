@@ -39,7 +39,10 @@ from synapse_replication.config.endpoints import (
     redis_options,
     server_endpoint,
 )
-from synapse_replication.config.process import ExtensionConfig, ProcessConfig
+from synapse_replication.config.process import (
+    ProcessConfig,
+)
+from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs

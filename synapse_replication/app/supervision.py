@@ -19,7 +19,10 @@ from twisted.logger import Logger
 
 from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.process import ExtensionConfig, ProcessConfig
+from synapse_replication.config.process import (
+    ProcessConfig,
+)
+from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.instrumentation.status.model import ProcessStatus
 

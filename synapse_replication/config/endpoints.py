@@ -18,7 +18,11 @@ from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndp
 
 from synapse_replication.config.files import OWN_SECTION
 from synapse_replication.config.listener_safety import split_description
-from synapse_replication.config.process import Listener, RedisConfig, TlsConfig
+from synapse_replication.config.process import (
+    RedisConfig,
+    TlsConfig,
+)
+from synapse_replication.config.process_parts import Listener
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.redis.options import (
     RedisOptions,

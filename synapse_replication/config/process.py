@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 from twisted.internet.endpoints import quoteStringArgument
@@ -32,6 +31,13 @@ from synapse_replication.config.files import (
 from synapse_replication.config.listener_safety import unprotected_listeners
 from synapse_replication.config.models import ListenerSection, SharedFile
 from synapse_replication.config.own_section import FactorySection
+from synapse_replication.config.process_parts import (
+    ExtensionConfig,
+    FactoryConfig,
+    HttpConfig,
+    InstanceLocation,
+    Listener,
+)
 from synapse_replication.config.redis import RedisConfig, read_redis
 from synapse_replication.config.sanity import (
     clashing_listeners,
@@ -52,11 +58,6 @@ from synapse_replication.wire.pending import PendingLimit
 
 __all__ = [
     "DatabaseConfig",
-    "ExtensionConfig",
-    "FactoryConfig",
-    "HttpConfig",
-    "InstanceLocation",
-    "Listener",
     "ProcessConfig",
     "Purpose",
     "ReceivingConfig",
@@ -76,46 +77,6 @@ class Purpose(enum.Enum):
 
 
 @attrs.frozen
-class InstanceLocation:
-    """The address at which another instance serves HTTP replication."""
-
-    host: str | None
-    port: int | None
-    tls: bool
-    path: str | None
-
-
-@attrs.frozen
-class Listener:
-    """A listener of this process.
-
-    :ivar resources: the resources that it serves, of ``replication``, ``health`` and
-        ``metrics``; empty for direct TCP.
-    :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
-    :ivar tls: whether it uses TLS.
-    """
-
-    port: int | None
-    path: str | None
-    addresses: tuple[str, ...]
-    resources: frozenset[str]
-    direct_tcp: bool
-    tls: bool = False
-
-
-@attrs.frozen
-class HttpConfig:
-    """Limits of the HTTP listeners.
-
-    :ivar allowed_hosts: host names that they serve besides those of this machine.
-    :ivar max_connections: the most open connections of one listener.
-    """
-
-    allowed_hosts: tuple[str, ...] = ()
-    max_connections: int = 500
-
-
-@attrs.frozen
 class ReceivingConfig:
     """How much is taken in, and believed, of what peers send.
 
@@ -127,30 +88,6 @@ class ReceivingConfig:
     plausible_distance: int = PLAUSIBLE_DISTANCE
     max_queue_bytes: int = 8 * 1024 * 1024
     max_batch_rows: int = 10_000
-
-
-@attrs.frozen
-class ExtensionConfig:
-    """The limits of the backlog of each stream.
-
-    :ivar backlog_rows: the most rows.
-    :ivar backlog_bytes: the most memory, in bytes.
-    """
-
-    backlog_rows: int = 10_000
-    backlog_bytes: int = 4 * 1024 * 1024
-
-
-@attrs.frozen
-class FactoryConfig:
-    """A function of the user, and its configuration.
-
-    :ivar module: the dotted name of the function.
-    :ivar config: the mapping that is passed to the function.
-    """
-
-    module: str
-    config: Mapping[str, Any] = attrs.field(repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -208,7 +145,7 @@ class ProcessConfig:
     http: HttpConfig = attrs.field(factory=HttpConfig)
     receiving: ReceivingConfig = attrs.field(factory=ReceivingConfig)
     tls: TlsConfig = attrs.field(factory=TlsConfig)
-    extension: ExtensionConfig | None = ExtensionConfig()
+    extension: ExtensionConfig | None = attrs.field(factory=ExtensionConfig)
     log_level: str = "info"
     tracing: TracingConfig | None = None
     warnings: tuple[ConfigProblem, ...] = ()

@@ -20,7 +20,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from synapse_replication.config.process import InstanceLocation
+from synapse_replication.config.process_parts import InstanceLocation
 from synapse_replication.dropin.bridges import make_yieldable
 from synapse_replication.dropin.extension import is_turned_on
 from synapse_replication.dropin.observer import (

@@ -19,10 +19,10 @@ from synapse_replication.app.supervision import (
 )
 from synapse_replication.app.systemd import NotifySocket
 from synapse_replication.config.process import (
-    ExtensionConfig,
     ProcessConfig,
     load_config,
 )
+from synapse_replication.config.process_parts import ExtensionConfig
 from synapse_replication.instrumentation.status.model import ProcessStatus
 from tests.config.test_files import FilesMixin
 

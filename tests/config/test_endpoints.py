@@ -14,7 +14,11 @@ from synapse_replication.config.endpoints import (
     redis_options,
     server_endpoint,
 )
-from synapse_replication.config.process import Listener, RedisConfig, TlsConfig
+from synapse_replication.config.process import (
+    RedisConfig,
+    TlsConfig,
+)
+from synapse_replication.config.process_parts import Listener
 from synapse_replication.config.redis import SentinelConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import (

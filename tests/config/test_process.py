@@ -5,14 +5,16 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.config.process import (
-    ExtensionConfig,
-    InstanceLocation,
-    Listener,
     ProcessConfig,
     Purpose,
     ReceivingConfig,
     RedisConfig,
     load_config,
+)
+from synapse_replication.config.process_parts import (
+    ExtensionConfig,
+    InstanceLocation,
+    Listener,
 )
 from synapse_replication.errors import ConfigError
 from synapse_replication.streams.positions import PLAUSIBLE_DISTANCE

@@ -1,0 +1,80 @@
+"""Parts of the configuration of a process: listeners, limits and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+__all__ = [
+    "ExtensionConfig",
+    "FactoryConfig",
+    "HttpConfig",
+    "InstanceLocation",
+    "Listener",
+]
+
+
+@attrs.frozen
+class InstanceLocation:
+    """The address at which another instance serves HTTP replication."""
+
+    host: str | None
+    port: int | None
+    tls: bool
+    path: str | None
+
+
+@attrs.frozen
+class Listener:
+    """A listener of this process.
+
+    :ivar resources: the resources that it serves, of ``replication``, ``health`` and
+        ``metrics``; empty for direct TCP.
+    :ivar direct_tcp: whether it serves the line protocol instead of HTTP.
+    :ivar tls: whether it uses TLS.
+    """
+
+    port: int | None
+    path: str | None
+    addresses: tuple[str, ...]
+    resources: frozenset[str]
+    direct_tcp: bool
+    tls: bool = False
+
+
+@attrs.frozen
+class HttpConfig:
+    """Limits of the HTTP listeners.
+
+    :ivar allowed_hosts: host names that they serve besides those of this machine.
+    :ivar max_connections: the most open connections of one listener.
+    """
+
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 500
+
+
+@attrs.frozen
+class ExtensionConfig:
+    """The limits of the backlog of each stream.
+
+    :ivar backlog_rows: the most rows.
+    :ivar backlog_bytes: the most memory, in bytes.
+    """
+
+    backlog_rows: int = 10_000
+    backlog_bytes: int = 4 * 1024 * 1024
+
+
+@attrs.frozen
+class FactoryConfig:
+    """A function of the user, and its configuration.
+
+    :ivar module: the dotted name of the function.
+    :ivar config: the mapping that is passed to the function.
+    """
+
+    module: str
+    config: Mapping[str, Any] = attrs.field(repr=False)
