@@ -263,6 +263,18 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
             yield number, line if len(words) > 2 else ""
 
 
+class LanguageTests(SynchronousTestCase):
+    def test_sentences_have_a_subject(self) -> None:
+        """No sentence or title opens with a headless "who" or "what"."""
+        for page in PAGES:
+            text = page.read_text()
+            for match in re.finditer(
+                r"(?:^|\n\n|[.:] +|\* )((?:What|Who|Whoever)\b[^.?]*[.?]?)", text
+            ):
+                sentence = " ".join(match[1].split())
+                self.assertTrue(sentence.endswith("?"), f"{page.name}: {sentence}")
+
+
 class ImagesTests(SynchronousTestCase):
     def test_diagram(self) -> None:
         """The drawing of a row's path has every word of its source."""
