@@ -134,7 +134,8 @@ class ConnectionFence:
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
-        # After a lost connection, the next one asks; NOAUTH affects all commands.
+        # If the connection was lost, the next one sends the command again. Without
+        # authentication (NOAUTH), all commands fail, so this is no sign of support.
         if (
             not isinstance(error, txredisapi.ResponseError)
             or str(error).startswith("NOAUTH")

@@ -16,11 +16,11 @@ Further callers wait for the next one, which serves all of them.
 
 *No caller can block a position.* An id is finished as soon as its block is left, for
 whatever reason. If a caller abandons its request (by cancellation, or because its
-coroutine was closed or garbage-collected), its ids are finished, too. Neither waits for
-the database, so both work where waiting is not allowed. There is one exception: if the
-coroutine is closed or collected *inside* its block, its transaction may still be
-running in a thread, and may still commit. So the ids remain unfinished until all
-transactions requested by then have ended, if the database can report that (a
+coroutine was closed or garbage-collected), its ids are finished, too. Finishing an id
+does not wait for the database, so it works where waiting is not allowed. There is one
+exception: if the coroutine is closed or collected *inside* its block, its transaction
+may still be running in a thread, and may still commit. So the ids remain unfinished
+until all transactions requested by then have ended, if the database can report that (a
 :class:`Database` can, a host's own pool cannot). A block that is left without an
 exception waits until ``stream_positions`` has a position that covers its ids. If that
 fails, the row is committed nevertheless; the failure is reported and retried later.

@@ -337,7 +337,8 @@ def _read_checked_sequence(
     if farthest and max(farthest.values()) > last:
         column, id_ = max(farthest.items(), key=itemgetter(1))
         if id_ < greatest <= last + stream.plausible_distance:
-            # Else an id would be given out that counts as finished.
+            # Do not suggest the table's greatest row: ids between it and the stored
+            # position, which count as finished, would be allocated again.
             raise _sequence_behind_positions(stream, last, greatest)
         raise _sequence_behind_table(stream, column, last, id_)
     behind = greatest - last
