@@ -236,7 +236,7 @@ class GapTests(ExtensionTests):
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
         for _ in range(5):
-            self.inject(type="hello")
+            self.inject(type="hello", instance="r", epoch="r-epoch")
         self.assertLessEqual(len(self.messages("heartbeat")) - before, 2)
 
     def test_only_direct_links_are_narrowed(self) -> None:

@@ -32,6 +32,17 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w", "events")[-1], 101)
         self.assertEqual(len(it.stream.requests), 1)
 
+    def test_what_waits_is_counted(self) -> None:
+        """A POSITION that waits counts as one, rows as many as they are."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.host.rows.is_held = True
+        it.stream.persist("w", 1, ["1"])
+        for line in ('RDATA events w 1 ["1"]', "POSITION events w 1 2"):
+            it.receive(line)
+        it.receive('RDATA events w 3 ["a"]', 'RDATA events w 4 ["b"]')
+        self.assertEqual(it.host.observer.queue_lengths["events"][-2:], [1, 3])
+
     def test_each_writer_is_caught_up_with(self) -> None:
         """The waiting rows of each writer are fetched up to its own highest token."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
