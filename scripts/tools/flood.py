@@ -252,6 +252,7 @@ def _connect(
 # -- the reader --------------------------------------------------------------------
 
 
+# More than 50 lines: the steps of one measurement, in order, with shared state.
 async def run_flood(
     reactor: Any, rows: int, rate: int = 0, patience: float = 600.0
 ) -> Report:
@@ -300,7 +301,7 @@ async def run_flood(
         sampling.start(0.01)
         started = time.monotonic()
         before, sink.steady = sink.steady, []
-        writer.tell("flood")
+        writer.send("flood")
         await until("the last row", lambda: observer.newest >= rows)
         sent = time.monotonic()
         during = list(sink.steady)
@@ -360,7 +361,7 @@ class _WriterProcess(ProcessProtocol):
         self.ended: str | None = None
         self._errors = b""
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Write a line to its standard input."""
         assert self.transport is not None
         self.transport.write(f"{word}\n".encode())

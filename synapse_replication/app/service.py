@@ -43,6 +43,7 @@ from synapse_replication.config.process import (
     ProcessConfig,
 )
 from synapse_replication.config.process_parts import ExtensionConfig
+from synapse_replication.config.redis import RedisConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -172,7 +173,7 @@ class ProcessService(Service):
         await self._start_links(handler, extension, channels)
         if extension is not None:
             extension.start()
-            self._stops.add("saying goodbye", extension.stop)
+            self._stops.add("announcing the exit", extension.stop)
         self._stops.add("dropping unsent commands", handler.drop_unsent)
         self._stops.add("taking back syncing users", self._clear_users(handler))
         self._stops.add("handling what was received", handler.wait_until_idle)
@@ -335,24 +336,33 @@ class ProcessService(Service):
             )
             self._stops.add("closing the direct TCP connection", client.stop)
         if config.redis is not None:
-            link = RedisReplicationLink(
-                self._reactor,
-                redis_options(config.redis),
-                config.server_name,
-                handler,
-                self._observer,
-                lambda lost: handler.announce_positions(),
-                channels,
-                extension=extension,
-            )
-            try:
-                link.start()
-            except (OSError, ValueError) as error:
-                raise self._config_error(
-                    "redis", str(error), "correct the file that it names"
-                ) from error
-            self._observers.watch_buffers(link.buffers)
-            self._stops.add("closing the Redis connections", link.stop)
+            self._start_redis(config.redis, handler, extension, channels)
+
+    def _start_redis(
+        self,
+        redis: RedisConfig,
+        handler: ReplicationCommandHandler,
+        extension: ReplicationExtension | None,
+        channels: tuple[str, ...],
+    ) -> None:
+        link = RedisReplicationLink(
+            self._reactor,
+            redis_options(redis),
+            self._config.server_name,
+            handler,
+            self._observer,
+            lambda lost: handler.announce_positions(),
+            channels,
+            extension=extension,
+        )
+        try:
+            link.start()
+        except (OSError, ValueError) as error:
+            raise self._config_error(
+                "redis", str(error), "correct the file that it names"
+            ) from error
+        self._observers.watch_buffers(link.buffers)
+        self._stops.add("closing the Redis connections", link.stop)
 
     def _start_observers(self, handler: ReplicationCommandHandler) -> None:
         written = self.host.streams.get_streams_to_replicate()

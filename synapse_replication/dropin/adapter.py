@@ -1,13 +1,13 @@
-"""A host homeserver's ``hs``, seen as a :class:`ReplicationHost`.
+"""Adapts a homeserver object ``hs`` to the interface :class:`ReplicationHost`.
 
-Theory of operation: everything is asked of ``hs`` by its public getters, when it is
-first needed and not before: a homeserver builds its parts on demand, and some of
-them want the command handler in turn. Time comes from the host's clock, background
-work runs as the host's (which brings its log contexts and metrics, and an end when
-the host shuts down), and rows go through the host's own ``Stream`` classes into its
-data handler and its stores.
+Theory of operation: the parts of ``hs`` are requested through its public getters on
+first use, because a homeserver creates its parts on demand, and some of them need the
+command handler in turn. Time comes from the host's clock, background work runs as the
+host's background processes (with its log contexts and metrics, and an end when the host
+shuts down), and rows pass through the host's ``Stream`` classes to its data handler and
+its stores.
 
-The host is untyped here: none of it can be imported where it is not installed.
+The host is untyped here, because its packages may not be installed.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class HostClock:
 
 
 def _duration_type(clock: Any) -> Callable[[float], Any]:
-    """Find what the host's clock takes for a time span, given in s.
+    """Return a function that converts s to the time span of the host's clock.
 
-    Older ones take a number; newer ones a duration, of a class of their own.
+    Older clocks accept a number, newer ones a duration of a class of their own.
     """
     parameters = list(inspect.signature(clock.call_later).parameters.values())
     if "Duration" not in str(parameters[0].annotation):
@@ -77,7 +77,7 @@ def _duration_type(clock: Any) -> Callable[[float], Any]:
 
 
 class _HostDelayedCall:
-    """A call that the host's clock keeps."""
+    """A call that is scheduled with the host's clock."""
 
     def __init__(self, clock: Any, call: Any) -> None:
         self._clock = clock
@@ -119,7 +119,7 @@ class HostRows:
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Take the rows of one token."""
+        """Deliver the rows of one token."""
         if token <= self._fetched.get((stream_name, instance_name), 0):
             return
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
@@ -135,8 +135,8 @@ class HostRows:
     ) -> None:
         """Record that a writer has nothing more up to ``token``.
 
-        If it began again, its source is asked first, as the host does even where
-        there can be no rows: who is told then knows that the writer is there.
+        If it restarted, its source is queried first, as the host does even if there can
+        be no rows, so that the host knows that the writer is running.
         """
         stream = self._streams[stream_name]
         current = stream.current_token(instance_name)
@@ -261,7 +261,7 @@ class HostRows:
 
 
 class HostCommands:
-    """The parts of the host that commands without rows are for.
+    """Dispatches commands without rows to the parts of the host.
 
     Which of them a process has depends on what it is configured to do; a command
     for a part that it does not have is skipped, as it is for another process.
@@ -278,7 +278,7 @@ class HostCommands:
 
     @property
     def stores_user_ips(self) -> bool:
-        """USER_IP is of use here: to be stored, or to send server notices."""
+        """Whether USER_IP is needed here: to store it, or to send server notices."""
         return self._is_main or self._runs_background_tasks
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
@@ -319,7 +319,7 @@ class HostCommands:
         return clearing
 
     def on_federation_ack(self, instance_name: str | None, token: int) -> None:
-        """Record up to which id the federation sender has sent."""
+        """Record the id up to which the federation sender has sent events."""
         if self._queues_federation:
             self._hs.get_federation_sender().federation_ack(instance_name, token)
 
@@ -347,7 +347,7 @@ class HostCommands:
     def on_lock_released(
         self, instance_name: str, lock_name: str, lock_key: str
     ) -> None:
-        """Wake up whoever waits for a lock."""
+        """Notify the waiters of a lock."""
         self._hs.get_notifier().notify_lock_released(instance_name, lock_name, lock_key)
 
     def on_new_active_task(self, task_id: str) -> None:
@@ -357,19 +357,19 @@ class HostCommands:
 
     def on_cancel_task(self, task_id: str) -> Awaitable[None] | None:
         """Cancel a scheduled task."""
-        # Where tasks do not run there is none to cancel, and to try would only get in
-        # the way of the process where they do.
+        # This process runs no tasks, and an attempt to cancel one would interfere with
+        # the process that does.
         if not self._runs_background_tasks:
             return None
-        # Older hosts know no such command.
+        # Older hosts lack this method.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
         return None if cancel is None else _awaitable(cancel(task_id))
 
     def on_remove_pusher(self, app_id: str, push_key: str, user_id: str) -> None:
-        """Pass over: only older peers ask for it."""
+        """Ignore it: only older peers send it."""
 
     def on_invalidate_cache(self, cache_func: str, keys: list[Any] | None) -> None:
-        """Pass over: only older peers ask for it."""
+        """Ignore it: only older peers send it."""
 
 
 def _awaitable(result: Any) -> Awaitable[None] | None:
@@ -377,7 +377,7 @@ def _awaitable(result: Any) -> Awaitable[None] | None:
 
 
 class SynapseHost:
-    """All that ``hs`` offers to replication: a :class:`ReplicationHost`.
+    """A :class:`ReplicationHost` on a homeserver object ``hs``.
 
     :ivar hooks: lets code subscribe to what happens.
     """
@@ -403,14 +403,14 @@ class SynapseHost:
 
 
 class _HostProcess:
-    """A background process of the host, to be waited for by the host's rule.
+    """A background process of the host, to be awaited by the host's rule.
 
-    It ends in a log context of its own, and who waits is to come back in theirs.
+    It ends in a log context of its own, and the awaiting caller resumes in its own.
     """
 
     def __init__(self, process: Deferred[Any]) -> None:
         self._process = process
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        # Not before: this gives the log context up until the process has ended.
+        # Not earlier: this suspends the log context until the process has ended.
         return make_yieldable(self._process).__await__()

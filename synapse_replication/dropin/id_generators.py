@@ -142,26 +142,9 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
             plausible_distance=plausible_distance(),
         )
         database = HostDatabase(db, server_name)
-        cursor = db_conn.cursor(txn_name=f"load_positions_{stream_name}")
-        try:
-            if database.is_postgres:
-                positions = load_positions(
-                    cursor,
-                    stream,
-                    instance_name,
-                    # As the host itself does with every sequence when it starts.
-                    raise_to_tables=True,
-                    positions_type=HostPositions,
-                )
-            else:
-                positions = _load_from_tables(cursor, stream, instance_name)
-        except SequenceBehindError as error:
-            # The class that the host reports at startup.
-            raise importlib.import_module(
-                "synapse.storage.engines"
-            ).IncorrectDatabaseSetup(str(error)) from error
-        finally:
-            cursor.close()
+        positions = _load_positions(
+            db_conn, stream, instance_name, on_postgres=database.is_postgres
+        )
         db_conn.commit()
         # The host's tests use this attribute.
         self._db = db
@@ -218,6 +201,31 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         if self._is_postgres:
             return await super().get_max_allocated_token()
         return self.get_current_token()
+
+
+def _load_positions(
+    db_conn: Any, stream: IdStream, instance_name: str, *, on_postgres: bool
+) -> WriterPositions:
+    """Load the positions of a stream's writers with the host's connection."""
+    cursor = db_conn.cursor(txn_name=f"load_positions_{stream.stream_name}")
+    try:
+        if on_postgres:
+            return load_positions(
+                cursor,
+                stream,
+                instance_name,
+                # As the host itself does with every sequence when it starts.
+                raise_to_tables=True,
+                positions_type=HostPositions,
+            )
+        return _load_from_tables(cursor, stream, instance_name)
+    except SequenceBehindError as error:
+        # The class that the host reports at startup.
+        raise importlib.import_module("synapse.storage.engines").IncorrectDatabaseSetup(
+            str(error)
+        ) from error
+    finally:
+        cursor.close()
 
 
 def _load_from_tables(

@@ -178,7 +178,10 @@ class StrictReactor(MemoryReactorClock):
         self, host: str, port: int, factory: Any, **_: object
     ) -> Any:
         connector = SimpleNamespace(
-            disconnect=lambda: None, stopConnecting=lambda: None, connect=None
+            disconnect=lambda: None,
+            stopConnecting=lambda: None,
+            connect=None,
+            getDestination=lambda: IPv4Address("TCP", host, port),
         )
 
         def connect() -> None:

@@ -98,6 +98,7 @@ class SimulatedDatabase:
         for table in tables:
             self._add_table(table)
 
+    # More than 50 lines: one small function for each statement, which share a table.
     def _add_table(self, table: TableStream) -> None:
         name, (column,) = table.table, table.id_columns
         rows = self.rows[name]
