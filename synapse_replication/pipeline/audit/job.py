@@ -59,7 +59,7 @@ from synapse_replication.pipeline.source.database import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.local import local_frame
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 
@@ -104,7 +104,10 @@ def run_audit(
         with (
             JobProgress(sys.stderr, STEPS + 1) as progress,
             job_session(
-                "synapse-replication audit", master=master, progress=progress
+                "synapse-replication audit",
+                master=master,
+                settings=SCHEDULES_ONLY,
+                progress=progress,
             ) as session,
             audited(
                 session,
@@ -203,6 +206,9 @@ def audited(
             )
         )
         few = ids.count() + lines.count() < _FEW
+        if few:
+            # Many tasks have found little: what follows needs but a few of them.
+            ids = ids.coalesce(session.sparkContext.defaultParallelism)
         begin("judge what differs")
         sole = facts.sole_writers((stream, writer) for stream, writer, *_ in heard)
         found = [

@@ -25,7 +25,7 @@ from synapse_replication.pipeline.report.rows import ABOUT, with_names
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA, WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import read_rows
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import SCHEDULES_ONLY, job_session
 from synapse_replication.pipeline.wire_lines import find_recordings, read_recordings
 
 if TYPE_CHECKING:
@@ -68,7 +68,12 @@ def run_report(
         contextlib.ExitStack() as stack,
     ):
         session = stack.enter_context(
-            job_session("synapse-replication report", master=master, progress=progress)
+            job_session(
+                "synapse-replication report",
+                master=master,
+                settings=SCHEDULES_ONLY,
+                progress=progress,
+            )
         )
         inputs = _read(session, settings, archive, recordings, findings, stack)
         if audits:

@@ -110,8 +110,8 @@ def job_session(
             session.stop()
 
 
-#: For sessions whose tasks leave the work to Python: to compile Java any further costs
-#: more than it saves.
+#: For sessions that are over soon, or whose tasks leave the work to Python: to compile
+#: Java any further costs more than it saves.
 SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
