@@ -33,6 +33,8 @@ autodoc_member_order = "bysource"
 linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1)[:/].*"]
 linkcheck_anchors = False
 linkcheck_timeout = 20
+# Most literal blocks are commands and their output.
+highlight_language = "text"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
