@@ -57,7 +57,7 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.write_rows("master", 9)
         result = self.run_command("check")
         self.assertEqual(result.exit_code, 1)
-        self.assertIn("table foobar holds 9", result.output)
+        self.assertIn("table foobar contains 9", result.output)
         self.assertIn("SELECT setval('\"foobar_seq\"', GREATEST(", result.output)
 
     def test_repair(self) -> None:

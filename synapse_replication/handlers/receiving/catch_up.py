@@ -157,6 +157,7 @@ class CatchUpRunner:
         writer.catch_up = run
         run.cancel_retry()
         try:
+            self._limit_rewind(writer.instance_name, run)
             if run.restart_token is not None:
                 await self._rewind(writer.instance_name, run, run.restart_token)
             if run.cursor < run.target and not await self._fetch(writer, run):
@@ -217,6 +218,20 @@ class CatchUpRunner:
             self._observer.removed_writer_drained(self._name, instance_name, run.target)
         else:
             self.connected(writer)
+
+    def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
+        """Do not rewind below rows that were delivered since the rewind was planned.
+
+        A homeserver may have delivered them itself, before the position of another
+        writer that would have shown them to its users.
+        """
+        if run.restart_token is None or self._description.resettable:
+            return
+        start = self.undelivered_from(instance_name)
+        if start > run.restart_token:
+            is_current = start == self._stream.current_token(instance_name)
+            run.restart_token = None if is_current else start
+            run.cursor = max(run.cursor, start)
 
     async def _rewind(
         self, instance_name: str, run: CatchUpState, restart_token: int
