@@ -112,26 +112,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(UserIpCommand.NAME)
-        pacer = Pacer(
-            host.clock,
-            options.receiver.break_after_rows,
-            options.receiver.break_after_seconds,
-        )
-        self._receivers = {
-            name: options.receiver_type(
-                StreamContext(
-                    stream=stream,
-                    sink=host.rows,
-                    clock=host.clock,
-                    run_as_background_process=host.run_as_background_process,
-                    observer=observer,
-                    options=options.receiver,
-                    pacer=pacer,
-                    partial=options.partial,
-                )
-            )
-            for name, stream in host.streams.get_streams().items()
-        }
+        self._receivers = self._make_receivers(options)
         for stream in host.streams.get_streams_to_replicate():
             if stream.description.name not in self._receivers:
                 raise StreamConfigurationError(
@@ -148,6 +129,28 @@ class ReplicationCommandHandler(HostCommandHandler):
             PositionCommand: self.on_POSITION,
             RdataCommand: self.on_RDATA,
             **self._host_command_handlers(),
+        }
+
+    def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
+        pacer = Pacer(
+            self._host.clock,
+            options.receiver.break_after_rows,
+            options.receiver.break_after_seconds,
+        )
+        return {
+            name: options.receiver_type(
+                StreamContext(
+                    stream=stream,
+                    sink=self._host.rows,
+                    clock=self._host.clock,
+                    run_as_background_process=self._host.run_as_background_process,
+                    observer=self._observer,
+                    options=options.receiver,
+                    pacer=pacer,
+                    partial=options.partial,
+                )
+            )
+            for name, stream in self._host.streams.get_streams().items()
         }
 
     # -- start and end ----------------------------------------------------------------
