@@ -142,6 +142,9 @@ class HostRows:
         current = stream.current_token(instance_name)
         if stream.description.held_in_memory and token < current:
             await stream.get_updates_since(instance_name, current, token)
+        else:
+            # A rewind ends at the rows that were delivered ahead of the catch-up.
+            token = max(token, self._fetched.get((stream_name, instance_name), token))
         owner = None
         behind = stream.writers_behind(instance_name, token)
         if behind and not await self._deliver_revealed(

@@ -250,6 +250,24 @@ class RevealedRowsTests(SynchronousTestCase):
         self._position("v", 13)
         self.assertEqual(self._taken()[4:], [("position", "v", 13)])
 
+    def test_rewind_ends_at_revealed_rows(self) -> None:
+        """A rewind goes no further than the rows that were delivered ahead of it."""
+        self._position("w", 9)
+        self.stream.tokens["w"] = 9
+        self._commit(6, 7)
+        self._position("v", 11)
+        self._position("w", 5)
+        self._row("w", 7)
+        self.assertEqual(
+            self._taken()[1:],
+            [
+                ("rdata", "w", 6),
+                ("rdata", "w", 7),
+                ("position", "v", 11),
+                ("position", "w", 7),
+            ],
+        )
+
     def test_late_rows_are_not_revealed_again(self) -> None:
         """Rows that a catch-up delivered late are not delivered twice."""
         self._position("w", 9)
