@@ -17,8 +17,8 @@ from synapse_replication.cli.follow import JsonPrinter, read_seen_line
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.pipeline.wire_lines import read_recordings
-from synapse_replication.recordings.reader import shipped_recording
 from tests.pipeline.shared_session import shared_session
+from tests.support.recordings import FULL_RECORDING
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -51,11 +51,11 @@ class ReadRecordingsTests(SynchronousTestCase):
         self.assertEqual(frame.schema, WIRE_SCHEMA)
         return sorted(frame.collect(), key=lambda row: (row.recording, row.line_number))
 
-    def test_the_shipped_recording(self) -> None:
+    def test_the_full_recording(self) -> None:
         """All commands of the real recording are read, in the order of its lines."""
-        rows = self.read(shipped_recording())
+        rows = self.read(FULL_RECORDING)
 
-        with lzma.open(shipped_recording()) as file:
+        with lzma.open(FULL_RECORDING) as file:
             lines = [json.loads(text)["line"] for text in file]
         self.assertEqual([row.line_number for row in rows], [*range(1, 21_169)])
         masked = [line if line[:7] != "USER_IP" else "USER_IP" for line in lines]

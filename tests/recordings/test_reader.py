@@ -15,6 +15,7 @@ from synapse_replication.recordings.reader import (
     read_recording,
     shipped_recording,
 )
+from tests.support.recordings import FULL_RECORDING
 
 GOOD = b'{"t": 1.5, "channel": "a.b", "line": "PING \\u2615"}\n'
 PING = Record(1, 1.5, "a.b", "PING \u2615".encode())
@@ -94,8 +95,9 @@ class ShippedRecordingTests(SynchronousTestCase):
     """Tests for the recording that comes with the package."""
 
     def test_it_is_there(self) -> None:
-        """It can be found and read to its end."""
+        """It can be found and read to its end: the beginning of the full one."""
         records = list(read_recording(shipped_recording()))
 
-        self.assertEqual(len(records), 21_168)
+        self.assertEqual(len(records), 9_000)
+        self.assertEqual(records, list(read_recording(FULL_RECORDING))[:9_000])
         self.assertTrue(all(isinstance(each, Record) for each in records))

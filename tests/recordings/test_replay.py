@@ -9,10 +9,10 @@ from synapse_replication.recordings.reader import (
     Record,
     RecordingError,
     read_recording,
-    shipped_recording,
 )
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.report import Gap, Report
+from tests.support.recordings import FULL_RECORDING
 
 
 def replay_lines(*lines: str) -> Report:
@@ -27,9 +27,9 @@ def replay_lines(*lines: str) -> Report:
 class ReplayTests(SynchronousTestCase):
     """Tests for what a recording adds up to."""
 
-    def test_the_shipped_recording(self) -> None:
+    def test_the_full_recording(self) -> None:
         """The recording of a real deployment gives what others counted in it."""
-        report = replay_records(read_recording(shipped_recording()))
+        report = replay_records(read_recording(FULL_RECORDING))
         value = report.to_json()
 
         self.assertTrue(report.is_clean)

@@ -17,7 +17,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.audit import audit_command
 from synapse_replication.pipeline.audit import job as audit
-from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -27,6 +26,7 @@ from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.archives import archive_database
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
+from tests.support.recordings import FULL_RECORDING
 
 REAL_STREAMS = Path(__file__).parents[1] / "data" / "real_streams.sql.gz"
 
@@ -125,7 +125,7 @@ class AuditTests(SynchronousTestCase):
 
     def test_the_real_deployment(self) -> None:
         """The one row that a real deployment lost is found, and nothing else."""
-        result = self.audit(real_dsn(), "--recording", shipped_recording(), "--json")
+        result = self.audit(real_dsn(), "--recording", FULL_RECORDING, "--json")
 
         self.assertEqual(result.exit_code, 1)
         (found,) = wrong(result).values()

@@ -1,0 +1,10 @@
+"""The recording of a real deployment, of which the package ships the beginning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["FULL_RECORDING"]
+
+#: The whole of the traffic: 21,168 commands, 10,159 of them rows.
+FULL_RECORDING = Path(__file__).parent / "data" / "startup_drive.jsonl.xz"
