@@ -88,7 +88,7 @@ class KillTest:
 
     :param dsn: of an empty database.
     :param folder: of the archive.
-    :param say: is told each step.
+    :param say: called with each step.
     """
 
     def __init__(self, dsn: str, folder: Path, say: Any) -> None:

@@ -34,7 +34,7 @@ _MASTER = "local[2]"
 _JOBS: tuple[tuple[str, ...], ...] = (
     ("archive", "--once", "--archive", "{}/archive"),
     ("audit", "--archive", "{}/archive"),
-    # It shows what it finds, and writes nothing unless told.
+    # It shows what it finds, and writes nothing by default.
     ("bootstrap",),
     ("report", "--archive", "{}/archive", "--out", "{}/report"),
 )

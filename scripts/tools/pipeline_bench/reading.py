@@ -65,7 +65,7 @@ def measure_reading(
 ) -> list[Reading]:
     """Read all streams in each way, in turns.
 
-    :param report: told what is being done.
+    :param report: called with what is being done.
     """
     ways: dict[str, Callable[[], int]] = {
         f"data source, {form.value}": functools.partial(

@@ -61,8 +61,8 @@ def audit_command(
     """Look for lost, doubled and misplaced rows.
 
     Compares tables, sequences, positions, recordings and archive. Changes nothing, and
-    can be run beside a deployment. Exit status 1 if there is an error, 2 if that cannot
-    be told.
+    can be run beside a deployment. Exit status 1 if there is an error, 2 if the audit
+    fails.
     """
     try:
         with needs_spark():

@@ -158,19 +158,19 @@ class AnnouncementHandler:
         await self._catch_ups.begin(writer, run)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
-        """Fetch all that a writer has in memory, unless it is of the same epoch still.
+        """Fetch all that a writer has in memory, unless its epoch is unchanged.
 
-        If it is not known of which epoch that is which was handled, it may have begun
-        again since. A batch that is not finished may go on, or not: it is fetched.
+        If the epoch of the handled rows is not known, the writer may have restarted
+        since. An unfinished batch is fetched, since it may or may not continue.
         """
         instance_name, epoch = item.instance_name, item.epoch
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
-            # It is told again on the next connection.
+            # The next connection reports it again.
             return
         known = link.writers.get((self._name, instance_name))
         run = None if known is None else known.catch_up
         if run is not None and run.epoch == epoch:
-            # Told again, and still to be gone back.
+            # Reported again before the rewind was made.
             return
         is_new = self._context.stream.current_token(instance_name) == 0
         if is_new and run is None and not (known and known.pending):
@@ -184,7 +184,7 @@ class AnnouncementHandler:
     async def _begin_epoch(self, instance_name: str, epoch: str) -> None:
         try:
             await self._catch_ups.epochs.begin(instance_name, epoch)
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             # The next heartbeat tells it again.
             self._context.observer.failure(
                 f"saving the epoch of {instance_name}", error

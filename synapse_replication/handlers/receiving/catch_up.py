@@ -163,7 +163,7 @@ class CatchUpRunner:
             if run.cursor < run.target and not await self._fetch(writer, run):
                 return
             await self._move_to_target(writer, run)
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._try_again(writer, run, error)
             return
         self._finish(writer, run)

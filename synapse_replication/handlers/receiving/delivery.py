@@ -45,7 +45,7 @@ class Delivery:
         for token, rows in remaining:
             try:
                 waiting = on_rdata(name, instance_name, token, rows)
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self.failed(writer, [(token, rows), *remaining], error)
                 return None
             if waiting is not None:
@@ -70,7 +70,7 @@ class Delivery:
                     )
                 if waiting is not None:
                     await waiting
-        except Exception as error:  # noqa: BLE001 -- the observer is told
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
             self.failed(writer, left[done:], error)
             return
         self._context.report_position(writer.instance_name)

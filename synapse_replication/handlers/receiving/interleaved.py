@@ -110,7 +110,7 @@ class InterleavedRowHandler:
                 if waiting is not None:
                     await waiting
                 moved[instance_name] = token
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 if moved.pop(instance_name, None) is not None:
                     self._context.report_position(instance_name)
                 failed = link.writers[name, instance_name]

@@ -39,12 +39,12 @@ class LostRow:
 
 @attrs.frozen
 class ReportedPosition:
-    """The writer told on the extension that it had sent all up to ``token``.
+    """A writer's report on the extension that it has sent all rows up to ``token``.
 
-    :ivar is_first: it has just started, and only says where it begins: what lies
-        before is no gap, but to be fetched if it was not seen.
-    :ivar is_below: it is below where this process stood when it arrived. Only then is
-        it a contradiction: in a queue that was full, what came later may be first.
+    :ivar is_first: the writer has just started, and reports where it begins. Rows
+        before that are not a gap, but are fetched if they were not delivered.
+    :ivar is_below: it was below this process's position when it arrived. Only then is
+        it a contradiction: in a queue that was full, a later item may come first.
     """
 
     instance_name: str

@@ -1,10 +1,10 @@
 """What becomes of a stream's queue when it is full.
 
-Theory of operation: rows that wait can be fetched again, so what is kept of them is
-how far they reach, for each writer of each link. What a writer told of itself on the
-extension is kept, the latest of each: it may be of rows that never came. An epoch that
-it told reaches as far as the rows before it, of which only this is left: whether the
-last of them are of a batch that may go on. Nothing else is lost.
+Theory of operation: rows in the queue can be fetched again, so for each writer of each
+link only the range of tokens that they cover is retained. Of the positions that a
+writer reported on the extension the latest is retained, since it may be about rows that
+never came. A reported epoch covers the rows before it; of them it is recorded whether
+the last ones belong to a batch that may continue. Nothing else is lost.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """
@@ -46,7 +46,7 @@ def coalesce(
     """Make few small items of all that wait.
 
     :param resettable: the stream may begin again at an earlier token.
-    :param discarded: told of ``(instance_name, reason, rows)``.
+    :param discarded: called with ``(instance_name, reason, rows)``.
     """
     remains = _Remains(resettable, discarded)
     for queued in waiting:

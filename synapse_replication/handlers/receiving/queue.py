@@ -124,8 +124,8 @@ class DrainedQueue(Generic[ItemT]):
         self._length = 0
         self._size = 0
         self._draining = False
-        # The observer was told of a length that is not 0.
-        self._is_told = False
+        # Whether a length other than 0 was reported to the observer.
+        self._is_reported = False
         self._process: Awaitable[object] | None = None
 
     def __bool__(self) -> bool:
@@ -148,7 +148,7 @@ class DrainedQueue(Generic[ItemT]):
             self._size = sum(queued.size for queued in self._items)
         if self._draining:
             self._observer.queue_changed(self._name, self._length)
-            self._is_told = True
+            self._is_reported = True
         else:
             self._draining = True
             self._process = self._run_as_background_process(
@@ -174,11 +174,11 @@ class DrainedQueue(Generic[ItemT]):
                         waiting = self._consume(queued.item)
                         if waiting is not None:
                             await waiting
-                    except Exception as error:  # noqa: BLE001 -- the observer is told
+                    except Exception as error:  # noqa: BLE001 -- reported to the observer
                         self._observer.failure(self._description, error)
                     self._pacer.count(1)
         finally:
             self._draining = False
-            if self._is_told:
-                self._is_told = False
+            if self._is_reported:
+                self._is_reported = False
                 self._observer.queue_changed(self._name, self._length)

@@ -159,12 +159,12 @@ class StreamReceiver:
     def enqueue_reported_position(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
-        """Take how far a writer says that it told us.
+        """Enqueue the position that a writer reports to have announced to us.
 
-        :param is_first: it has just started.
+        It is handled after the rows and positions that came before it on the same
+        channel. A reader that is behind it then has missed something.
 
-        It waits for its turn behind the rows and positions that came before it on
-        the same channel; being behind it then means that something did not come.
+        :param is_first: whether the writer has just started.
         """
         writer = link.writers.get((self._name, instance_name))
         current = self._stream.current_token(instance_name)

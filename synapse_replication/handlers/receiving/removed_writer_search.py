@@ -61,7 +61,7 @@ class RemovedWriterSearch:
                 continue
             try:
                 found = await self._source.find_removed_writers()
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._context.observer.failure(
                     f"looking for removed writers of {self._name}", error
                 )

@@ -1,20 +1,20 @@
-"""From "something was written" to RDATA and POSITION on the wire.
+"""The streamer: turns notifications of writes into RDATA and POSITION.
 
-Theory of operation: a poke starts a loop, unless it runs; a poke while it runs
-makes it run again. The loop goes round the streams that this process writes, a
-slice of rows each, until none has more: a stream with many rows waiting delays
-nobody by more than its slice. What its source gave beyond that waits for the next
-round. While a link has not taken what was sent, such a stream is held up, so that what
-the others say does not stand behind all of its rows. If nothing else is to be done, the
-loop ends; the link starts it again when it is ready, or gone.
+Theory of operation: a notification starts a loop, or, if it is running, makes it run
+once more. The loop visits the streams that this instance writes in rounds, and sends a
+slice of rows of each, until none has more. So a stream with many pending rows delays
+the others by at most one slice. Rows that were fetched beyond a slice wait for the next
+round. While a link is behind, streams with more than a slice are paused, so that other
+streams do not have to wait behind all of their rows. If there is nothing else to do,
+the loop ends, and the link restarts it when it is ready or lost.
 
-What is announced comes from one reading of the stream's own token, taken *before*
-the rows are fetched: every row of ours at or below it is committed and in the
-answer, so a POSITION never covers a row that was not sent. Comparing what others
-say, or tokens read at different moments, is what lost rows elsewhere.
+An announced position comes from a single read of the stream's own token, made *before*
+the rows are fetched. Every row of this instance at or below it is committed and
+included in the result, so a POSITION never covers a row that was not sent. Comparing
+peers' announcements, or tokens read at different times, can lose rows.
 
-A clock pokes too, each second: an idle writer's token moves with those of others,
-and what failed is tried again.
+The loop also runs every second, because an idle writer's token advances with those of
+other writers, and because failures are retried.
 
 See docs/failure-modes.rst: failure-covered-rows, failure-idle-writer,
 failure-id-without-row.
@@ -47,7 +47,7 @@ _DESCRIPTION = "replication_streamer"
 
 
 class RandomSource(Protocol):
-    """What :class:`random.Random` offers and we use."""
+    """The part of :class:`random.Random` that is used here."""
 
     def random(self) -> float:
         """Return a float in ``[0.0, 1.0)``."""
@@ -60,12 +60,12 @@ class RandomSource(Protocol):
 
 @attrs.frozen
 class StreamerOptions:
-    """How a streamer behaves.
+    """Options of a streamer.
 
-    :ivar announce_interval: s between two looks at idle streams.
-    :ivar max_rows: rows of a stream in one round. A token with more is sent whole.
-    :ivar torture_level: ms at most by which each stream is delayed, in random
-        order; 0 for neither. For tests.
+    :ivar announce_interval: the interval of checks of idle streams, in s.
+    :ivar max_rows: rows of a stream per round. The rows of one token are never split.
+    :ivar torture_level: for tests: shuffle the streams, and delay each by up to this
+        many ms; 0 for neither.
     """
 
     announce_interval: float = 1.0
@@ -74,10 +74,9 @@ class StreamerOptions:
 
 
 class ReplicationStreamer:
-    """Sends what this process writes.
+    """Sends the rows that this instance writes.
 
-    Used in the reactor's thread only. Nothing happens by itself before
-    :meth:`start`.
+    Use it in the reactor's thread only. It is inactive until :meth:`start`.
     """
 
     def __init__(
@@ -97,21 +96,21 @@ class ReplicationStreamer:
         self._streams = host.streams.get_streams_to_replicate()
         self._poked = False
         self._running = False
-        # Those that had more to send than a slice, when the loop last went round.
+        # The streams that had more than a slice to send in the last round.
         self._unfinished: list[Stream] = []
-        # Of these, by name: up to where rows were sent, and what was fetched beyond.
+        # By name: the token up to which rows were sent, and the rows fetched beyond.
         self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
         self._tick: DelayedCall | None = None
-        command_handler.call_when_ready(self._go_on)
+        command_handler.call_when_ready(self._resume)
 
     def start(self) -> None:
-        """Listen to the notifier, and look at idle streams from now on."""
+        """Subscribe to the notifier, and start the checks of idle streams."""
         self._host.notifier.add_replication_callback(self.on_notifier_poke)
         self._poll()
 
     async def stop(self) -> None:
-        """Send what was written so far, then do nothing by itself any more."""
+        """Send the rows written so far, then become inactive."""
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
@@ -128,7 +127,7 @@ class ReplicationStreamer:
         )
 
     def on_notifier_poke(self) -> None:
-        """Have what was written sent; cheap, at any rate."""
+        """Start sending new rows. It is cheap and may be called at any rate."""
         if self._running:
             self._poked = True
             return
@@ -136,7 +135,8 @@ class ReplicationStreamer:
             for stream in self._streams:
                 if not self._handler.has_consumers(stream.description.name):
                     self._skip_to_current(stream)
-        # What is unfinished may have been sent past us: the loop finds that out.
+        # Rows of an unfinished stream may have been sent without the streamer; the loop
+        # detects that.
         if self._unfinished or any(map(self._has_moved, self._streams)):
             self._poked = True
             self._start()
@@ -148,7 +148,7 @@ class ReplicationStreamer:
 
     def _notify_if_idle(self) -> None:
         if self._waiters and self._has_finished():
-            # Not from here, which may be the process that ends, or amid a send.
+            # In a later turn: this may be called at the end of the loop, or in a send.
             self._host.clock.call_later(0, self._wake_waiters)
 
     def _wake_waiters(self) -> None:
@@ -158,15 +158,15 @@ class ReplicationStreamer:
                 waiter.callback(None)
 
     def _skip_to_current(self, stream: Stream) -> None:
-        """Move on to where a stream stands; nobody misses its rows."""
+        """Skip a stream's rows up to its current token: it has no consumers."""
         name = stream.description.name
         self._partial_pages.pop(name, None)
         if stream in self._unfinished:
             self._unfinished.remove(stream)
         self._handler.set_last_sent_token(name, stream.minimal_local_current_token())
 
-    def _go_on(self) -> None:
-        """Send what was held up: a link is ready, or gone."""
+    def _resume(self) -> None:
+        """Resume paused streams: a link is ready again, or lost."""
         if self._unfinished and not self._running:
             self.on_notifier_poke()
 
@@ -185,9 +185,9 @@ class ReplicationStreamer:
                 while self._poked or self._can_continue():
                     streams = list(self._streams) if self._poked else self._unfinished
                     self._poked = False
-                    held_up = self._unfinished if self._handler.is_behind() else []
-                    self._unfinished = held_up + await self._send_round(
-                        [stream for stream in streams if stream not in held_up]
+                    paused = self._unfinished if self._handler.is_behind() else []
+                    self._unfinished = paused + await self._send_round(
+                        [stream for stream in streams if stream not in paused]
                     )
                     if self._can_continue():
                         await self._host.clock.sleep(0)
@@ -199,7 +199,7 @@ class ReplicationStreamer:
         return bool(self._unfinished) and not self._handler.is_behind()
 
     async def _send_round(self, streams: list[Stream]) -> list[Stream]:
-        """Send a slice of each stream; give those that have more."""
+        """Send a slice of each stream; return the streams that have more."""
         torture = self._options.torture_level
         if torture:
             self._random.shuffle(streams)
@@ -210,22 +210,22 @@ class ReplicationStreamer:
             try:
                 if await self._send_slice(stream):
                     unfinished.append(stream)
-            except Exception as error:  # noqa: BLE001 -- the observer is told
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._observer.sending_failed(stream.description.name, error)
         return unfinished
 
     async def _send_slice(self, stream: Stream) -> bool:
-        """Send what a stream has, one slice at most; tell whether there is more."""
+        """Send at most one slice of a stream; return whether there is more."""
         name = stream.description.name
         if not self._handler.has_consumers(name):
             self._skip_to_current(stream)
             return False
-        # Read once, before the rows are fetched: see above.
+        # Read the token once, before the rows are fetched; see the module's docstring.
         upto_token = stream.minimal_local_current_token()
         last_sent = self._handler.last_sent_token(stream)
         sent_before, page = self._partial_pages.pop(name, (last_sent, None))
         if upto_token < last_sent and _may_reset(stream):
-            # It began again while this process runs.
+            # The stream was reset while this process was running.
             self._handler.send_position(name, upto_token, upto_token)
             return False
         if upto_token <= last_sent:
@@ -248,7 +248,7 @@ class ReplicationStreamer:
         return reached < upto_token
 
     def _send_rows(self, stream_name: str, page: Page) -> Page | None:
-        """Send the first rows of a page; give the rest of it."""
+        """Send the first slice of a page; return the rest of it."""
         tokens, rows = page.tokens, page.values
         rest = None
         if len(tokens) > self._options.max_rows:
@@ -259,21 +259,21 @@ class ReplicationStreamer:
         try:
             texts = encode_json_rows(rows)
         except ValueError:
-            self._send_what_can_be(stream_name, gather_batches(tokens, rows))
+            self._send_encodable(stream_name, gather_batches(tokens, rows))
         else:
             self._handler.send_rows(stream_name, list(gather_batches(tokens, texts)))
         return rest
 
-    def _send_what_can_be(
+    def _send_encodable(
         self, stream_name: str, batches: Iterable[tuple[int, list[JsonValue]]]
     ) -> None:
-        """Send batches of which one, at least, holds what JSON cannot say."""
+        """Send those batches that can be encoded as JSON; report the others."""
         encoded: list[tuple[int, list[bytes]]] = []
         for token, rows in batches:
             try:
                 encoded.append((token, encode_json_rows(rows)))
             except ValueError as error:
-                # Readers see the gap and say what they make of it.
+                # Announce the position, so that readers detect and report the gap.
                 self._observer.sending_failed(stream_name, error)
                 self._handler.send_rows(stream_name, encoded)
                 encoded = []
@@ -283,7 +283,7 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            # An id of ours that left no row is a move of our own, too.
+            # An id without a row, for instance of a rollback, counts as a move as well.
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):

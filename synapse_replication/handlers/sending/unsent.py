@@ -1,14 +1,15 @@
-"""Commands that were sent while this process had no link, kept for the next one.
+"""Commands that were sent while there was no link, retained for the next one.
 
-Theory of operation: rows and positions are not kept, because the POSITION on the next
-link makes readers fetch what they miss. Nothing brings back any other command, so it
-is kept here. Only the newest one about a thing is kept: a USER_SYNC replaces an earlier
-one of the same process, user and device, a FEDERATION_ACK an earlier one of the same
-instance, and any other command an earlier one with the same arguments. A
-CLEAR_USER_SYNC replaces every USER_SYNC of its process.
+Theory of operation: rows and positions are not retained, because the POSITION on the
+next link makes readers fetch missed rows. Nothing would recover any other command, so
+it is retained here, but only the newest one about an object: a USER_SYNC replaces an
+earlier one of the same instance, user and device; a FEDERATION_ACK replaces an earlier
+one of the same instance; any other command replaces an earlier one with the same
+arguments. A CLEAR_USER_SYNC replaces every USER_SYNC of its instance.
 
-The bounds hold for each command name by itself, so that a flood of one command does
-not displace another. Beyond them the oldest command of that name is dropped.
+The bounds apply to each command name separately, so that a flood of one command does
+not displace another. When they are exceeded, the oldest command of that name is
+dropped.
 
 See docs/failure-modes.rst: failure-accepted-commands.
 """
@@ -34,12 +35,12 @@ from synapse_replication.wire.commands.standard import (
 
 __all__ = ["MAX_BYTES", "MAX_COMMANDS", "UnsentCommands"]
 
-#: The most commands of one name that are kept.
+#: The most retained commands of one name.
 MAX_COMMANDS: Final = 10_000
-#: The most bytes of their lines, also for each name.
+#: The most bytes of their lines, also per name.
 MAX_BYTES: Final = 2 * 1024 * 1024
 
-_KEPT: Final = frozenset(
+_RETAINED: Final = frozenset(
     {
         CancelTaskCommand.NAME,
         ClearUserSyncsCommand.NAME,
@@ -54,7 +55,7 @@ _KEPT: Final = frozenset(
 
 
 def _subject(command: Any, line: str) -> Hashable:
-    """Return what a command is about, within its name."""
+    """Return a key of the object that a command is about, among those of its name."""
     if command.NAME == UserSyncCommand.NAME:
         return command.instance_id, command.user_id, command.device_id
     if command.NAME == FederationAckCommand.NAME:
@@ -65,7 +66,7 @@ def _subject(command: Any, line: str) -> Hashable:
 
 
 class _OneName:
-    """The kept commands of one name, oldest first."""
+    """The retained commands of one name, oldest first."""
 
     def __init__(self) -> None:
         #: By subject: the order of sending, the size in bytes, and the command.
@@ -87,10 +88,12 @@ class _OneName:
 
 
 class UnsentCommands:
-    """Keeps commands within bounds and returns them in the order of sending.
+    """A bounded collection of commands, returned in the order of sending.
 
-    :param dropped: called with a command's name, the reason and the number of
-        commands that were dropped.
+    :param dropped: called with a command's name, the reason and the number of dropped
+        commands.
+    :param max_commands: the most commands of one name.
+    :param max_bytes: the most bytes of lines of one name.
     """
 
     def __init__(
@@ -109,9 +112,9 @@ class UnsentCommands:
         return sum(len(of_name.commands) for of_name in self._by_name.values())
 
     def put(self, command: Command) -> None:
-        """Keep a command, unless something else makes up for its loss."""
+        """Retain a command, unless its loss is recovered otherwise."""
         name = command.NAME
-        if name not in _KEPT:
+        if name not in _RETAINED:
             return
         if name == ClearUserSyncsCommand.NAME:
             self._forget_syncs(command)
@@ -126,14 +129,14 @@ class UnsentCommands:
             self._dropped(name, CommandDropReason.QUEUE_FULL, 1)
 
     def take(self) -> list[Command]:
-        """Return all commands, in the order of sending, and keep none."""
-        kept = [
+        """Remove and return all commands, in the order of sending."""
+        retained = [
             (order, command)
             for of_name in self._by_name.values()
             for order, _, command in of_name.commands.values()
         ]
         self._by_name.clear()
-        return [command for _, command in sorted(kept, key=lambda each: each[0])]
+        return [command for _, command in sorted(retained, key=lambda each: each[0])]
 
     def drop(self) -> None:
         """Drop all commands: there will be no further link."""
@@ -145,7 +148,7 @@ class UnsentCommands:
         syncs = self._by_name.get(UserSyncCommand.NAME)
         if syncs is not None:
             for subject, (_, _, command) in list(syncs.commands.items()):
-                # A host's own class of command may be here, so by attribute.
+                # By attribute, since a host may send its own command classes.
                 if getattr(command, "instance_id", None) == clear.instance_id:
                     syncs.remove(subject)
             if not syncs.commands:

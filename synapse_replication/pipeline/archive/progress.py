@@ -33,7 +33,7 @@ class Numbers:
 
 
 class Reporter(Protocol):
-    """Is told what happened."""
+    """Is notified of what happened."""
 
     def show(self, numbers: Numbers, what: str) -> None:
         """Show how it stands, and what was done last."""

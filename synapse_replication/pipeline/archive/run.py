@@ -106,7 +106,7 @@ def run_archive(
     with_signals: bool = False,
     watch: Watch = _pass,
 ) -> Numbers:
-    """Archive; return when everything is there, or when told to stop.
+    """Archive; return when all rows are archived, or when ``stopping`` is set.
 
     :param stopping: set from elsewhere, it ends a continuous run after its batch.
     :param with_signals: SIGTERM and SIGINT end it, too; the main thread only.

@@ -166,7 +166,7 @@ def audited(
             if archived is None
             else archived.keys()
         )
-        # What is twice in there is told as such.
+        # Lines that are in the archive twice are reported as such.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
         tokens = wire_tokens(lines)

@@ -195,14 +195,14 @@ def stream_events(wire: DataFrame) -> DataFrame:
         )
     )
     in_order = Window.partitionBy(*writer).orderBy("span")
-    told = spans.select(
+    following = spans.select(
         *writer, "position.*", sf.lag("reached").over(in_order).alias("known")
     )
     kind = sf.when(sf.col("token") < sf.col("known"), sf.lit("reset")).when(
         sf.col("prev_token") > sf.col("known"), sf.lit("catch-up")
     )
     return (
-        told.select("*", kind.alias("kind"))
+        following.select("*", kind.alias("kind"))
         .where(sf.col("kind").isNotNull())
         .select(
             "kind",

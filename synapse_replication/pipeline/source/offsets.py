@@ -167,7 +167,7 @@ class Span:
     :ivar writers: whose rows.
     :ivar others: the rows of everybody who is not in ``known``, too.
     :ivar nameless: rows that do not tell their writer, too.
-    :ivar known: all writers that are told apart.
+    :ivar known: all writers that are distinguished.
     """
 
     low: int

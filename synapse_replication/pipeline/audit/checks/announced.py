@@ -200,10 +200,10 @@ def _never_sent(ids: DataFrame, sole_writers: Mapping[str, str]) -> DataFrame:
     written = columns.where(
         ~sf.col("sent") & (sf.col("in_tables") | sf.col("archived"))
     )
-    told = sf.when(
+    named_writer = sf.when(
         sf.col("first_writer") == sf.col("last_writer"), sf.col("first_writer")
     )
-    writer = sf.coalesce(told, _lookup(sf.col("stream"), sole_writers))
+    writer = sf.coalesce(named_writer, _lookup(sf.col("stream"), sole_writers))
     return (
         written.withColumn("instance_name", writer)
         .where(sf.col("instance_name").isNotNull())

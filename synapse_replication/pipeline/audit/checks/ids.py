@@ -50,7 +50,8 @@ _IDS_SCHEMA: Final = (
     "repeated boolean, run_last long, run_last_writer string"
 )
 
-#: Gaps of a stream that are told one by one, the newest; the others are summed up.
+#: At most so many gaps of a stream, the newest, are reported one by one; the others
+#: are summed up.
 MAX_GAPS: Final = 1000
 
 #: Ids that one task looks at together are those that are the same without these bits.
@@ -114,11 +115,11 @@ def known_ids(
 
 def _seen(frame: DataFrame, nameless: Collection[str], place: Place) -> DataFrame:
     # What reads the tables gives rows of nobody an empty name.
-    told = (sf.col("instance_name") != "") & ~sf.col("stream").isin(*nameless)
+    has_writer = (sf.col("instance_name") != "") & ~sf.col("stream").isin(*nameless)
     return frame.select(
         "stream",
         "stream_id",
-        sf.when(told, sf.col("instance_name")).alias("writer"),
+        sf.when(has_writer, sf.col("instance_name")).alias("writer"),
         sf.lit(int(place)).alias("place"),
         "row_index",
     )
@@ -198,7 +199,7 @@ def _grouped(ids: DataFrame, keys: list[str]) -> DataFrame:
 def gap_findings(ids: DataFrame) -> DataFrame:
     """Find ids between others that have no row anywhere, of any writer.
 
-    Those above the last row are not told: their transactions may be under way.
+    Those above the last row are not reported: their transactions may be under way.
 
     :param ids: of :func:`known_ids`.
     """
@@ -228,8 +229,8 @@ def gap_findings(ids: DataFrame) -> DataFrame:
     )
     newest = Window.partitionBy("stream").orderBy(sf.desc("first"))
     ranked = gaps.withColumn("rank", sf.row_number().over(newest))
-    # The newest are told one by one; all others of a stream together.
-    told = (
+    # The newest are reported one by one; all others of a stream together.
+    reported = (
         ranked.withColumn("place", sf.least(sf.col("rank"), sf.lit(MAX_GAPS + 1)))
         .groupBy("stream", "place")
         .agg(
@@ -241,7 +242,7 @@ def gap_findings(ids: DataFrame) -> DataFrame:
             sf.count("*").alias("gaps"),
         )
     )
-    return told.select(
+    return reported.select(
         *finding(
             Kind.ID_WITHOUT_ROW,
             instance_name=sf.lit(None),

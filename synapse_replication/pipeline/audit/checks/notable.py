@@ -72,8 +72,8 @@ class _Sightings:
 
     def least(self, of: _Array) -> _Array:
         """Return each id's least writer among some sightings, or :data:`_NOBODY`."""
-        told = np.where(of & (self.writer >= 0), self.writer, _NOBODY)
-        return np.minimum.reduceat(told, self.starts)
+        writers = np.where(of & (self.writer >= 0), self.writer, _NOBODY)
+        return np.minimum.reduceat(writers, self.starts)
 
     def greatest(self, of: _Array) -> _Array:
         """Return each id's greatest writer among some sightings, or -1."""

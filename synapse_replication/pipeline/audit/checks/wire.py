@@ -1,11 +1,11 @@
 """What recordings show by themselves: rows out of order, twice, and resets.
 
-What is wrong is told from what readers do. A reader of a
-stream that is kept in the database has reached, for good, the token of each row that
-was sent, and the new token of each POSITION whose previous token is lower (a *claim*:
-"I wrote nothing between them"). A row at or below is dropped. A POSITION that repeats
-its token claims nothing: whoever is behind asks the database, and a row that its writer
-was just sending may follow it. So may anything that the recorder did not hear.
+What is wrong follows from what readers do. A reader of a stream that is stored in the
+database has reached, for good, the token of each row that was sent, and the new token
+of each POSITION whose previous token is lower (a *claim*: "I wrote nothing between
+them"). A row at or below is dropped. A POSITION that repeats its token claims nothing:
+whoever is behind asks the database, and a row that its writer was just sending may
+follow it. So may anything that the recorder did not hear.
 
 Streams held in memory begin again when their writer does; nothing is out of order
 there.
@@ -80,8 +80,8 @@ def wire_tokens(lines: DataFrame) -> DataFrame:
     :return: TOKEN_COLUMNS.
     """
     chosen = lines.select(*TOKEN_COLUMNS)
-    told = chosen.where(sf.col("is_row").isNotNull() & sf.col("token").isNotNull())
-    return told.select(*TOKEN_COLUMNS)
+    placed = chosen.where(sf.col("is_row").isNotNull() & sf.col("token").isNotNull())
+    return placed.select(*TOKEN_COLUMNS)
 
 
 def line_text(prefix: str = "") -> Column:
