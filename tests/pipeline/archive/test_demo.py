@@ -37,7 +37,7 @@ class _Screen:
         self.recorder: subprocess.Popen[bytes] | None = None
 
     def say(self, text: str) -> None:
-        if text.startswith("Look on") and self.recorder is None:
+        if text.startswith("Status page of") and self.recorder is None:
             self.recorder = self._record()
 
     def progress(self, rows: dict[str, int], total: int) -> None:
