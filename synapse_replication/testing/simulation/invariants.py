@@ -102,7 +102,7 @@ class Ledger:
     :ivar applied_rows: the number of rows delivered in all processes.
     :ivar doubted: (reader, stream, writer) whose position may be false: a forged one,
         or one that the database has lost.
-    :ivar forged: forged rows that may have been delivered, by (stream, writer, token).
+    :ivar forged: forged rows that may be delivered, by (stream, writer, token).
     :ivar excused_rows: the number of rows that may be missing: a false position hid
         them from a reader that crashed before it was corrected, or they are below a
         forged row.
@@ -124,7 +124,7 @@ class Ledger:
         self.applied_rows = 0
         self.doubted: set[tuple[str, str, str]] = set()
         self._all_are_doubted = False
-        self.forged: dict[tuple[str, str, int], int] = {}
+        self.forged: dict[tuple[str, str, int], set[int]] = {}
         self.excused_rows = 0
 
     def _violation(self, text: str) -> ViolationError:
@@ -269,9 +269,9 @@ class Ledger:
             return
         written = self.written(stream, writer)
         expected = written.rows.get(token)
-        forged = self.forged.get((stream, writer, token))
+        forged = self.forged.get((stream, writer, token), ())
         # A forged row may also have ended an incomplete batch.
-        if rows and forged is not None and forged == rows[-1].row_id:
+        if rows and rows[-1].row_id in forged:
             self._trace(f"{reader.name} accepts a forged row")
             reader.delivered[key] = max(token, reader.delivered.get(key, 0))
             self._excuse(reader, key)

@@ -121,7 +121,10 @@ class Liar:
             self._row_id -= 1
             row = encode_json([self._row_id, "0:0"]).decode()
             line = f"RDATA {stream} {writer} {token} {row}"
-            self._cluster.ledger.forged[stream, writer, token] = self._row_id
+            forged = self._cluster.ledger.forged.setdefault(
+                (stream, writer, token), set()
+            )
+            forged.add(self._row_id)
         else:
             previous = token if form is LieForm.PLAIN else 0
             line = f"POSITION {stream} {writer} {previous} {token}"
