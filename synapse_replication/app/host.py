@@ -118,6 +118,6 @@ class StandaloneHost:
 
 
 def process_label() -> str:
-    """Return the location of this process, ``machine:pid``, for other operators."""
+    """Return the label of this process for operators, ``machine:pid``."""
     machine = re.sub(r"[^\w.-]", "_", socket.gethostname())
     return f"{machine[:200]}:{os.getpid()}"

@@ -116,7 +116,7 @@ def drop_invalid_sections(
     :return: ``None`` if nothing valid is left.
     """
     values = copy.deepcopy(dict(merged.values))
-    # Errors that removing a part causes in its section are not reported.
+    # Removing a part may make its section invalid. These errors are not reported.
     for _ in range(_MAX_ROUNDS):
         for details in error.errors():
             _remove(values, details["loc"])

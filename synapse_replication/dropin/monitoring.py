@@ -102,7 +102,7 @@ class Monitoring:
         self._sampling: DelayedCall | None = None
 
     def start(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
-        """Start the periodic checks, because replication starts.
+        """Start the periodic checks; called when replication starts.
 
         :param handler: the command handler of the homeserver.
         :param host: the host that is passed to functions that subscribe to hooks.

@@ -50,12 +50,13 @@ class _RefusedError(ReplicationError):
 class ReplicationResource(Resource):
     """The resource to be mounted at ``/_synapse/replication/``.
 
-    :param streams: all streams of this instance, and those that it writes.
+    :param streams: returns all streams of this instance, and those that it writes.
     :param instance_name: this instance; only its own rows are served.
     :param secret: the bearer token of a request; ``None`` to require none.
     :param observer: notified of refused requests and of failures.
-    :param epoch: of this instance; ``None`` if it does not speak the extension.
-    :param backlog: rows that this instance sent last; ``None`` for none.
+    :param epoch: this instance's epoch; ``None`` if it does not speak the extension.
+    :param backlog: the rows that this instance sent most recently; ``None`` if it has
+        no backlog.
     :param status: returns the status of this instance's replication as JSON, served at
         ``status``.
     """

@@ -43,7 +43,7 @@ class RedisReplicationLink:
     as ``redis``.
 
     :param reactor: opens the connections, and is the clock.
-    :param options: the same for both connections.
+    :param options: the options of both connections.
     :param server_name: the homeserver's name, which is also the main channel.
     :param command_handler: notified of the subscription, and receives its items.
     :param on_lost: announces this instance's positions again, because rows may not

@@ -26,9 +26,9 @@ def read_rows_between(
     high: MultiWriterStreamToken,
     limit: int,
 ) -> RowsBetween:
-    """Read one page. Call it in a database thread.
+    """Read one page of rows; call it in a database thread.
 
-    :param txn: a cursor.
+    :param txn: the cursor of the transaction.
     :param writer: the only writer of a table without a writer column.
     :param low: exclusive lower bound.
     :param high: inclusive upper bound.

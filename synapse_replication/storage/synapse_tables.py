@@ -50,7 +50,7 @@ def _query(
 ) -> RowQuery:
     """Return the query for the rows of one table.
 
-    :param distinct: the table may have several rows for one row of the stream.
+    :param distinct: whether the table may have several rows for one row of the stream.
     :param kind: the kind of the rows, if the stream has several; a row is then
         ``[kind, [columns]]``.
     :param lists: columns that contain a JSON list.
@@ -127,7 +127,7 @@ def _event_query(
     For a deleted event the record has ``NULL`` instead of a row, so that the end of
     the page is still known.
 
-    :param table: has ``event_id``, ``instance_name`` and the id column.
+    :param table: a table with ``event_id``, ``instance_name`` and the id column.
     """
     token, order, bounds = id_expressions(id_column, negative)
     is_events = table == "events"

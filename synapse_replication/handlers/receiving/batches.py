@@ -1,8 +1,8 @@
-"""Which of a writer's batches are delivered, and which are fetched instead.
+"""The decision which batches of a writer are delivered and which are fetched instead.
 
-Theory of operation: a :class:`BatchSorter` is given batches in the order in which they
-arrived. It decides about one after the other, and has no effects: its caller discards,
-delivers and fetches what it says.
+Theory of operation: a :class:`BatchSorter` receives batches in order of arrival and
+decides about each. It has no side effects: its caller discards, delivers and fetches
+accordingly.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["BatchSorter"]
 
 @attrs.define
 class BatchSorter:
-    """Sorts the whole batches of one writer.
+    """Sorts the complete batches of one writer.
 
-    :ivar position: tokens up to here are late.
+    :ivar position: batches with tokens up to this one are late.
     :ivar missed_above: late rows above this token were never delivered.
-    :ivar fetch_from: the token before the first that must be fetched; ``None`` if
-        none must. Later rows are not delivered before it.
-    :ivar deliverable: the batches to be delivered, with typed rows.
-    :ivar missed: the tokens of late rows that were never delivered, and of those
-        behind them.
-    :ivar has_lost_rows: rows of the next batch are missing.
+    :ivar fetch_from: the token above which rows must be fetched before any later rows
+        are delivered; ``None`` if none must be fetched.
+    :ivar deliverable: the batches to deliver, with typed rows.
+    :ivar missed: the tokens of late rows that were never delivered, and of the batches
+        after them.
+    :ivar has_lost_rows: whether rows of the next batch are missing.
     :param is_plausible: see
         :class:`~synapse_replication.handlers.receiving.context.StreamContext`.
-    :param decode: makes typed rows; ``None`` if one of them is no row.
+    :param decode: returns typed rows; ``None`` if one of them cannot be decoded.
     """
 
     description: StreamDescription
@@ -48,39 +48,42 @@ class BatchSorter:
     def add(self, token: int, texts: list[bytes]) -> DiscardReason | None:
         """Decide about the next batch.
 
-        Late rows of an idempotent stream are delivered even in a catch-up that has
-        passed them; nothing above what a catch-up has reached is.
+        During a catch-up, late rows of an idempotent stream are still delivered; rows
+        above the token that the catch-up has reached are not.
 
-        :return: why its rows are discarded; ``None`` if they are to be delivered.
+        :return: the reason to discard the rows; ``None`` to deliver them.
         """
         is_late = token <= self.position
         has_lost_rows, self.has_lost_rows = self.has_lost_rows, False
         if self.missed and not is_late:
-            # It would be delivered twice: what was missed lies before it.
+            # Do not deliver it now: fetching the missed rows, which have lower tokens,
+            # also fetches this batch, and it would be delivered twice.
             self.missed.append(token)
             return DiscardReason.CATCHING_UP
         if is_late and not self.description.idempotent:
             return self._discard_late(token)
         before = token - 1 if is_late else self.position
         if has_lost_rows:
-            # None of the later ones may overtake it, or it would be passed.
+            # Later batches must not be delivered first, because the position would
+            # then pass the lost rows.
             return self._fetch(before, DiscardReason.CATCHING_UP)
         if not is_late and self.fetch_from is not None:
             return DiscardReason.CATCHING_UP
         if not is_late and not self.is_plausible(token):
-            # A false row may have ended a batch of which more is to come.
+            # If the row is bogus, it may have ended a batch too early: the rest of the
+            # batch is still to come.
             self.has_lost_rows = len(texts) > 1
             return self._fetch(before, DiscardReason.CATCHING_UP)
         rows = self.decode(texts)
         if rows is None:
             return self._fetch(before, DiscardReason.UNDECODABLE)
         self.deliverable.append((token, rows))
-        # What comes behind it and repeats it was not missed.
+        # A later batch that repeats this token was not missed.
         self.position = self.missed_above = max(self.position, token)
         return None
 
     def _discard_late(self, token: int) -> DiscardReason:
-        # Rows alone never reset a stream that may begin again.
+        # Rows never reset a resettable stream; only its POSITION or epoch does.
         if token > self.missed_above and not self.description.resettable:
             self.missed.append(token)
             return DiscardReason.CATCHING_UP

@@ -2,21 +2,21 @@
 
 Theory of operation: a
 :class:`~synapse_replication.handlers.receiving.writer_state.CatchUpState` on the
-writer's state says from where to where. :meth:`CatchUpRunner.run` fetches pages until
-the target is reached, but gives way after a page if other work waits in the stream's
-queue: it puts a step at the queue's end then. A failure, of the source or of the host,
-puts the step there later, after a wait that doubles. What was delivered is not handed
-on again: the cursor moves with every token.
+writer's state holds the start and the target. :meth:`CatchUpRunner.run` fetches pages
+until the target is reached. If other work waits in the stream's queue after a page, it
+yields: it adds a step at the end of the queue. After a failure of the source or of the
+host, the step is added after a delay that doubles with each attempt. The cursor
+advances with every token, so that a retry does not deliver rows twice.
 
-What a writer is said to have reached is a claim until the source confirms it: the
-source answers no further than its last token, and claims beyond that are refuted. Of
-the position that was reached without rows it is remembered from where
-(:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that a claim that was
-believed, and turns out to be false, is taken back.
+A reported position of a writer is a claim until the source confirms it: the source
+returns nothing beyond its last token, and claims beyond that token are refuted. If a
+position advanced without rows, its starting point is remembered
+(:mod:`~synapse_replication.handlers.receiving.silent_moves`), so that an accepted claim
+that proves false can be reverted.
 
-A run that is not being worked on has exactly one step in the queue or one retry on
-the clock, unless its link is lost: then it is abandoned with the writer's state, so
-that what still waits of the writer's rows cannot pass the gap.
+A catch-up that is not running has exactly one step in the queue or one scheduled retry.
+If its link is lost, it is abandoned together with the writer's state, so that rows of
+the writer that are still queued cannot be delivered past the gap.
 
 See docs/failure-modes.rst: failure-paged-catch-up, failure-million-rows-behind.
 """
@@ -52,11 +52,11 @@ __all__ = ["CatchUpRunner"]
 
 
 class CatchUpRunner:
-    """The catch-ups of one stream.
+    """Runs the catch-ups of one stream.
 
-    :param queue: steps are put at its end, and it tells whether other work waits.
-    :param search: is asked for removed writers when a writer is connected.
-    :ivar epochs: of which epoch of each writer the rows are that were handled.
+    :param queue: the queue to which steps are added; not empty if other work waits.
+    :param search: started when a writer becomes connected, to find removed writers.
+    :ivar epochs: the epoch of each writer to which the delivered rows belong.
     """
 
     def __init__(
@@ -90,11 +90,12 @@ class CatchUpRunner:
         error: Exception | None = None,
         restart_token: int | None = None,
     ) -> None:
-        """Have the rows above ``from_token`` fetched, up to the greatest of ``tokens``.
+        """Schedule a catch-up from ``from_token`` to the greatest of ``tokens``.
 
-        :param tokens: of rows that came; at least one.
-        :param error: why, if the host failed: then not at once.
-        :param restart_token: go back to this position first.
+        :param tokens: the tokens of the received rows; at least one.
+        :param error: the host's failure, if that is the cause; the catch-up then
+            starts after a delay.
+        :param restart_token: a position to rewind to first.
         """
         run = writer.catch_up
         if run is None:
@@ -102,7 +103,7 @@ class CatchUpRunner:
             run = CatchUpState(from_token, min(tokens), restart_token)
             writer.catch_up = run
         else:
-            # Its next step is on its way.
+            # The catch-up is running, or its next step is already scheduled.
             is_new = False
             run.cursor = min(run.cursor, from_token)
             if run.restart_token is None:
@@ -120,18 +121,18 @@ class CatchUpRunner:
             self._put_step(writer, run)
 
     async def begin(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Begin a catch-up, or try one again; later, if there were many just now.
+        """Begin or retry a catch-up; delay it if many have begun recently.
 
-        :param run: is made the writer's present one.
+        :param run: becomes the writer's current catch-up.
         """
         writer.catch_up = run
         if writer.link.is_lost or not self._must_wait(writer, run):
             await self.run(writer, run)
 
     def _must_wait(self, writer: LinkedWriter, run: CatchUpState) -> bool:
-        """Return whether the source is asked too often; then it is asked later."""
+        """Return whether the rate limit delays a catch-up; if so, schedule its step."""
         if run.cursor >= run.target and run.restart_token is None:
-            # It is not asked.
+            # Such a catch-up does not query the source.
             return False
         wait = self._rate.wait_before(writer.instance_name, self._clock.seconds())
         if wait and (run.retry is None or not run.retry.active()):
@@ -144,15 +145,15 @@ class CatchUpRunner:
             self._queue.add(writer.link, CatchUpStep(writer, run))
 
     async def handle_step(self, link: Link, item: CatchUpStep) -> None:
-        """Continue with a catch-up that gave way, unless it is over."""
+        """Continue a catch-up that yielded, unless it has ended or was replaced."""
         item.catch_up.is_queued = False
         if item.writer.catch_up is item.catch_up:
             await self.run(item.writer, item.catch_up)
 
     async def run(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Bring a catch-up forward as far as it goes without holding up others.
+        """Run a catch-up until it finishes, or yields because other work waits.
 
-        :param run: is made the writer's present one.
+        :param run: becomes the writer's current catch-up.
         """
         writer.catch_up = run
         run.cancel_retry()
@@ -171,7 +172,7 @@ class CatchUpRunner:
     async def _fetch(self, writer: LinkedWriter, run: CatchUpState) -> bool:
         """Deliver page after page; return whether the target is reached.
 
-        If not, the next step is in the queue, or the link is lost.
+        If it is not reached, the next step is queued, or the link is lost.
         """
         event = CatchUpEvent(self._name, writer.instance_name, run.cursor, run.target)
         with self._observer.catch_up(event):
@@ -186,7 +187,7 @@ class CatchUpRunner:
         return True
 
     async def _move_to_target(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        """Move the position to the target where no row did so."""
+        """Advance the position to the target if no row has done so."""
         instance_name = writer.instance_name
         current = self._stream.current_token(instance_name)
         if run.target > current or (run.target == current and not writer.is_connected):
@@ -202,7 +203,7 @@ class CatchUpRunner:
         instance_name = writer.instance_name
         writer.catch_up = None
         if run.is_refuted and not writer.is_connected:
-            # Where the writer stands is not known: its own POSITION will say.
+            # The writer's position is unknown until its next POSITION.
             writer.forget()
             return
         if run.has_fetched:
@@ -213,7 +214,7 @@ class CatchUpRunner:
             )
         self._context.report_position(instance_name)
         if run.is_drain:
-            # Should the writer come back, it announces itself first.
+            # If the writer returns, it announces its position first.
             writer.forget()
             self._observer.removed_writer_drained(self._name, instance_name, run.target)
         else:
@@ -222,8 +223,8 @@ class CatchUpRunner:
     def _limit_rewind(self, instance_name: str, run: CatchUpState) -> None:
         """Do not rewind below rows that were delivered since the rewind was planned.
 
-        A homeserver may have delivered them itself, before the position of another
-        writer that would have shown them to its users.
+        A homeserver may itself have delivered rows before it delivered a position of
+        another writer that would make them visible to users.
         """
         if run.restart_token is None or self._description.resettable:
             return
@@ -241,7 +242,8 @@ class CatchUpRunner:
         if waiting is not None:
             await waiting
         if run.epoch is not None:
-            # Only now: no token of another epoch may ever be saved with it.
+            # Not before the rewind: a token of the old epoch must never be persisted
+            # with the new epoch.
             await self.epochs.begin(instance_name, run.epoch)
         self._silent.forget(instance_name)
         run.restart_token = None
@@ -251,9 +253,9 @@ class CatchUpRunner:
     def reader_position(
         self, instance_name: str, run: CatchUpState | None = None
     ) -> ReaderPosition:
-        """Return where this process stands with a writer.
+        """Return this instance's position in a writer's rows.
 
-        :param run: its present catch-up.
+        :param run: the writer's current catch-up.
         """
         current = self._stream.current_token(instance_name)
         undelivered_from = self._silent.start_of(instance_name, current)
@@ -264,15 +266,15 @@ class CatchUpRunner:
     def undelivered_from(self, instance_name: str) -> int:
         """Return the token above which no row of a writer was delivered.
 
-        It is less than the position if that was reached without a row.
+        It is below the position if the position was reached without a row.
         """
         current = self._stream.current_token(instance_name)
         return self._silent.start_of(instance_name, current)
 
     def start_to_check(self, instance_name: str) -> int:
-        """Return the token above which to ask the source, of a confirmed position.
+        """Return the token above which to query the source for a confirmed position.
 
-        It is the position itself if that was reached by a row, or was checked just now.
+        It is the position itself if a row reached it, or if it was just checked.
         """
         current = self._stream.current_token(instance_name)
         takes_back = self._context.options.takes_positions_back
@@ -295,7 +297,8 @@ class CatchUpRunner:
             if upto_token <= from_token:
                 return
         page = check_page(result, from_token, upto_token, take_encoded=True)
-        # Rows below a position of an idempotent stream may be committed later.
+        # Do not read ahead in an idempotent stream: rows below its position may still
+        # be committed.
         is_wanted = not (writer.link.is_lost or self._description.idempotent)
         if page.upto_token < run.target and is_wanted:
             self._pages.read_ahead(instance_name, run, page.upto_token)
@@ -333,7 +336,7 @@ class CatchUpRunner:
         self._observer.discarded(
             self._name, instance_name, DiscardReason.IMPLAUSIBLE, 1
         )
-        # A sequence may be a little behind, after a switch to a standby.
+        # After a failover to a standby, a sequence may be slightly behind.
         is_exact = self._description.held_in_memory
         distance = self._context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)
@@ -352,7 +355,7 @@ class CatchUpRunner:
             run.retry = self._clock.call_later(delay, self._put_step, writer, run)
 
     def connected(self, writer: LinkedWriter) -> None:
-        """Take a writer to be connected: its POSITION was handled to its end."""
+        """Mark a writer as connected: its POSITION has been handled completely."""
         if not writer.is_connected:
             writer.is_connected = True
             self._observer.stream_connected(

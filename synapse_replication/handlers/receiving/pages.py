@@ -1,8 +1,8 @@
-"""The pages of a catch-up: whom they are asked of, and one page ahead.
+"""The source of a catch-up's pages, with read-ahead of one page.
 
-Theory of operation: while a page is delivered, the next is on its way, one at most: the
-source and this process work at the same time. It is used if the cursor is where it
-begins, and else forgotten.
+Theory of operation: while a page is delivered, the next one is already being fetched,
+so that the source and this process work at the same time. At most one page is read
+ahead. It is used if it begins at the cursor, and discarded otherwise.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class PageSource:
     def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._name = context.name
-        # The stream's own source is the writer's memory already.
+        # The source of such a stream already reads from the writer's memory.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
 
     async def next_page(
         self, instance_name: str, run: CatchUpState
     ) -> tuple[StreamUpdateResult, int, bool]:
-        """Fetch the rows behind the cursor of a catch-up.
+        """Fetch the rows above the cursor of a catch-up.
 
-        :return: the answer, up to where it was asked for, and whether it is of what
-            the writer sent last.
+        :return: the result, the upper bound of the request, and whether the result
+            comes from the writer's backlog.
         """
         ahead, run.ahead = run.ahead, None
         if ahead is not None and ahead.from_token == run.cursor:
@@ -43,7 +43,7 @@ class PageSource:
     def read_ahead(
         self, instance_name: str, run: CatchUpState, from_token: int
     ) -> None:
-        """Begin to fetch the page of a catch-up that begins behind ``from_token``."""
+        """Begin to fetch the page of a catch-up that begins above ``from_token``."""
         ahead = run.ahead = ReadAhead(from_token, run.target)
 
         async def ask() -> None:
@@ -61,7 +61,7 @@ class PageSource:
     async def _ask(
         self, instance_name: str, run: CatchUpState, from_token: int, upto_token: int
     ) -> tuple[StreamUpdateResult, bool]:
-        """Ask for a page; tell whether it is of what the writer sent last."""
+        """Fetch a page; return it and whether it comes from the writer's backlog."""
         if self._partial is not None and not run.is_drain:
             result = await self._partial.get_updates_since(
                 self._name, instance_name, from_token, upto_token

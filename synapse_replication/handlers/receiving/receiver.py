@@ -1,26 +1,26 @@
 """One received stream: from queued rows and positions to the host's row sink.
 
 Theory of operation: everything about a stream that arrives, on any connection,
-goes through one queue, one item at a time. Rows are still JSON text there; they
-are decoded here, as many together as came together.
+goes through one queue, one item at a time. Queued rows are still JSON text; rows that
+arrived together are decoded together here.
 
-A writer that is *live* on a link has its rows delivered as they come. All that may
-go wrong has one answer, a *catch-up* of that writer: a gap before a POSITION, a row
-that cannot be decoded, a batch of which a row was lost, a host that failed, a queue
-that was full. While a writer catches up, its rows are not delivered; they only
-raise the target. The catch-up goes a page at a time and gives way to whatever else
-waits in the queue, so other writers of the stream go on. It ends when the rows up
-to the target are delivered; then the writer is live again. A failed attempt is made
-again later, with back-off, from the last token that was delivered. It ends with its
-connection: the next POSITION, on another one, finds the gap by itself.
+The rows of a writer that is *live* on a link are delivered as they arrive. Every fault
+starts a *catch-up* of that writer: a gap before a POSITION, a row that cannot be
+decoded, a batch with a lost row, a failure of the host, or a full queue. During a
+catch-up, arriving rows of the writer are not delivered; they only raise the target. The
+catch-up fetches one page at a time and yields to other work in the queue, so that it
+does not delay other writers of the stream. When the rows up to the target are
+delivered, the writer is live again. A failed attempt is retried with back-off from the
+last delivered token. A catch-up is abandoned when its connection is lost: the next
+POSITION, on another connection, reveals the gap.
 
-A position further away than the stream takes to be plausible is a claim: the range
-before it is fetched, even if the writer says that it is empty, so that the source is
-asked whether the position exists. A row that lies in a stretch which the position
-passed without rows shows that the position was false; the stretch is fetched again.
+A position beyond the plausible distance of the stream is a claim: the range before it
+is fetched even if the writer announces it as empty, so that the source confirms or
+refutes the position. If a row arrives in a range that a position passed without rows,
+the position was false, and the range is fetched again.
 
-Invariant: a writer's position passes a token only when all of its rows up to there
-were delivered, or its POSITION said that there are none.
+Invariant: a writer's position passes a token only when all of the writer's rows up to
+that token were delivered, or its POSITION announced that there are none.
 
 See docs/failure-modes.rst: failure-rows-during-catch-up, failure-position-during-batch.
 """
@@ -60,12 +60,12 @@ __all__ = ["StreamReceiver"]
 
 
 class StreamReceiver:
-    """Receives one stream, of all its writers, on all links.
+    """Receives the rows and positions of all writers of one stream, on all links.
 
     Used in the reactor's thread only.
     """
 
-    #: The classes of two of its parts.
+    #: The classes of two handlers; a subclass may replace them.
     row_handler_type: type[RowHandler] = RowHandler
     announcement_handler_type: type[AnnouncementHandler] = AnnouncementHandler
 
@@ -104,14 +104,14 @@ class StreamReceiver:
         return self._name
 
     def enqueue_rows(self, link: Link, run: RdataRun) -> None:
-        """Take rows of one writer that came together, in their order of arrival."""
+        """Enqueue one writer's rows that were received together, in arrival order."""
         self._observer.rows_received(self._name, len(run.rows))
         if (token := run.tokens[-1]) is not None:
             self._observer.position_announced(self._name, run.instance_name, token)
         self._queue.add_rows(link, run)
 
     def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
-        """Take rows of several writers that came together, in order of arrival."""
+        """Enqueue several writers' rows received together, in arrival order."""
         self._observer.rows_received(self._name, len(run.rows))
         newest = dict(zip(run.instance_names, run.tokens, strict=True))
         for instance_name, token in newest.items():
@@ -120,19 +120,19 @@ class StreamReceiver:
         self._queue.add_rows(link, run)
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
-        """Take note, in its place, of a row that could not be read."""
+        """Enqueue a marker in place of a row that could not be parsed."""
         self._queue.add(link, LostRow(instance_name))
 
     def look_for_removed_writers(self, link: Link) -> None:
-        """Look for writers that were removed, and have their rows fetched, soon."""
+        """Search for removed writers, and schedule fetching their rows."""
         self._search.look(link)
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
-        """Take a writer's announcement; drop it at once if it says nothing new."""
+        """Enqueue a writer's POSITION; discard it at once if it is redundant."""
         instance_name, token = position.instance_name, position.new_token
         self._observer.position_announced(self._name, instance_name, token)
         if position.prev_token == token:
-            # A process has started, this writer perhaps, instead of another one.
+            # An instance has started; it may have replaced a removed writer.
             self._search.look(link)
         if self._description.resettable:
             self._queue.add(link, position)
@@ -140,7 +140,8 @@ class StreamReceiver:
         writer = link.writers.get((self._name, instance_name))
         current = self._stream.current_token(instance_name)
         is_below = token < current
-        # A position that was reached without a row is checked if it is confirmed.
+        # A POSITION that repeats a position reached without a row is not redundant: it
+        # causes a check with the source.
         is_redundant = is_below or (
             token == current
             and (
@@ -159,10 +160,10 @@ class StreamReceiver:
     def enqueue_reported_position(
         self, link: Link, instance_name: str, token: int, *, is_first: bool = False
     ) -> None:
-        """Enqueue the position that a writer reports to have announced to us.
+        """Enqueue the position that a writer reports to have announced.
 
-        It is handled after the rows and positions that came before it on the same
-        channel. A reader that is behind it then has missed something.
+        It is handled after the rows and positions that arrived before it on the same
+        channel. If this reader is still behind it then, rows were lost.
 
         :param is_first: whether the writer has just started.
         """
@@ -175,14 +176,17 @@ class StreamReceiver:
     def enqueue_epoch(
         self, link: Link, instance_name: str, token: int, epoch: str
     ) -> None:
-        """Take a writer's epoch. What it held in memory in others is gone."""
+        """Enqueue a writer's epoch if it is new for a stream held in memory.
+
+        The rows that the writer held in memory in earlier epochs are lost.
+        """
         if self._description.held_in_memory and not self._catch_ups.epochs.is_present(
             instance_name, epoch
         ):
             self._queue.add(link, NewEpoch(instance_name, token, epoch))
 
     async def wait_until_empty(self) -> None:
-        """Wait until everything that arrived was handled."""
+        """Wait until all enqueued items are handled."""
         await self._queue.wait_until_empty()
 
     def _consume(self, queued: tuple[Link, Item]) -> Awaitable[None] | None:

@@ -1,10 +1,10 @@
-"""The search for removed writers: nobody announces their rows, so they are looked for.
+"""The search for removed writers, whose rows no instance announces.
 
-Theory of operation: a stream's source is asked for removed writers when a link comes up
-and whenever a process has started, since a writer that starts is what removes another.
-The answer goes through the stream's queue, see
-:mod:`~synapse_replication.handlers.receiving.removed_writers`. The source may take its
-time: rows that arrive are handled meanwhile.
+Theory of operation: a stream's source is queried for removed writers when a link comes
+up and whenever an instance starts, because a writer is removed when another one starts
+in its place. The result goes through the stream's queue, see
+:mod:`~synapse_replication.handlers.receiving.removed_writers`. Rows that arrive during
+the query are handled without delay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RemovedWriterSearch:
 
     Used in the reactor's thread only.
 
-    :param queue: what was found is put at its end.
+    :param queue: the queue to which the writers found are added.
     """
 
     def __init__(self, context: StreamContext, queue: StreamQueue) -> None:
@@ -32,7 +32,7 @@ class RemovedWriterSearch:
         stream = context.stream
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._queue = queue
-        # The links on whose behalf the next look is, in order.
+        # The links that requested the next search, in order.
         self._waiting: dict[Link, None] = {}
         self._is_looking = False
         self._attempts = 0
@@ -54,7 +54,7 @@ class RemovedWriterSearch:
     async def _look(self) -> None:
         assert self._source is not None
         while self._waiting:
-            # A link that asks from now on asks for another look.
+            # A link added from now on requires another search.
             links, self._waiting = self._waiting, {}
             links = {link: None for link in links if not link.is_lost}
             if not links:

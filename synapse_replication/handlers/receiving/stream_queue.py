@@ -1,4 +1,4 @@
-"""The queue of a received stream: what arrived of it, on any link."""
+"""The queue of the rows and positions of one stream that arrived on any link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StreamQueue"]
 
 
 class StreamQueue(DrainedQueue[tuple[Link, Item]]):
-    """Items of one stream with their links, one handled at a time.
+    """A queue of one stream's items and their links, handled one at a time.
 
     :param consume: handles an item; see
         :class:`~synapse_replication.handlers.receiving.queue.DrainedQueue`.
@@ -38,10 +38,10 @@ class StreamQueue(DrainedQueue[tuple[Link, Item]]):
         )
 
     def add(self, link: Link, item: Item) -> None:
-        """Put a single item at the end."""
+        """Append a single item."""
         self.put((link, item), 1, ROW_OVERHEAD)
 
     def add_rows(self, link: Link, run: RdataRun | InterleavedRun) -> None:
-        """Put rows that came together at the end."""
+        """Append rows that were received together."""
         count = len(run.rows)
         self.put((link, run), count, sum(map(len, run.rows)) + count * ROW_OVERHEAD)
