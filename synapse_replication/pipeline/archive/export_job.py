@@ -1,4 +1,4 @@
-"""The job that writes rows of an archive to files that other programs read."""
+"""The job that exports rows of an archive to files for other programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "export_rows", "run_export"]
 
-#: What can be written, and what the names of the files end with.
+#: The suffix of the files of each format.
 FORMATS = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl"}
 
 
@@ -36,13 +36,13 @@ def run_export(
     stream: str | None = None,
     master: str | None = None,
 ) -> int:
-    """Write rows of an archive in a session of Spark's own, and return how many.
+    """Export rows of an archive in a new Spark session; return their number.
 
-    The arguments are those of :func:`export_rows`.
+    The other arguments are those of :func:`export_rows`.
 
-    :param master: where Spark runs; this machine if ``None``.
+    :param master: the URL of the Spark master; ``None`` for this machine.
     """
-    # Mistakes are reported at once: Spark takes its time.
+    # Fail fast on invalid arguments, because Spark takes seconds to start.
     new_folder(out)
     open_archive(archive)
     with (
@@ -64,13 +64,14 @@ def export_rows(
     *,
     stream: str | None = None,
 ) -> int:
-    """Write rows of an archive, and return how many.
+    """Export rows of an archive, and return their number.
 
-    The folder appears when it is complete.
+    The rows are written to a temporary folder, which is renamed when it is complete.
 
-    :param where: an expression over the columns, in Spark's SQL.
-    :param stream: whose rows, with their fields as columns; ``None`` for all streams.
-    :raises PipelineError: if the folder exists, the expression makes no sense, or the
+    :param where: a condition on the columns, in Spark SQL.
+    :param stream: the stream to export, with the fields of its rows as columns;
+        ``None`` for all streams.
+    :raises PipelineError: if the folder exists, the condition is invalid, or the
         archive has no such stream.
     """
     folder = new_folder(out)
@@ -81,7 +82,7 @@ def export_rows(
     try:
         count = _write(rows, temporary, format_)
         _tidy(temporary, FORMATS[format_])
-        # Fails if somebody made the folder and put something in.
+        # Fails if a folder that is not empty was created there in the meantime.
         temporary.rename(folder)
     except OSError as error:
         raise PipelineError(f"cannot write {folder}: {error}") from error
@@ -132,7 +133,7 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
     elif format_ == "jsonl":
         as_json_lines(rows).write.text(uri)
     else:
-        # Quotation marks are doubled, as everywhere but in Spark's own CSV.
+        # Double the quotation marks, as RFC 4180 requires; Spark escapes them.
         rows.write.csv(
             uri,
             header=True,
@@ -143,7 +144,7 @@ def _write_as(rows: DataFrame, uri: str, format_: str) -> None:
 
 
 def _tidy(folder: Path, suffix: str) -> None:
-    """Leave the files alone, under names that can be read."""
+    """Rename the data files to ``rows-NNNNN``, and remove all other files."""
     files: Sequence[Path] = sorted(folder.glob(f"part-*{suffix}"))
     if not files:
         files = sorted(folder.glob("part-*"))

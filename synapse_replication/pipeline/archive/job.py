@@ -1,4 +1,4 @@
-"""The job that archives, with its metrics and what it shows of its progress."""
+"""The archive job, with its metrics and its progress display."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["run_job"]
 
 
 def run_job(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
-    """Archive until SIGTERM or SIGINT, or until everything that is there is archived.
+    """Archive until SIGTERM or SIGINT, or until all existing rows are archived.
 
-    :param metrics: the host and port to serve metrics on; ``None`` for nowhere.
-    :return: what was archived.
-    :raises PipelineError: if it cannot go on.
+    :param metrics: the host and port to serve metrics on; ``None`` to serve none.
+    :return: the totals since the start.
+    :raises PipelineError: if the job cannot continue.
     """
     registry = CollectorRegistry()
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""What an audit can find, how bad each is, and how a finding is written down.
+"""The kinds of an audit's findings, their severities, and the columns of a finding.
 
-What each kind means, how sure it is and what to do about it: docs/pipeline.rst.
+docs/pipeline.rst describes the meaning, the certainty and the remedy of each kind.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 __all__ = ["SAMPLES", "SEVERITIES", "Kind", "Severity", "finding", "sample"]
 
-#: Lines or rows that the evidence of one finding shows at most.
+#: The most lines or rows in the evidence of one finding.
 SAMPLES: Final = 10
 
 
 class Severity(enum.Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
-    #: Proved to be wrong.
+    #: Certainly a fault.
     ERROR = "error"
-    #: Wrong, but it did no harm, or not everything is known.
+    #: A fault that did no harm, or one that cannot be proved.
     WARNING = "warning"
-    #: Happens to deployments without a fault; good to know beside the others.
+    #: Occurs in sound deployments, too; helps to interpret the other findings.
     INFO = "info"
 
 
 class Kind(enum.Enum):
-    """What was found."""
+    """The kind of a finding."""
 
     ANNOUNCED_ABSENT = "announced_absent"
     ROW_OUT_OF_ORDER = "row_out_of_order"
@@ -59,7 +59,7 @@ class Kind(enum.Enum):
 
     @property
     def severity(self) -> Severity:
-        """How bad it is."""
+        """The severity of findings of this kind."""
         return SEVERITIES[self]
 
 
@@ -78,7 +78,7 @@ _INFOS = (
     Kind.STREAM_RESET,
 )
 
-#: How bad each kind is.
+#: The severity of each kind.
 SEVERITIES: Final[Mapping[Kind, Severity]] = MappingProxyType(
     {
         **dict.fromkeys(Kind, Severity.ERROR),
@@ -99,13 +99,13 @@ def finding(
     last: Column | None = None,
     count: Column | None = None,
 ) -> list[Column]:
-    """Write the columns of FINDINGS_SCHEMA, for a ``select``.
+    """Return the columns of FINDINGS_SCHEMA, for a ``select``.
 
-    What is not given is the column of the parameter's name.
+    An omitted column is taken from the column with the name of the parameter.
 
-    :param kind: or a column of the values of kinds.
-    :param message: texts and columns, which become one sentence.
-    :param evidence: the fields of the JSON object.
+    :param kind: a kind, or a column with the values of kinds.
+    :param message: texts and columns, concatenated to a sentence.
+    :param evidence: the fields of the JSON object ``evidence``, by name.
     """
     parts = [
         sf.lit(part)
@@ -146,10 +146,10 @@ def _severity_of(kind: Column) -> Column:
 
 
 def sample(rank: Column, *fields: Column) -> Column:
-    """Collect the first few of a group, as an array of objects in order.
+    """Return the first :data:`SAMPLES` rows of a group as an array of objects.
 
-    :param rank: the place within the group, from 1.
-    :param fields: they are ordered by the first.
+    :param rank: the rank of a row within its group, from 1.
+    :param fields: the fields of the objects, which are sorted by the first field.
     """
     kept = sf.when(rank <= SAMPLES, sf.struct(*fields))
     return sf.array_sort(sf.collect_list(kept))

@@ -1,4 +1,4 @@
-"""The job that proves or refutes that nothing was lost."""
+"""The audit job, which checks whether any rows were lost."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ if TYPE_CHECKING:
 
 __all__ = ["STEPS", "audited", "run_audit"]
 
-#: Of :func:`audited`.
+#: The number of steps of :func:`audited`.
 STEPS: Final = 3
 
 _CODEGEN: Final = "spark.sql.codegen.wholeStage"
 
-#: Rows that a query is not worth compiling for.
+#: Below this number of rows, compiling a query costs more than it saves.
 _FEW: Final = 500_000
 
 _PURGED_SCHEMA = "stream string, first_token long, last_token long"
@@ -88,15 +88,15 @@ def run_audit(
     master: str | None = None,
     as_json: bool = False,
 ) -> Mapping[Severity, int]:
-    """Audit a deployment in a session of Spark's own, and print the findings.
+    """Audit a deployment in a new Spark session, and print the findings.
 
-    :param out: the folder to write all findings to; made if it is missing.
-    :param master: where Spark runs; this machine if ``None``.
-    :return: how many findings there are of each severity.
-    :raises PipelineError: if something cannot be read.
+    :param out: the folder to write all findings to; created if it is missing.
+    :param master: the URL of the Spark master; ``None`` for this machine.
+    :return: the number of findings of each severity.
+    :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with short_failures():
-        # Mistakes are reported at once: Spark takes its time.
+        # Fail fast on invalid settings, because Spark takes seconds to start.
         with reading(settings.conninfo, PLAN_TIMEOUT):
             pass
         if archive is not None:
@@ -125,7 +125,7 @@ def run_audit(
 
 
 def _say_nothing(step: str) -> None:
-    """Do nothing: nobody looks."""
+    """Ignore the step: no progress is shown."""
 
 
 @contextlib.contextmanager
@@ -137,9 +137,9 @@ def audited(
     archive: str | os.PathLike[str] | None = None,
     begin: Callable[[str], object] = _say_nothing,
 ) -> Iterator[DataFrame]:
-    """Audit a deployment: gives a data frame of FINDINGS_SCHEMA, worst first.
+    """Audit a deployment; yield a data frame of FINDINGS_SCHEMA, worst first.
 
-    What it holds in memory and on disks is given back at the end of the context.
+    Cached data, in memory and on disk, is released at the end of the context.
 
     :param begin: called at the beginning of each of :data:`STEPS` steps.
     :raises PipelineError: if the database, a recording or the archive cannot be read.
@@ -153,7 +153,7 @@ def audited(
 
         begin("read recordings and archive")
         archived = None if archive is None else read_archive(session, archive)
-        # What the archive has is not counted twice.
+        # Recordings that are in the archive must not be counted twice.
         given = [
             path
             for path in find_recordings(recordings)
@@ -166,7 +166,7 @@ def audited(
             if archived is None
             else archived.keys()
         )
-        # Lines that are in the archive twice are reported as such.
+        # Lines that are in the archive twice have a finding of their own.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
         tokens = wire_tokens(lines)
@@ -187,9 +187,10 @@ def audited(
             )
         )
         begin("compare ids")
-        # Now: what was heard before, the sequences have given out.
+        # Read the sequences after the recordings, so that they have allocated every id
+        # that was received.
         facts = read_facts(settings)
-        # Whatever positions say: what is committed beyond them is a row, too.
+        # Read beyond the positions, because rows committed there count, too.
         rows = read_rows(
             session, settings, RowForm.NONE, endingToken=json.dumps(facts.reach)
         )
@@ -207,7 +208,7 @@ def audited(
         )
         few = ids.count() + lines.count() < _FEW
         if few:
-            # Many tasks have found little: what follows needs but a few of them.
+            # So few rows do not need as many partitions as the scan produced.
             ids = ids.coalesce(session.sparkContext.defaultParallelism)
         begin("judge what differs")
         sole = facts.sole_writers((stream, writer) for stream, writer, *_ in heard)
@@ -251,7 +252,10 @@ def audited(
 
 @contextlib.contextmanager
 def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
-    """Have queries over few rows interpreted: to compile them costs far more."""
+    """Disable code generation for few rows, which take longer to compile than to run.
+
+    :param few: whether there are few rows; nothing is changed otherwise.
+    """
     before = session.conf.get(_CODEGEN)
     if few:
         session.conf.set(_CODEGEN, "false")
@@ -262,7 +266,7 @@ def _interpreted(session: SparkSession, *, few: bool) -> Iterator[None]:
 
 
 def _archived_wire(session: SparkSession, archive: ArchivedTables | None) -> DataFrame:
-    """Read the recordings of an archive, by names that no file has."""
+    """Read the recordings of an archive, under names that no file can have."""
     if archive is None:
         return local_frame(session, WIRE_SCHEMA)
     name = sf.concat(sf.lit("archive/wire/"), sf.col("recording"))
@@ -274,7 +278,7 @@ _Reach = tuple[str, str, int, int]
 
 
 def _reach(tokens: DataFrame) -> list[_Reach]:
-    """Return between which tokens each writer of a stream was seen.
+    """Return the least and the greatest token seen of each writer of a stream.
 
     :param tokens: ``stream``, ``instance_name``, ``low``, ``high``.
     """
@@ -285,7 +289,7 @@ def _reach(tokens: DataFrame) -> list[_Reach]:
 
 
 def _bounds(reach: Iterable[_Reach]) -> dict[str, tuple[int, int]]:
-    """Return between which tokens each stream was seen, of whichever writer."""
+    """Return the least and the greatest token seen of each stream, of any writer."""
     found: dict[str, tuple[int, int]] = {}
     for stream, _, low, high in reach:
         before = found.get(stream, (low, high))
@@ -307,11 +311,11 @@ def _texts(
     archive: ArchivedTables | None,
     reach: Mapping[str, int],
 ) -> DataFrame:
-    """Read rows of lost ids, the first few of each line.
+    """Return the rows of the first few lost ids of each line.
 
-    Of each stream, only the range that they lie in is read.
+    Only the range of each stream that contains these ids is read.
 
-    :param reach: how far each stream is to be read in the database.
+    :param reach: the last token of each stream to read from the database.
     """
     columns = ("stream", "stream_id", "row_index", "row")
     of_line = Window.partitionBy("recording", "line_number").orderBy("stream_id")
@@ -352,7 +356,7 @@ def _read_range(
     last: int,
     reach: int,
 ) -> DataFrame:
-    # What the archive or a recording has may be ahead of the database.
+    # The ids of an archive or a recording may be ahead of the database.
     return read_rows(
         session,
         settings,
@@ -373,7 +377,7 @@ def _worst_first(findings: DataFrame) -> DataFrame:
     severities = [severity.value for severity in Severity]
     badness = sf.array_position(sf.lit(severities), sf.col("severity"))
     chosen = findings.select(*FINDINGS_SCHEMA.names)
-    # Few: each is of a group, or one of a limited number of gaps.
+    # One partition suffices: there is one finding per group, and gaps are limited.
     return chosen.repartition(1).sortWithinPartitions(
         badness, "kind", "stream", "instance_name", "first_token", "evidence"
     )

@@ -1,7 +1,7 @@
-"""``stream_positions``, the sequences and the tables, for ``pipeline bootstrap``.
+"""Database access for ``pipeline bootstrap``: positions, sequences and tables.
 
-Each function takes a connection or a cursor of psycopg2, and blocks. Nothing here
-reads a whole table but :func:`read_farthest`, of tables without a fitting index.
+Each function takes a connection or a cursor of psycopg2, and blocks. Only
+:func:`read_farthest` reads whole tables, and only those without a suitable index.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
     "write_positions",
 ]
 
-#: Ids that one query looks at.
+#: The number of ids that one query covers.
 RANGE_WIDTH = 250_000
 
-#: Ranges of one table at most; they become wider then.
+#: The most ranges of one table; beyond it, the ranges become wider.
 MAX_RANGES = 2000
 
 _WRITING = """
@@ -55,9 +55,10 @@ _LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
 
 @attrs.frozen
 class IdRange:
-    """A part of a table's ids, for one query.
+    """A range of a table's ids that one query covers.
 
-    :ivar sql: gives writer and greatest token of ``(%(after)s, %(up_to)s]``.
+    :ivar sql: selects each writer and its greatest token in
+        ``(%(after)s, %(up_to)s]``.
     """
 
     stream: str
@@ -69,9 +70,9 @@ class IdRange:
 
 @contextlib.contextmanager
 def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
-    """Open a connection, and close it.
+    """Open a connection, and close it at the end of the context.
 
-    :raises PipelineError: if nothing answers, or it refuses.
+    :raises PipelineError: if the connection fails, or the database rejects a statement.
     """
     import psycopg2
 
@@ -93,14 +94,16 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
             yield connection
         except psycopg2.Error as error:
             raise PipelineError(
-                f"the database refused: {str(error).strip()}"
+                f"the database reported an error: {str(error).strip()}"
             ) from error
 
 
 def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
-    """Read what the database says of each stream that it has positions of.
+    """Return the history of each stream that has positions, tables and a sequence.
 
-    Without what scans of tables find.
+    The histories lack the greatest tokens, which :func:`read_farthest` reads.
+
+    :raises PipelineError: if ``stream_positions`` has a writer of a stream twice.
     """
     stored: dict[str, dict[str, int]] = {}
     if _exists(cursor, "stream_positions"):
@@ -122,7 +125,8 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
     for stream in streams:
         name = stream.positions_name
         if name is None or stream.sequence is None:
-            # In memory, or everybody writes it: it has no positions.
+            # A stream held in memory, or one that all instances write, has no
+            # positions.
             continue
         tables = tuple(
             column
@@ -150,11 +154,11 @@ def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistor
 def check_nobody_writes(
     cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
 ) -> None:
-    """See that the deployment stands still.
+    """Check that no writer is running.
 
-    :param before: what was read at the beginning.
-    :param now: the same, read again.
-    :raises PipelineError: if it does not; says by what that was seen.
+    :param before: the histories as read at the beginning.
+    :param now: the same histories, read again.
+    :raises PipelineError: if one is running; the message lists the evidence.
     """
     signs = []
     for old, new in zip(before, now, strict=True):
@@ -166,7 +170,8 @@ def check_nobody_writes(
         elif old.stored != new.stored:
             signs.append(f"positions of {new.name} changed")
     tables = {column.table for history in now for column in history.tables}
-    # Who took an id and has not written its row yet holds its sequence.
+    # A transaction that allocated an id but has not written its row yet holds a lock
+    # on the sequence.
     sequences = {history.sequence for history in now}
     names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
     cursor.execute(_WRITING, {"relations": list(names)})
@@ -176,15 +181,15 @@ def check_nobody_writes(
     ]
     if signs:
         raise PipelineError(
-            f"writers are running: {'; '.join(signs[:5])}. What they have not "
-            "finished could be skipped: stop them all, and run this again"
+            f"writers are running: {'; '.join(signs[:5])}. Rows that they have not "
+            "committed yet could be skipped; stop all writers, and run this again"
         )
 
 
 def id_ranges(cursor: Any, histories: Iterable[StreamHistory]) -> list[IdRange]:
-    """Divide the ids of all tables into ranges that can be read side by side.
+    """Divide the ids of all tables into ranges that can be read in parallel.
 
-    A table that no index by id or by writer and id leads into is one range.
+    A table without an index that begins with the id is one range.
     """
     ranges: list[IdRange] = []
     for history in histories:
@@ -208,9 +213,9 @@ def write_positions(
     before: Sequence[StreamHistory],
     changes: Sequence[Change],
 ) -> None:
-    """Write positions, unless anything moved since; the caller commits.
+    """Write positions if none has changed since they were read; the caller commits.
 
-    :raises PipelineError: if writers are running, or a position would go back.
+    :raises PipelineError: if a writer is running, or a position would decrease.
     """
     cursor.execute("SET LOCAL lock_timeout = '10s'")
     cursor.execute(queries.LOCK_POSITIONS)
@@ -231,7 +236,7 @@ def write_positions(
                 if cursor.rowcount != 1:
                     raise PipelineError(
                         f"the position of {change.instance_name} in {change.stream} "
-                        "is farther by now; nothing was written"
+                        "has advanced in the meantime; nothing was written"
                     )
 
 
@@ -264,7 +269,7 @@ def _ranges_of(cursor: Any, history: StreamHistory, column: IdColumn) -> list[Id
     width = farthest
     cursor.execute(queries.INDEXES, {"table": table})
     if any(columns[:1] == [column.id_column] for columns, _ in cursor.fetchall()):
-        # From an index, both at once, without reading anything else.
+        # The index yields both ends in one query that reads nothing else.
         order = "min(id), max(id)" if history.negative else "max(id), min(id)"
         side = "<" if history.negative else ">"
         cursor.execute(

@@ -1,6 +1,6 @@
-"""What a report says of recordings: what arrived when, how late, and what was missed.
+"""The report's queries over recordings: arrivals, lags, catch-ups and resets.
 
-``wire`` is of WIRE_SCHEMA. Lines are in order within a recording.
+Each parameter ``wire`` has WIRE_SCHEMA. Lines are numbered within a recording.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = [
 
 
 def since_beginning(wire: DataFrame) -> DataFrame:
-    """Put the time since the beginning of its recording into ``received_ts``.
+    """Set ``received_ts`` to the time since the beginning of the line's recording.
 
-    As if each recording began in 1970; for those that do not say when they were made.
+    Each recording then begins on 1970-01-01. Use it for recordings without a date.
     """
     recording = Window.partitionBy("recording")
     passed = sf.col("t") - sf.min("t").over(recording)
@@ -40,9 +40,9 @@ def since_beginning(wire: DataFrame) -> DataFrame:
 def arrived_rows(wire: DataFrame) -> DataFrame:
     """Return the rows that arrived, each with the token of its batch.
 
-    The token and the time are those of the line that ends the batch: only then a
-    reader can handle it. Rows of a batch that the end of the recording cut off have no
-    token, and are left out.
+    The token and the time are those of the line that ends the batch, because a reader
+    cannot handle a batch earlier. If the recording ends within a batch, the rows of
+    that batch have no token and are omitted.
 
     :return: ``recording``, ``stream``, ``instance_name``, ``stream_id``, ``row``,
         ``received_ts``.
@@ -78,13 +78,13 @@ def arrived_rows(wire: DataFrame) -> DataFrame:
 
 
 def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
-    """Say how long after it was written each token arrived.
+    """Return the time between the writing and the arrival of each token.
 
-    When it was written, the row in the table tells (``rows``, of ROWS_SCHEMA), or, of
-    ``caches``, the row on the wire. Both clocks are asked: that of the writer, and that
-    of the recorder.
+    The time of writing comes from the row in the table (``rows``, with ROWS_SCHEMA) or,
+    for ``caches``, from the row on the wire. A lag includes the difference between the
+    clocks of the writer and of the recorder.
 
-    :param arrived: of :func:`arrived_rows`.
+    :param arrived: the result of :func:`arrived_rows`.
     :return: ``stream``, ``instance_name``, ``received_ts``, ``lag_ms``.
     """
     key = ["stream", "instance_name", "stream_id"]
@@ -124,8 +124,8 @@ def lags(arrived: DataFrame, rows: DataFrame | None) -> DataFrame:
 def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
     """Return percentiles of lags, by stream and window, or of each stream as a whole.
 
-    :param late: of :func:`lags`.
-    :param window_s: s; ``None`` for the whole.
+    :param late: the result of :func:`lags`.
+    :param window_s: the length of a window, in s; ``None`` for one window per stream.
     :return: ``stream``, ``start`` (s since 1970; null for the whole), ``tokens``,
         ``p50``, ``p95``, ``p99``, ``least`` (ms).
     """
@@ -152,12 +152,12 @@ def lag_percentiles(late: DataFrame, window_s: int | None) -> DataFrame:
 
 
 def stream_events(wire: DataFrame) -> DataFrame:
-    """Find the POSITION lines after which a reader has to catch up, or to begin again.
+    """Find the POSITION lines that make a reader catch up or reset the stream.
 
-    A reader has seen a writer's tokens up to some one. If POSITION begins beyond it,
-    what lies between has to be fetched (``catch-up``). If POSITION leads back before
-    it, the writer began its stream again (``reset``). A recording's first POSITION of a
-    writer is neither.
+    Each line is compared with the last token that a reader knows of the writer. If
+    ``prev_token`` is greater, the rows between have to be fetched (``catch-up``). If
+    ``token`` is less, the writer has reset the stream (``reset``). The first POSITION
+    of a writer in a recording is neither.
 
     :return: ``kind``, ``stream``, ``instance_name``, ``received_ts``, ``recording``,
         ``line_number``, ``known`` (the token seen before), ``prev_token``, ``token``.
@@ -179,7 +179,7 @@ def stream_events(wire: DataFrame) -> DataFrame:
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
     is_position = sf.col("command") == "POSITION"
-    # From one POSITION to the next, tokens grow but for late rows of caches.
+    # Between two POSITION lines, tokens increase, except in late rows of caches.
     spans = (
         lines.select("*", sf.count_if(is_position).over(so_far).alias("span"))
         .groupBy(*writer, "span")

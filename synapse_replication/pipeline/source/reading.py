@@ -1,7 +1,7 @@
-"""What a task does: it reads its parts as Arrow, by a connection of its own.
+"""The work of a Spark task: reads its parts as Arrow, over its own connection.
 
-The server sends raw columns by binary ``COPY``, which the ADBC driver turns into
-record batches as they come. JSON rows are made of the columns here.
+The server sends raw columns by binary ``COPY``, which the ADBC driver converts to
+record batches as they arrive. JSON rows are built from the columns here.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RowsPartition", "partitions_of", "read_part", "read_parts"]
 
-#: Bytes that a batch has, about.
+#: The approximate size of a batch, in bytes.
 _BATCH_BYTES: Final = 4 * 2**20
 
 
 class RowsPartition(InputPartition):
-    """What one task reads.
+    """The parts that one task reads.
 
-    :ivar parts: one after the other.
+    :ivar parts: read one after the other.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -51,9 +51,9 @@ class RowsPartition(InputPartition):
 
 
 def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
-    """Return what Spark hands to tasks: of nothing to read, one that reads nothing.
+    """Return a partition for each task; if there are no tasks, one without parts.
 
-    Spark makes a partition of its own of an empty list.
+    If the list were empty, Spark would create a partition of its own.
     """
     return [RowsPartition(parts) for parts in tasks or [()]]
 
@@ -61,9 +61,9 @@ def partitions_of(tasks: Sequence[Sequence[Part]]) -> list[RowsPartition]:
 def read_parts(
     conninfo: Mapping[str, Any], parts: Sequence[Part], form: RowForm = RowForm.JSON
 ) -> Iterator[pa.RecordBatch]:
-    """Read parts, in batches of the columns that the data source has.
+    """Read parts; yield batches with the columns of the data source.
 
-    :raises PipelineError: if the database cannot be reached or refuses.
+    :raises PipelineError: if the database cannot be reached, or a query fails.
     """
     if not parts:
         return
@@ -127,12 +127,13 @@ def read_part(
     *,
     with_columns: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Read one part: batches of the key columns and, if asked for, the typed ones.
+    """Read one part; yield batches of the key columns and, on request, the typed ones.
 
-    Leaving off early cancels the query.
+    Closing the iterator early cancels the query.
 
-    :param conninfo: of the connection, for errors.
-    :raises PipelineError: if the database refuses.
+    :param conninfo: the parameters of the connection, for error messages.
+    :param with_columns: whether to read the typed columns, too.
+    :raises PipelineError: if the query fails.
     """
     import adbc_driver_manager
 
@@ -158,7 +159,7 @@ def read_part(
                     yield _shaped(batch, index, part, with_columns=with_columns)
         except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
             raise PipelineError(
-                f"the database ({describe(conninfo)}) did not answer as it should: "
+                f"the query to the database ({describe(conninfo)}) failed: "
                 f"{_reason(error)}"
             ) from error
         finally:
@@ -167,10 +168,10 @@ def read_part(
 
 
 def _settings_sql(part: Part) -> str:
-    """Write the statement that limits a transaction, in one round trip."""
+    """Return one statement that applies all settings to the transaction."""
     settings = {
         "transaction_read_only": "on",
-        # A part of events is sorted in memory, beside what they are joined with.
+        # Lets the server sort a part of events in memory, along with the joined rows.
         "work_mem": "128MB",
         **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
     }
@@ -189,7 +190,7 @@ class _RowIndex:
         self._next = 0
 
     def of(self, tokens: pa.Array) -> pa.Array:
-        """Return the row numbers of a batch, whose tokens are in order."""
+        """Return the row numbers of a batch, whose tokens must be in order."""
         ids = tokens.to_numpy(zero_copy_only=False)
         places = np.arange(len(ids), dtype=np.int64)
         begins = np.concatenate(([True], ids[1:] != ids[:-1]))

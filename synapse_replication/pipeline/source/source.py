@@ -1,12 +1,12 @@
-"""The data source ``synapse_replication``: rows of streams, from PostgreSQL.
+"""The Spark data source ``synapse_replication``: rows of streams from PostgreSQL.
 
 ::
 
     session.read.format("synapse_replication").option("dsn", "dbname=synapse").load()
 
-Options and guarantees are in docs/pipeline.rst. The driver decides what is to be
-read and how it is cut; tasks are handed plain facts, and each opens its own
-connection. Nothing here knows a reactor.
+docs/pipeline.rst describes options and guarantees. The driver plans the ranges to read
+and divides them into partitions. A task receives a partition as plain data, and opens
+its own connection. No code here uses a reactor.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class SynapseReplicationDataSource(DataSource):
         if options.form is RowForm.TYPED:
             assert options.streams is not None
             (stream,) = options.streams
-            # As text: here, in a worker, there is no session that could parse it.
+            # Return DDL text, because a Python worker has no session to parse it.
             return options.catalog[stream].table.spark_ddl
         if options.form is RowForm.NONE:
             return StructType([field for field in ROWS_SCHEMA if field.name != "row"])
         return ROWS_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make the reader of one moment."""
+        """Return the reader for a batch query."""
         options = SourceOptions.parse(self.options)
         return (PushdownReader if options.filter_pushdown else RowsReader)(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Make the reader that goes on."""
+        """Return the reader for a streaming query."""
         return RowsStreamReader(SourceOptions.parse(self.options))
 
 
 class RowsReader(DataSourceReader):
-    """Reads what is there now.
+    """Reads the rows that exist when the query is planned.
 
-    :param options: checked.
+    :param options: the validated options.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -82,26 +82,27 @@ class RowsReader(DataSourceReader):
         self._wanted = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Decide what is read, and cut it into tasks."""
+        """Plan the ranges to read, and divide them into partitions."""
         planner = Planner(self._options, continuous=False)
         return partitions_of(planner.batch(self._wanted))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Read the rows of one task."""
+        """Read the rows of one partition."""
         assert isinstance(partition, RowsPartition)
         options = self._options
         return read_parts(options.conninfo, partition.parts, options.form)
 
 
 class PushdownReader(RowsReader):
-    """Reads less where conditions allow it: for a frame that serves one query.
+    """Reads only the rows that the pushed filters match; for single-query frames.
 
-    Spark (4.2 and 4.3) keeps what a reader took over for all queries of the frame that
-    was loaded, also for those that have other conditions, or none: they lose rows
-    without a word. So nobody gets this reader who did not ask for it.
+    Spark (4.2 and 4.3) applies the filters that a reader accepted to all later queries
+    of the loaded frame, even if these have other filters or none, and such queries
+    silently lose rows. This reader is therefore used only if the option
+    ``filterPushdown`` is set.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take over conditions on stream, writer and token."""
+        """Accept filters on stream, writer and token; yield those left to Spark."""
         self._wanted, left = push_filters(self._wanted, filters)
         yield from left

@@ -1,8 +1,8 @@
-"""What is wrong with an archive: rows that are in it twice, or that it lacks.
+"""Checks of an archive: rows and lines that it has twice, and rows that it lacks.
 
-An archive reads the rows of each writer in order, and none beyond what is complete for
-good. So between the least and the greatest token of a writer that it has, it has all
-that is in the tables still; but for days that were purged.
+The archive job reads the rows of each writer in order, and only up to the token below
+which no further row can appear. Between the least and the greatest archived token of a
+writer, the archive therefore has every row of the tables, except for purged days.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = [
 
 
 def rows_twice_findings(archive: DataFrame) -> DataFrame:
-    """Find rows that an archive holds more than once.
+    """Find rows that an archive contains more than once.
 
-    :param archive: of ARCHIVE_SCHEMA.
+    :param archive: the archived rows, with ARCHIVE_SCHEMA.
     """
     keys = ["stream", "instance_name", "stream_id", "row_index"]
     rows = archive.select(*keys)
@@ -62,9 +62,9 @@ def rows_twice_findings(archive: DataFrame) -> DataFrame:
 
 
 def commands_twice_findings(wire: DataFrame) -> DataFrame:
-    """Find lines of recordings that an archive holds more than once.
+    """Find lines of recordings that an archive contains more than once.
 
-    :param wire: of WIRE_SCHEMA, of an archive.
+    :param wire: the archived lines, with WIRE_SCHEMA.
     """
     keys = ["recording", "line_number"]
     lines = wire.select(*keys)
@@ -99,11 +99,11 @@ def commands_twice_findings(wire: DataFrame) -> DataFrame:
 
 
 def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
-    """Find rows of tables that an archive has skipped.
+    """Find rows of the tables that an archive has skipped.
 
-    :param ids: of :func:`.audit_ids.known_ids`.
-    :param purged: ``stream``, ``first_token``, ``last_token``: what was removed from
-        the archive on purpose.
+    :param ids: the result of :func:`.ids.known_ids`.
+    :param purged: the ranges that were purged from the archive, as ``stream``,
+        ``first_token``, ``last_token``.
     """
     columns = ids.select(*ID_COLUMNS).withColumn(
         "instance_name", sf.col("first_writer")
@@ -126,7 +126,7 @@ def not_archived_findings(ids: DataFrame, purged: DataFrame) -> DataFrame:
         sf.col("last_token").alias("high"),
     )
     same_stream = sf.col("stream") == sf.col("its_stream")
-    # Rows that tell no writer are a writer's of their own.
+    # Rows without a writer form a group of their own.
     same_name = sf.col("instance_name").eqNullSafe(sf.col("its_name"))
     within = sf.col("stream_id").between(sf.col("low"), sf.col("high"))
     lacking = (
