@@ -5,15 +5,15 @@ token::
 
     {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
 
-A POSITION that advances without rows is a line without rows. A line with an ``epoch``
-states that the rows after it belong to that epoch of the writer of a stream in memory
-(see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
+A POSITION that advances without rows is a line without rows. For a stream held in
+memory, a line with an ``epoch`` begins an epoch of the writer, to which the following
+rows belong (see :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
 
     {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
 
-Rows are passed to the operating system before the position moves, so a kill of the
-process loses no row below a recorded position. An incomplete last line, which a kill
-during a write leaves, is removed at the next start, and its rows are fetched again.
+Rows are passed to the operating system before the position advances, so no row below a
+recorded position is lost if the process is killed. If it is killed during a write, the
+incomplete last line is removed at the next start, and its rows are fetched again.
 
 Each process needs a file of its own. Configure a worker to use one by::
 

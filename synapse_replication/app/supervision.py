@@ -5,7 +5,7 @@ The commands ``main`` and ``worker`` run a :class:`SupervisedProcess`. Under sys
 SIGHUP it reloads the configuration and applies the settings that can change at run
 time; an invalid configuration changes nothing.
 
-docs/operators-guide.rst.
+See docs/operators-guide.rst.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The monitoring of replication inside a host: status, hooks, systemd and spans.
 
-Theory of operation: each homeserver object has one :class:`Monitoring`, created with
-the first replaced part that reports an event. It owns the observers. Once replication
+Theory of operation: each homeserver object has one :class:`Monitoring`, created when
+the first replaced part reports an event. It owns the observers. Once replication
 has started it also checks the status every few seconds, as a stand-alone process does:
 it logs stalled writers, calls hooks, notifies systemd and feeds its watchdog. The host
 itself reports readiness, reloads and stops to systemd.

@@ -55,7 +55,7 @@ MAX_CHILDREN = 1000
 #: Replaces the label values of children beyond that number.
 OTHER = "other"
 
-#: In s; a catch-up may take minutes.
+#: Bounds of the buckets, in s; a catch-up may take minutes.
 CATCH_UP_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 #: Gauges that are read from :class:`ConnectionBuffers` at each scrape.

@@ -1,8 +1,8 @@
-"""Coalescing of messages that are published within one reactor turn into one write.
+"""A buffer that writes all messages published in one reactor turn together.
 
-Theory of operation: a message published after a moment of silence is written at once.
-Messages that follow it soon are collected until the end of the reactor turn and written
-together, which sends them no later than if each had been written to the socket at once.
+Theory of operation: the first message after an idle period is written at once. Messages
+that follow it within :data:`COALESCE_WINDOW` are buffered until the end of the reactor
+turn and written together. They are sent no later than if each were written at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Coalescer:
         self.size += sum(map(len, publish.lines))
 
     def is_quiet(self) -> bool:
-        """Return whether the last write is longer ago than the window."""
+        """Return whether the window since the last write has elapsed."""
         return self._clock.seconds() - self._last_write > COALESCE_WINDOW
 
     def record_write(self) -> None:

@@ -104,7 +104,8 @@ _ABOUT_EVENT = (
 )
 
 
-#: For a table with ids of events: its alias, the column, and the join of the event.
+#: For a table other than ``events``: its alias, the column with the event id, and the
+#: join with the event.
 _JOINED_EVENT = (
     "page",
     "event_id",

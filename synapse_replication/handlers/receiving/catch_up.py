@@ -170,7 +170,7 @@ class CatchUpRunner:
         self._finish(writer, run)
 
     async def _fetch(self, writer: LinkedWriter, run: CatchUpState) -> bool:
-        """Deliver page after page; return whether the target is reached.
+        """Fetch and deliver pages; return whether the target is reached.
 
         If it is not reached, the next step is queued, or the link is lost.
         """

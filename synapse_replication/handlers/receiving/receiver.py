@@ -140,8 +140,8 @@ class StreamReceiver:
         writer = link.writers.get((self._name, instance_name))
         current = self._stream.current_token(instance_name)
         is_below = token < current
-        # A POSITION that repeats a position reached without a row is not redundant: it
-        # causes a check with the source.
+        # A POSITION that confirms a position reached without a row is not redundant: it
+        # starts a check with the source.
         is_redundant = is_below or (
             token == current
             and (

@@ -46,11 +46,11 @@ class SynapseReplicationDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
+        """Return the name to pass to ``format``."""
         return "synapse_replication"
 
     def schema(self) -> StructType | str:
-        """Return the columns."""
+        """Return the schema of the rows."""
         options = SourceOptions.parse(self.options)
         if options.form is RowForm.TYPED:
             assert options.streams is not None
