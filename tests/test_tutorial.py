@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial-orders.rst"
 
 #: For what takes a moment, in s; never waited for in full if all is well.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 #: The entry point of an installation, for the package of this checkout. Its folder,
 #: and not the current one, is where Python looks first, as in an installation.
