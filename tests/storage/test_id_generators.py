@@ -245,6 +245,18 @@ class SteppedTests(SynchronousTestCase):
         self.reactor.come_back()
         self.assertEqual(self.ids.get_current_token(), 10)
 
+    def test_abandoned_after_its_ids_were_fetched(self) -> None:
+        """The ids of an abandoned request are finished, persisted and announced."""
+        request = self.ids.ask(1)
+        self.database.settle()
+        self.ids.give_up(request)
+        self.assertEqual(self.ids.get_current_token(), 8)
+        # The request may have been abandoned in any thread.
+        self.assertEqual((self.database.asked, self.poked), ([], 0))
+        self.reactor.come_back()
+        self.database.settle()
+        self.assertEqual((self.database.kept, self.poked), ([8], 1))
+
     def test_failed_fetch(self) -> None:
         """A fetch that fails is its callers' failure, and holds nothing up."""
         self.database.failing = True

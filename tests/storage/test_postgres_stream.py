@@ -25,6 +25,7 @@ from synapse_replication.storage.database import (
     TransactionRunner,
 )
 from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     WriterIds,
@@ -370,6 +371,23 @@ class PostgresStreamTests(SynchronousTestCase):
             )
         self.assertEqual(self.ids.last, 1)
 
+    def test_statement_of_other_columns(self) -> None:
+        """A row is not written by a statement that has more columns than the row."""
+        stream = PostgresStream(
+            ORDERS.description,
+            [declared_query(ORDERS)],
+            self.database,
+            self.ids,
+            instance_name="w1",
+            insert=attrs.evolve(
+                declared_insert(ORDERS), columns=("item", "amount", "note")
+            ),
+        )
+        self.failureResultOf(
+            defer.ensureDeferred(stream.write([self.row("a", 1)])), LocalProtocolError
+        )
+        self.assertEqual(self.ids.last, 1)
+
     def test_writing_wakes_the_streamer(self) -> None:
         """Each write is told to whoever sends it on, after its commit."""
         seen: list[Any] = []
@@ -451,6 +469,12 @@ class StandardStreamTests(SynchronousTestCase):
         error = self.assertRaises(StreamConfigurationError, self.make, "typing")
 
         self.assertIn("MemoryStream", str(error))
+
+    def test_token_without_declared_writers(self) -> None:
+        """Without declared writers, the token covers the rows of none."""
+        token = self.make("push_rules").current_stream_token()
+
+        self.assertEqual((token.stream, dict(token.instance_map)), (0, {}))
 
     def test_rows_are_written_by_other_means(self) -> None:
         """Synapse's tables have columns that are on no wire: no row is written."""

@@ -239,6 +239,25 @@ class GapTests(ExtensionTests):
             self.inject(type="hello", instance="r", epoch="r-epoch")
         self.assertLessEqual(len(self.messages("heartbeat")) - before, 2)
 
+    def test_an_answer_at_once_replaces_a_late_one(self) -> None:
+        """An answer to a new peer is sent at once, in place of the one that was due."""
+        self.bus.advance(10)
+        self.inject(type="hello", instance="x", epoch="x-epoch")
+        before = self.answers()
+        self.inject(type="hello", instance="x", epoch="x-epoch")
+        self.assertEqual(self.answers() - before, 0)
+        self.inject(type="hello", instance="y", epoch="y-epoch")
+        self.assertEqual(self.answers() - before, 1)
+        self.bus.advance(0.5)
+        self.assertEqual(self.answers() - before, 1)
+
+    def answers(self) -> int:
+        """Return how many heartbeats the writer has sent."""
+        return sum(
+            json.loads(message.payload)["instance"] == "w"
+            for message in self.messages("heartbeat")
+        )
+
     def test_only_direct_links_are_narrowed(self) -> None:
         """By way of Redis, where others listen, nobody follows some streams alone."""
         assert self.writer.connection is not None

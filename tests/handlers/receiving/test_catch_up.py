@@ -42,6 +42,39 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 4, ["a"])])
         self.assertEqual(it.stream.current_token("w"), 5)
 
+    def test_the_host_takes_its_time_with_the_position(self) -> None:
+        """A writer is connected, and its rows come, once the host took the position."""
+        it = receiving()
+        it.host.rows.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.host.rows.is_held = False
+        it.receive('RDATA events w 6 ["a"]')
+        self.assertEqual((it.texts(), it.host.observer.connected), ([], []))
+        it.host.rows.release()
+        self.assertEqual(it.texts(), [("w", 6, ["a"])])
+        self.assertEqual(it.stream.current_token("w"), 6)
+
+    def test_the_host_is_ahead_of_the_target(self) -> None:
+        """A position that the host reached meanwhile is not taken back."""
+        it = receiving()
+        it.stream.is_held = True
+        it.receive("POSITION events w 5 5")
+        it.stream.advance("w", 7)
+        it.stream.answer()
+        self.assertEqual(it.host.rows.positions, [])
+        self.assertEqual(it.stream.current_token("w"), 7)
+
+    def test_one_more_than_what_is_held_in_memory(self) -> None:
+        """Of a stream held in memory, no token beyond the writer's last is accepted."""
+        it = receiving(resettable=True, held_in_memory=True)
+        it.stream.is_held = True
+        it.receive("POSITION events w 6 6")
+        it.stream.answer_with(StreamUpdateResult([], 6, False, last_token=5))
+        self.assertEqual(it.stream.current_token("w"), 0)
+        it.receive("POSITION events w 5 5")
+        it.stream.answer_with(StreamUpdateResult([], 5, False, last_token=5))
+        self.assertEqual(it.stream.current_token("w"), 5)
+
     def test_rows_that_come_as_text(self) -> None:
         """Rows that the source has as text are delivered by token, typed."""
         it = receiving()

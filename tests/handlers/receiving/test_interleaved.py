@@ -134,6 +134,16 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "nobody", DiscardReason.NOT_CONNECTED], 1)
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 1)
 
+    def test_a_writer_without_position(self) -> None:
+        """Rows of a writer that sent no POSITION are discarded, and no others."""
+        it = connected()
+        it.receive(line(1), 'RDATA events nobody 2 ["x"]', line(3), line(4))
+        self.assertEqual([token for _, token, _ in it.texts()], [1, 3, 4])
+        discards = it.host.observer.discards
+        self.assertEqual(discards["events", "nobody", DiscardReason.NOT_CONNECTED], 1)
+        it.receive(line(5), line(6))
+        self.assertEqual([token for _, token, _ in it.texts()], [1, 3, 4, 5, 6])
+
     def test_own_rows_among_them(self) -> None:
         """What this process wrote itself comes back among others' rows, and counts."""
         it = connected()

@@ -104,6 +104,14 @@ class DrainTests(SynchronousTestCase):
         it.receive("POSITION events new 5 5")
         self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3])
 
+    def test_when_a_writer_is_first_heard(self) -> None:
+        """A writer's first position is a reason to look, even if it moved."""
+        it = self.connect()
+        self.stream.persist("old", 1, ["1"])
+        self.remove("old", 1)
+        it.receive("POSITION events new 3 5")
+        self.assertEqual(it.host.rows.tokens("old"), [1])
+
     def test_positions_that_move_are_no_reason(self) -> None:
         """Only who starts announces a position that did not move."""
         it = self.connect()

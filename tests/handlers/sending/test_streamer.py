@@ -176,6 +176,16 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), [])
 
+    def test_another_stream_moves(self) -> None:
+        """A resettable stream announces nothing because another stream has moved."""
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
+        self.write(7, "a")
+        self.connection.take()
+        self.caches.is_guess = True
+        self.caches.local_token = 5
+        self.host.notifier.notify()
+        self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
+
     def test_commits_while_rows_are_fetched(self) -> None:
         """What is committed during a fetch is sent, never passed by a POSITION."""
         self.events.is_held = True
