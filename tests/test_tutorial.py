@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial-orders.rst"
 
 #: For what takes a moment, in s; never waited for in full if all is well.
-PATIENCE = 180.0
+PATIENCE = 60.0
 
 #: The entry point of an installation, for the package of this checkout. Its folder,
 #: and not the current one, is where Python looks first, as in an installation.
@@ -94,6 +94,9 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # What a shell runs in the background ignores SIGINT, and so does all
+            # that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._timer = threading.Timer(PATIENCE, self._process.kill)
         self._timer.start()
