@@ -21,8 +21,8 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.hooks import silent_hooks
+from tests.config.process_case import HOMESERVER, WORKER
 from tests.config.test_files import FilesMixin
-from tests.config.test_process import HOMESERVER, WORKER
 
 if TYPE_CHECKING:
     _sink: type[interfaces.RowSink] = PositionsOnlySink

@@ -7,8 +7,8 @@ from typing import Any
 from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
+from tests.config.process_case import HOMESERVER
 from tests.config.test_files import FilesMixin
-from tests.config.test_process import HOMESERVER
 
 
 def make_something(host: Any, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -15,8 +15,8 @@ from synapse_replication import __version__
 from synapse_replication.cli import main as main_module
 from synapse_replication.cli.common import ModuleReady
 from synapse_replication.cli.main import cli
+from tests.config.process_case import HOMESERVER, WORKER
 from tests.config.test_files import FilesMixin
-from tests.config.test_process import HOMESERVER, WORKER
 
 ROOT = Path(__file__).parents[2]
 

@@ -34,7 +34,7 @@ from tests.redis.doubles import (
     RecordingObserver,
     RecordingTransport,
 )
-from tests.redis.test_link import RealRedisTestCase
+from tests.redis.real_redis import RealRedisTestCase
 
 S1, S2 = ("s1", 26379), ("s2", 26379)
 ASK = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")

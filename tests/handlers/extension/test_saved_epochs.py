@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synapse_replication.handlers.observer import Resync
 from tests.handlers.extended import SpeakingProcess
-from tests.handlers.extension.test_extension import ExtensionTests, row
+from tests.handlers.extension.extension_case import ExtensionTests, row
 
 
 class SavedEpochTests(ExtensionTests):

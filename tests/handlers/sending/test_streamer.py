@@ -2,99 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
-
 import attrs
-from twisted.internet.defer import Deferred, TimeoutError
-from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.sending.streamer import (
-    ReplicationStreamer,
     StreamerOptions,
 )
 from synapse_replication.testing.doubles import (
     MemoryConnection,
-    MemoryHost,
-    SourceStream,
 )
-from tests.handlers.fixtures import Row
+from tests.handlers.sending.streamer_case import KeptRows, StreamerTestCase
 
 
-class Backwards:
-    """Randomness that is none: shuffles by turning round."""
-
-    def random(self) -> float:
-        return 0.5
-
-    def shuffle(self, x: list[Any]) -> None:
-        x.reverse()
-
-
-class KeptRows:
-    """Takes note of the rows that are sent, by (stream, token before, tokens)."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int | None, list[int]]] = []
-        self.moves: list[tuple[str, int]] = []
-
-    def retains(self, stream_name: str) -> bool:
-        return stream_name == "events"
-
-    def rows_follow(
-        self,
-        stream_name: str,
-        prev_token: int | None,
-        batches: Sequence[tuple[int, Sequence[bytes]]],
-    ) -> None:
-        self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
-
-    def position_advanced(self, stream_name: str, token: int) -> None:
-        self.moves.append((stream_name, token))
-
-    def position_sent(
-        self, stream_name: str, prev_token: int, new_token: int
-    ) -> None: ...
-
-    def range_skipped(
-        self, stream_name: str, prev_token: int, new_token: int
-    ) -> None: ...
-
-
-class ReplicationStreamerTests(SynchronousTestCase):
+class ReplicationStreamerTests(StreamerTestCase):
     """A process ``w`` that writes ``events`` and ``caches``."""
-
-    def build(self, options: StreamerOptions | None = None) -> None:
-        self.events = SourceStream("events", Row, instance_name="w")
-        self.caches = SourceStream(
-            "caches", Row, instance_name="w", announce_own_moves_only=True
-        )
-        self.events.is_guess = self.caches.is_guess = False
-        self.host = MemoryHost(
-            self.events, self.caches, written=["events", "caches"], instance_name="w"
-        )
-        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
-        self.streamer = ReplicationStreamer(
-            self.host,
-            self.handler,
-            self.host.observer,
-            options=options,
-            random_source=Backwards(),
-        )
-        self.streamer.start()
-        self.connection = MemoryConnection()
-        self.handler.new_connection(self.connection)
-        self.connection.take()
-
-    def setUp(self) -> None:
-        self.build()
-
-    def write(self, token: int, *rows: str) -> None:
-        """Commit rows of ours, and say so."""
-        self.events.persist("w", token, *([row] for row in rows))
-        self.host.notifier.notify()
 
     def test_rows(self) -> None:
         """Rows are sent with their token, the others of it as batch."""
@@ -327,24 +248,6 @@ class ReplicationStreamerTests(SynchronousTestCase):
             self.connection.take(), [f'RDATA events w {n} ["{n}"]' for n in (4, 5)]
         )
 
-    def hold_up(self) -> list[str]:
-        """Be amid many rows when the link falls behind; give the rows that wait."""
-        self.build(StreamerOptions(max_rows=2))
-        self.events.page_rows = 3
-        for token in range(1, 8):
-            self.events.persist("w", token, [str(token)])
-        self.host.notifier.notify()
-        self.assertEqual(len(self.connection.take()), 2)
-        self.connection.is_behind = True
-        self.host.reactor.pump([0.01] * 5)
-        self.assertEqual(self.connection.take(), [])
-        return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
-
-    def get_ready(self) -> None:
-        """Have the link take what was sent, and say so."""
-        self.connection.is_behind = False
-        self.handler.ready_again(self.connection)
-
     def test_a_link_that_is_behind(self) -> None:
         """
         While a link has not taken what was sent, a stream with many rows waits, and
@@ -443,112 +346,3 @@ class ReplicationStreamerTests(SynchronousTestCase):
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
         self.host.reactor.advance(0.05)
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["e"]'])
-
-    def test_stop(self) -> None:
-        """Stopping sends what was written, waits for it, and leaves no timer."""
-        self.events.is_held = True
-        self.events.persist("w", 1, ["a"])
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        self.assertNoResult(stopped)
-        self.events.answer()
-        self.host.reactor.advance(0)
-        self.successResultOf(stopped)
-        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
-        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
-        self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
-
-    def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
-        """What was held up and went another way keeps nobody from stopping."""
-        self.hold_up()
-        self.handler.stream_update("events", 7, ["7"])
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        self.get_ready()
-        self.host.reactor.advance(0)
-        self.successResultOf(stopped)
-
-    def test_stop_is_given_up(self) -> None:
-        """Who waits no longer for the stop leaves what is being sent alone."""
-        self.events.is_held = True
-        self.events.persist("w", 1, ["a"])
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        stopped.addTimeout(5, self.host.reactor)
-        self.host.reactor.advance(5)
-        self.failureResultOf(stopped, TimeoutError)
-        self.events.answer()
-        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
-        self.host.reactor.advance(0)
-        self.assertEqual(self.host.observer.failures, [])
-
-    def test_stop_and_something_is_written(self) -> None:
-        """What is written before the stop is told of is sent first, too."""
-        self.events.is_held = True
-        self.events.persist("w", 1, ["a"])
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        self.events.answer()
-        self.write(2, "b")
-        self.host.reactor.advance(0)
-        self.assertNoResult(stopped)
-        self.events.answer()
-        self.host.reactor.advance(0)
-        self.successResultOf(stopped)
-
-    def test_ready_amid_a_send(self) -> None:
-        """A link may get ready while the loop that it has just started sends."""
-        self.hold_up()
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        send_lines = self.connection.send_lines
-
-        def send_lines_and_get_ready(name: str, lines: Sequence[bytes]) -> None:
-            send_lines(name, lines)
-            self.handler.ready_again(self.connection)
-
-        self.patch(self.connection, "send_lines", send_lines_and_get_ready)
-        self.get_ready()
-        self.assertNoResult(stopped)
-        self.host.reactor.pump([0] * 4)
-        self.successResultOf(stopped)
-
-    def test_who_stops_goes_on_outside(self) -> None:
-        """Who waited for the loop goes on when its background process has ended."""
-        self.hold_up()
-        running: list[str] = []
-        run = self.host.run_as_background_process
-
-        def run_as_background_process(
-            description: str, func: Callable[[], Awaitable[Any]]
-        ) -> Awaitable[Any]:
-            async def work() -> None:
-                running.append(description)
-                await func()
-                running.remove(description)
-
-            return run(description, work)
-
-        self.patch(self.host, "run_as_background_process", run_as_background_process)
-        self.caches.is_held = True
-        self.caches.persist("w", 1, ["c"])
-        stopped = Deferred.fromCoroutine(self.streamer.stop())
-        during = stopped.addCallback(lambda _: list(running))
-        self.assertEqual(len(running), 1)
-        self.caches.answer()
-        self.get_ready()
-        self.host.reactor.pump([0] * 4)
-        self.assertEqual(self.successResultOf(during), [])
-
-    def test_stop_while_a_link_is_behind(self) -> None:
-        """Stopping waits until what is held up was sent, or the last link is gone."""
-        waiting = self.hold_up()
-        stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
-        self.get_ready()
-        self.assertNoResult(stopped[0])
-        self.host.reactor.pump([0] * 2)
-        self.assertEqual(self.connection.take(), waiting)
-        for each in stopped:
-            self.successResultOf(each)
-        self.hold_up()
-        stopping = Deferred.fromCoroutine(self.streamer.stop())
-        self.assertNoResult(stopping)
-        self.handler.lost_connection(self.connection)
-        self.host.reactor.advance(0)
-        self.successResultOf(stopping)
-        self.assertEqual(self.host.reactor.getDelayedCalls(), [])

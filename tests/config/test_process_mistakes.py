@@ -1,0 +1,288 @@
+"""Tests for the mistakes that :mod:`synapse_replication.config.process` names."""
+
+from __future__ import annotations
+
+from synapse_replication.config.process import (
+    Purpose,
+    load_config,
+)
+from synapse_replication.errors import ConfigError
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
+
+
+class MistakeTests(LoadConfigTestCase):
+    """Tests for what is refused, and how it is named."""
+
+    def test_all_mistakes_at_once(self) -> None:
+        """Mistakes in different files and of different kinds are told together."""
+        self.assertEqual(
+            self.mistakes(
+                HOMESERVER,
+                """\
+redis:
+  enabled: maybe
+  port: 77777
+instance_map:
+  persister1: {host: localhost}
+synapse_replication:
+  row_snik: {module: a.b}
+  streams: [typnig]
+""",
+                "worker_name: main\nworker_replication_port: x\n",
+            ),
+            [
+                "1.yaml:2: redis.enabled: input should be a valid boolean, unable to "
+                "interpret input; write true or false",
+                "1.yaml:3: redis.port: input should be less than or equal to 65535; "
+                "write a port number from 1 to 65535",
+                "1.yaml:5: instance_map.persister1: it does not say where the process "
+                "listens; write host and port, or path (of a Unix socket)",
+                "2.yaml:2: worker_replication_port: input should be a valid integer, "
+                "unable to parse string as an integer; write a port number from 1 to "
+                "65535",
+                "1.yaml:8: synapse_replication.streams[0]: 'typnig' is not a "
+                "standard stream; did you mean 'typing'?",
+                "1.yaml:7: synapse_replication.row_snik: there is no such key; did "
+                "you mean 'row_sink'?",
+                "2.yaml:1: worker_name: 'main' is the main process; write a name that "
+                "no other process of this homeserver has",
+            ],
+        )
+
+    def test_mistakes_beside_mistakes(self) -> None:
+        """One mistake in a section does not hide another that shows later."""
+        found = self.mistakes(
+            HOMESERVER,
+            """\
+redis: {enabled: true, port: x, password_path: /nowhere}
+stream_writers: {receipts: 3, evnts: [persister1], typing: [a, a]}
+""",
+        )
+        self.assertEqual(
+            [line.split(": ")[1] for line in found],
+            [
+                "redis.port",
+                "stream_writers.receipts",
+                "redis.password_path",
+                "stream_writers.evnts",
+                "stream_writers.typing",
+                "stream_writers.typing",
+                "stream_writers.typing[0]",
+                "stream_writers.typing[1]",
+            ],
+            found,
+        )
+
+    def test_parameter_of_the_database(self) -> None:
+        """A parameter that the driver does not know is named, without any value."""
+        (found,) = self.mistakes(
+            HOMESERVER,
+            "database: {name: psycopg2, args: {dbnam: x, password: hunter2}}\n",
+        )
+        self.assertIn("database.args: invalid dsn: invalid connection option", found)
+        self.assertIn('"dbnam"', found)
+        self.assertNotIn("hunter2", found)
+
+    def test_worker_with_a_bad_name(self) -> None:
+        """A worker is judged as one, whatever is wrong with its name."""
+        found = self.mistakes(
+            HOMESERVER,
+            "worker_name: a b\nworker_listeners: [{type: http, port: 1, tls: true, "
+            "resources: [{names: [replication]}]}]\n",
+        )
+        self.assertIn("worker_listeners[0].tls", "".join(found))
+
+    def test_streams_declared_twice(self) -> None:
+        """A stream that is there twice, or whose writer is nowhere, is a mistake."""
+        found = self.mistakes(
+            HOMESERVER,
+            """\
+synapse_replication:
+  streams:
+    - typing
+    - typing
+    - {name: orders, table: t, id_column: i, columns: [c], sequence: s, writers: nobody}
+""",
+        )
+        self.assertIn("streams[1]: typing is declared twice", found[0])
+        self.assertIn("'nobody' is not in instance_map", found[1])
+
+    def test_no_server_name(self) -> None:
+        """A missing server_name is reported with what to write."""
+        self.assertEqual(
+            self.mistakes("redis: {enabled: true}\ndatabase: {name: psycopg2}\n"),
+            [
+                "0.yaml: server_name: is missing; write the homeserver's name, for "
+                "instance `server_name: example.com`"
+            ],
+        )
+
+    def test_unreadable_file_and_others(self) -> None:
+        """A file that cannot be read does not hide mistakes in the others."""
+        path = self.write("a.yaml", HOMESERVER + "run_background_tasks_on: [1]\n")
+        with self.assertRaises(ConfigError) as caught:
+            load_config([path, str(self.folder / "no.yaml")])
+        self.assertEqual(
+            [problem.key for problem in caught.exception.problems],
+            ["(the file)", "run_background_tasks_on"],
+        )
+
+    def test_unknown_stream(self) -> None:
+        """An unknown key of stream_writers is refused with the hint."""
+        self.assertEqual(
+            self.mistakes(HOMESERVER, "stream_writers: {recepits: writer1}\n"),
+            [
+                "1.yaml:1: stream_writers.recepits: there is no such stream; did you "
+                "mean 'receipts'?"
+            ],
+        )
+
+    def test_unknown_writer(self) -> None:
+        """A writer that is not in instance_map is refused with the hint."""
+        self.assertEqual(
+            self.mistakes(
+                HOMESERVER, "stream_writers:\n  events: [writer2, nobody, main]\n"
+            ),
+            [
+                "1.yaml:2: stream_writers.events[0]: instance 'writer2' is not in "
+                "instance_map; did you mean 'writer1'?",
+                "1.yaml:2: stream_writers.events[1]: instance 'nobody' is not in "
+                "instance_map; add it: `instance_map: {nobody: {host: ..., port: "
+                "...}}`",
+                "1.yaml:2: stream_writers.events[2]: the main process is not called "
+                "'main' as a writer; write master",
+            ],
+        )
+
+    def test_two_writers_of_a_single_writer_stream(self) -> None:
+        """Two writers of a stream that can have one only are refused."""
+        (invalid,) = self.mistakes(
+            HOMESERVER, "stream_writers: {typing: [writer1, persister1]}\n"
+        )
+        self.assertIn("stream_writers.typing: may have one writer only", invalid)
+
+    def test_empty_writers(self) -> None:
+        """An empty list of writers is refused."""
+        (invalid,) = self.mistakes(HOMESERVER, "stream_writers: {events: []}\n")
+        self.assertIn("stream_writers.events: names no instance", invalid)
+
+    def test_writer_of_memory_that_does_not_listen(self) -> None:
+        """The typing writer must listen, or nobody could ever catch up."""
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, "worker_listeners: []\n")
+        self.assertIn("worker_listeners: this worker writes typing", invalid)
+        self.assertIn("resources: [{names: [replication]}]", invalid)
+
+    def test_no_link(self) -> None:
+        """A worker without Redis and without a replication port is refused."""
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, "redis: {enabled: false}\n")
+        self.assertIn("redis.enabled: there is no link to the other processes", invalid)
+
+    def test_database(self) -> None:
+        """A missing database, or one that is not Postgres, is refused."""
+        (invalid,) = self.mistakes(HOMESERVER, "database: {name: sqlite3}\n")
+        self.assertIn("database.name: 'sqlite3' cannot be replicated", invalid)
+        (invalid,) = self.mistakes("server_name: x\n")
+        self.assertIn("database: is missing; write name: psycopg2", invalid)
+        (invalid,) = self.mistakes(
+            "server_name: x\ndatabase: {name: psycopg2, args: {cp_max: 0}}\n"
+        )
+        self.assertIn("database.args.cp_max", invalid)
+
+    def test_worker_name(self) -> None:
+        """A worker needs its name, and main must not have one."""
+        (invalid,) = self.mistakes(HOMESERVER, purpose=Purpose.WORKER)
+        self.assertIn("worker_name: is missing", invalid)
+        (invalid,) = self.mistakes(HOMESERVER, WORKER, purpose=Purpose.MAIN)
+        self.assertIn("worker_name: the main process has none", invalid)
+
+    def test_redis(self) -> None:
+        """Halves of pairs in redis are refused."""
+        (invalid,) = self.mistakes(HOMESERVER, "redis: {certificate_file: a}\n")
+        self.assertIn("redis: a client certificate needs its private key", invalid)
+        (invalid,) = self.mistakes(HOMESERVER, "redis: {enabled: yes, username: a}\n")
+        self.assertIn("redis.username: a user name is of no use", invalid)
+        (invalid,) = self.mistakes(
+            HOMESERVER, "redis: {enabled: yes, use_tls: yes, ca_file: /nowhere}\n"
+        )
+        self.assertIn("redis.ca_file: /nowhere does not exist", invalid)
+        (invalid,) = self.mistakes(
+            HOMESERVER, "redis: {enabled: yes, password: a, password_path: b}\n"
+        )
+        self.assertIn("redis.password_path: redis.password is set, too", invalid)
+
+    def test_listeners(self) -> None:
+        """Mistyped listeners are refused."""
+        self.assertEqual(
+            self.mistakes(
+                HOMESERVER,
+                """\
+listeners:
+  - {type: htpp, port: 1}
+  - {type: http, port: 1, path: /x}
+  - {type: http, port: 1, resources: [{names: [replicaton]}]}
+""",
+            ),
+            [
+                "1.yaml:2: listeners[0]: 'htpp' is no type of listener; did you mean "
+                "'http'?",
+                "1.yaml:3: listeners[1]: a listener has a port or a path, one of the "
+                "two; write port: 9093, or path: /run/synapse/main.sock",
+                "1.yaml:4: listeners[2].resources[0]: 'replicaton' is no resource; "
+                "did you mean 'replication'?",
+            ],
+        )
+
+    def test_listeners_that_cannot_be(self) -> None:
+        """TLS on a listener is refused where there is no certificate to show."""
+        (invalid,) = self.mistakes(
+            HOMESERVER,
+            WORKER,
+            """\
+worker_listeners:
+  - {type: http, port: 1, tls: true, resources: [{names: replication}]}
+""",
+        )
+        self.assertIn("worker_listeners[0].tls: this listener cannot", invalid)
+
+    def test_instance_with_two_places(self) -> None:
+        """An instance that is at a socket and at a port is refused."""
+        (invalid,) = self.mistakes(
+            HOMESERVER,
+            "stream_writers:\ninstance_map: {a: {path: /a, host: b, port: 1}}\n",
+        )
+        self.assertIn("instance_map.a: it names a socket's path and a host", invalid)
+
+    def test_declaration_of_a_stream(self) -> None:
+        """Mistakes in the declaration of a stream are told with their repair."""
+        mistakes = self.mistakes(
+            HOMESERVER,
+            """\
+synapse_replication:
+  streams:
+    - {name: a, tabel: b}
+    - {name: a}
+    - {name: a, table: "B b", id_column: i, columns: [c], sequence: s, writers: w}
+    - 7
+    - nothing-like-it
+  modules: [{module: no_dots}]
+""",
+        )
+        self.assertEqual(
+            [invalid.partition(" synapse_replication.")[2] for invalid in mistakes],
+            [
+                "streams[0]: 'tabel' is not a key of a stream; did you mean 'table'?",
+                "streams[1]: table, id_column, columns, sequence, writers missing; add "
+                "it to the declaration",
+                "streams[2]: stream a: table is 'B b'; write a plain SQL identifier: "
+                "lower-case letters, digits and _, at most 63",
+                "streams[3]: a stream is declared by a mapping, or by the name of a "
+                "standard one; write name, table, id_column, columns, sequence and "
+                "writers",
+                "streams[4]: 'nothing-like-it' is not a standard stream; declare it by "
+                f"its table, or write one of {', '.join(STANDARD_STREAMS)}",
+                "modules[0].module: string should match pattern "
+                "'^[A-Za-z_]\\w*(\\.[A-Za-z_]\\w*)+$'; write the dotted name of a "
+                "function, for instance my_package.my_module.make_sink",
+            ],
+        )

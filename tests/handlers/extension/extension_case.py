@@ -1,0 +1,57 @@
+"""What the tests of the extension share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.handlers.extended import Bus, Published, SpeakingProcess
+
+
+def rows_of(*tokens: int) -> Callable[[Published], bool]:
+    """Make a loss of the RDATA with these tokens."""
+    heads = tuple(f"RDATA events w {token} ".encode() for token in tokens)
+    return lambda message: message.payload.startswith(heads)
+
+
+def row(token: int, writer: str = "w") -> tuple[str, int, list[str]]:
+    return (writer, token, [f"row {token}"])
+
+
+class ExtensionTests(SynchronousTestCase):
+    """A writer ``w`` and a reader ``r``, and whoever else comes."""
+
+    def setUp(self) -> None:
+        self.bus = Bus()
+        self.reader = SpeakingProcess(self.bus, "r")
+        self.writer = SpeakingProcess(self.bus, "w", writes=["events", "typing"])
+        self.bus.deliver()
+
+    def write(self, *tokens: int) -> None:
+        for token in tokens:
+            self.writer.write(token, f"row {token}")
+            self.bus.deliver()
+
+    def messages(self, kind: str) -> list[Published]:
+        """Return the messages of one type."""
+        return [
+            message
+            for message in self.bus.seen
+            if message.is_extension and json.loads(message.payload)["type"] == kind
+        ]
+
+    def inject(self, **fields: object) -> None:
+        """Have a message arrive that ``w`` may have sent."""
+        message: dict[str, object] = {
+            "v": 1,
+            "type": "heartbeat",
+            "instance": "w",
+            "epoch": "w-epoch",
+            "time": 0,
+            "positions": {},
+        }
+        message.update(fields)
+        self.bus.publish(Published("w", True, json.dumps(message).encode()))
+        self.bus.deliver()

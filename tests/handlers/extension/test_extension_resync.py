@@ -1,0 +1,202 @@
+"""Tests for partial resyncs and the messages of the extension."""
+
+from __future__ import annotations
+
+import json
+
+from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
+from synapse_replication.handlers.observer import Resync
+from synapse_replication.streams.backlog import BacklogOptions
+from tests.handlers.extended import Published, SpeakingProcess
+from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
+
+
+class ResyncTests(ExtensionTests):
+    def miss(self, *tokens: int) -> None:
+        """Write while the reader is away."""
+        self.reader.leave()
+        for token in tokens:
+            self.writer.write(token, f"row {token}")
+            self.reader.events.persist("w", token, [f"row {token}"])
+        self.bus.deliver()
+        self.reader.join()
+        self.bus.advance(0.5)
+
+    def test_partial(self) -> None:
+        """A reader that was away gets its rows from the writer, not the database."""
+        self.write(1)
+        self.miss(2, 3, 4)
+        self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4)])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w", Resync.PARTIAL): 1}
+        )
+        self.assertEqual(self.reader.observer.backlog_answers, [("events", "w", None)])
+
+    def test_restarted_reader(self) -> None:
+        """A new process knows the epochs before the positions, and resumes at once."""
+        self.write(1, 2)
+        self.bus.advance(1)
+        reader = SpeakingProcess(self.bus, "r2")
+        reader.events.advance("w", 1)
+        reader.events.persist("w", 2, ["row 2"])
+        self.bus.deliver()
+        self.bus.advance(0.25)
+        self.assertEqual(reader.texts(), [row(2)])
+        self.assertEqual(reader.events.requests, [])
+
+    def test_outside_the_backlog(self) -> None:
+        """What the writer has forgotten comes from the database, and counts as full."""
+        self.writer.leave()
+        self.writer = SpeakingProcess(
+            self.bus,
+            "w",
+            epoch="b",
+            writes=["events"],
+            backlog=BacklogOptions(max_rows=2),
+        )
+        self.bus.deliver()
+        self.write(1)
+        self.miss(2, 3, 4, 5)
+        self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4, 5)])
+        self.assertEqual(self.reader.events.requests, [("w", 1, 5)])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w", Resync.FULL): 1}
+        )
+
+    def test_another_epoch(self) -> None:
+        """A writer of another epoch than the reader knows does not answer for it."""
+        self.write(1)
+        self.bus.drop = lambda message: message.is_extension
+        self.writer.leave()
+        self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["events"])
+        self.writer.events.local_token = 1
+        self.miss(2)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertEqual(self.reader.events.requests, [("w", 1, 2)])
+        error = self.reader.observer.backlog_answers[0][2]
+        self.assertEqual(getattr(error, "status", None), 409)
+
+    def test_writer_that_hangs(self) -> None:
+        """A writer that does not answer is not asked again for a while."""
+        self.write(1)
+        self.writer.refusal = 0
+        self.miss(2)
+        self.miss(3)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3)])
+        self.assertEqual(len(self.writer.asked), 1)
+        self.assertEqual(len(self.reader.events.requests), 2)
+        self.writer.refusal = None
+        self.bus.advance(30)
+        self.miss(4)
+        self.assertEqual(len(self.reader.events.requests), 2)
+
+    def test_failed(self) -> None:
+        """
+        An attempt for which nobody has the rows counts as failed, and is repeated.
+        """
+        self.write(1)
+        self.writer.refusal = 410
+        self.reader.events.is_held = True
+        self.miss(2)
+        self.reader.events.fail(RuntimeError("no database"))
+        self.reader.events.is_held = False
+        self.bus.advance(2)
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertEqual(
+            self.reader.observer.resyncs,
+            {("events", "w", Resync.FAILED): 1, ("events", "w", Resync.FULL): 1},
+        )
+
+    def test_promotion(self) -> None:
+        """When another process takes a stream over, readers go on where they were."""
+        self.write(1, 2)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.bus.deliver()
+        self.writer.leave()
+        promoted = SpeakingProcess(self.bus, "w2", epoch="p")
+        promoted.leave()
+        promoted.events.local_token = 2
+        promoted = SpeakingProcess(self.bus, "w2", epoch="p2", writes=["events"])
+        promoted.skip(2)
+        # Where a reader has not heard of a writer, it is where the stream was.
+        self.reader.events.advance("w2", 2)
+        self.bus.deliver()
+        self.reader.leave()
+        promoted.write(3, "row 3")
+        self.reader.events.persist("w2", 3, ["row 3"])
+        self.bus.deliver()
+        self.reader.join()
+        self.bus.advance(0.5)
+        self.assertEqual(self.reader.texts(), [row(1), row(2), row(3, "w2")])
+        self.assertEqual(self.reader.events.requests, [])
+        self.assertEqual(
+            self.reader.observer.resyncs, {("events", "w2", Resync.PARTIAL): 1}
+        )
+
+    def test_goodbye(self) -> None:
+        """A goodbye tells the last position; nobody asks one who has gone."""
+        self.bus.drop = rows_of(2)
+        self.write(1, 2)
+        assert self.writer.extension is not None
+        self.writer.extension.stop()
+        self.bus.deliver()
+        self.assertEqual(self.reader.texts(), [row(1), row(2)])
+        self.assertIsNone(self.reader.epochs.epoch_of("w"))
+
+    def test_goodbye_is_the_last_word(self) -> None:
+        """
+        Who has said goodbye answers nobody, whatever is heard or connected before its
+        links close: it would be taken to be there still. No timer is left.
+        """
+        assert self.writer.extension is not None
+        self.bus.advance(1)
+        self.writer.extension.stop()
+        SpeakingProcess(self.bus, "another")
+        self.writer.extension.sending_resumed()
+        self.writer.leave()
+        self.writer.join()
+        self.write(1)
+        self.bus.advance(10)
+        kinds = [
+            json.loads(message.payload)["type"]
+            for message in self.bus.seen
+            if message.is_extension and message.sender == "w"
+        ]
+        self.assertEqual(kinds[kinds.index("goodbye") :], ["goodbye"])
+        self.assertIsNone(self.reader.epochs.epoch_of("w"))
+
+
+class MessageTests(ExtensionTests):
+    def test_bad_messages(self) -> None:
+        """What is no message is refused and counted; a newer one is skipped."""
+        self.bus.publish(Published("w", True, b"\xff{"))
+        self.inject(v=2)
+        self.inject(type="tomorrow")
+        self.inject(instance=5)
+        self.inject(more=1, still_more=2)
+        self.assertEqual(
+            [type(error) for error in self.reader.observer.refused],
+            [
+                ExtensionMessageError,
+                UnknownExtensionError,
+                UnknownExtensionError,
+                ExtensionMessageError,
+            ],
+        )
+        self.assertEqual(self.reader.observer.unknown, 2)
+
+    def test_unknown_streams(self) -> None:
+        """A stream that is not known here is skipped."""
+        self.inject(positions={"tomorrow": [5, 0]})
+        self.assertEqual(self.reader.observer.failures, [])
+
+    def test_lost_link(self) -> None:
+        """Nothing is said to a link that is gone."""
+        self.writer.leave()
+        self.bus.deliver()
+        before = len(self.bus.seen)
+        self.writer.host.reactor.advance(20)
+        self.bus.deliver()
+        self.assertEqual(len(self.bus.seen), before)

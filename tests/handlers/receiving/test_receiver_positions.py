@@ -1,0 +1,204 @@
+"""Tests for how a receiver handles positions, resets and reports of writers."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import DiscardReason
+from synapse_replication.handlers.receiving.context import ReceiverOptions
+from tests.handlers.fixtures import Receiving, receiving
+
+
+class PositionTests(SynchronousTestCase):
+    """What a POSITION brings about."""
+
+    def test_in_sync_asks_nobody(self) -> None:
+        """From prev to new nothing is fetched; the position moves."""
+        it = receiving()
+        it.stream.advance("w", 5)
+        it.receive("POSITION events w 3 9")
+        self.assertEqual(it.stream.requests, [])
+        self.assertEqual(it.host.rows.positions, [("events", "w", 9)])
+        self.assertEqual(it.host.observer.connected, [("memory", "events", "w")])
+
+    def test_a_gap_is_fetched(self) -> None:
+        """Rows before an announced position are fetched before newer ones."""
+        it = receiving()
+        it.stream.persist("w", 4, ["a"])
+        it.receive("POSITION events w 7 7", 'RDATA events w 8 ["b"]')
+        self.assertEqual(it.texts(), [("w", 4, ["a"]), ("w", 8, ["b"])])
+        self.assertEqual(it.stream.requests, [("w", 0, 7)])
+        self.assertEqual(it.host.rows.positions, [("events", "w", 7)])
+
+    def test_redundant_positions_are_dropped(self) -> None:
+        """A position that says nothing new does nothing, and is counted."""
+        it = receiving()
+        it.receive("POSITION events w 0 5", "POSITION events w 0 5")
+        self.assertEqual(it.host.rows.positions, [("events", "w", 5)])
+        self.assertEqual(
+            it.host.observer.discards["events", "w", DiscardReason.REDUNDANT_POSITION],
+            1,
+        )
+
+    def test_a_writer_behind_us_is_connected(self) -> None:
+        """A writer that announces less than we know of is connected all the same."""
+        it = receiving()
+        it.stream.advance("w", 9)
+        it.receive("POSITION events w 7 7", 'RDATA events w 10 ["a"]')
+        self.assertEqual(it.texts(), [("w", 10, ["a"])])
+        self.assertEqual(it.stream.requests, [])
+
+    def test_each_writer_has_its_own_gap(self) -> None:
+        """Newer rows of one writer do not hide the gap of another."""
+        it = receiving()
+        it.receive("POSITION events a 0 0", "POSITION events b 0 0")
+        it.reconnect()
+        it.stream.persist("b", 3, ["b3"])
+        # A is live at once, so that nothing but B's own state can tell.
+        it.receive("POSITION events a 0 0", 'RDATA events b 5 ["b5"]')
+        it.stream.persist("b", 5, ["b5"])
+        it.receive("POSITION events b 5 5")
+        self.assertEqual(it.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
+
+    def test_a_reconnection_brings_what_was_missed_once(self) -> None:
+        """Rows written while the link was down arrive once, by catch-up."""
+        it = receiving()
+        it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
+        it.stream.persist("w", 1, ["a"])
+        it.stream.persist("w", 2, ["b"])
+        it.reconnect()
+        self.assertIn("REPLICATE", it.connection.take())
+        it.receive("POSITION events w 2 2", 'RDATA events w 3 ["c"]')
+        self.assertEqual(
+            it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"]), ("w", 3, ["c"])]
+        )
+
+    def test_an_unprompted_announcement_shows_a_gap(self) -> None:
+        """A writer whose rows were lost on the way announces, and is read."""
+        it = receiving()
+        it.receive("POSITION events w 0 0")
+        it.stream.persist("w", 1, ["a"])
+        it.receive("POSITION events w 1 1")
+        self.assertEqual(it.texts(), [("w", 1, ["a"])])
+
+
+class ResetTests(SynchronousTestCase):
+    """Streams that begin again."""
+
+    def test_a_stream_in_memory_is_fetched_from_its_beginning(self) -> None:
+        """A writer that restarted lower is read from zero to its position."""
+        it = receiving(resettable=True, held_in_memory=True)
+        it.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
+        it.stream.persist("w", 2, ["new"])
+        it.receive("POSITION events w 3 3", 'RDATA events w 4 ["newer"]')
+        self.assertEqual(it.stream.requests, [("w", 0, 3)])
+        self.assertEqual(it.texts()[1:], [("w", 2, ["new"]), ("w", 4, ["newer"])])
+        self.assertEqual(it.host.observer.resets, [("events", "w", 649, 0)])
+        self.assertEqual(it.stream.current_token("w"), 4)
+
+    def test_a_reset_to_zero_fetches_nothing(self) -> None:
+        """After a restart without rows nobody is asked."""
+        it = receiving(resettable=True, held_in_memory=True)
+        it.receive("POSITION events w 0 649", "POSITION events w 0 0")
+        self.assertEqual(it.stream.requests, [])
+        self.assertEqual(it.stream.current_token("w"), 0)
+
+    def test_a_stream_in_the_database_only_goes_back(self) -> None:
+        """A reset of a stream that is stored moves the position, no more."""
+        it = receiving(resettable=True)
+        it.receive("POSITION events w 0 9", "POSITION events w 4 4")
+        self.assertEqual(it.stream.requests, [])
+        self.assertEqual(it.stream.current_token("w"), 4)
+
+    def test_rows_alone_never_reset(self) -> None:
+        """A lower token without a POSITION is old, not a reset."""
+        it = receiving(resettable=True)
+        it.receive("POSITION events w 0 9", 'RDATA events w 1 ["a"]')
+        self.assertEqual(it.texts(), [])
+        self.assertEqual(it.stream.current_token("w"), 9)
+
+    def test_a_reset_while_catching_up(self) -> None:
+        """A writer that restarts while it is caught up with is read anew."""
+        it = receiving(resettable=True, held_in_memory=True)
+        it.stream.is_held = True
+        it.receive("POSITION events w 50 50")
+        it.stream.persist("w", 2, ["new"])
+        it.receive("POSITION events w 2 2")
+        it.stream.fail(RuntimeError("the process is gone"))
+        it.stream.is_held = False
+        it.stream.answer()
+        self.assertEqual(it.stream.requests, [("w", 0, 50), ("w", 0, 2)])
+        self.assertEqual(it.texts(), [("w", 2, ["new"])])
+        it.host.reactor.advance(60)
+        self.assertEqual(len(it.stream.requests), 2)
+
+
+class ToldTests(SynchronousTestCase):
+    """What a writer tells on the extension, in a queue that overflows."""
+
+    def fill(self, process: Receiving, *tokens: int) -> None:
+        """Have rows arrive for which the queue has no room."""
+        for token in tokens:
+            text = f"row {token} " + "x" * 300
+            process.stream.persist("w", token, [text])
+            process.receive(f'RDATA events w {token} ["{text}"]')
+
+    def tell(self, process: Receiving, token: int, epoch: str) -> None:
+        process.handler.writer_reported(
+            process.connection, "w", {"events": token}, epoch=epoch
+        )
+
+    def test_heartbeat_is_dropped(self) -> None:
+        """A heartbeat among what is dropped costs nothing: all of it is fetched."""
+        process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        process.receive("POSITION events w 0 0")
+        process.host.rows.is_held = True
+        self.fill(process, 1, 2, 3)
+        # The last of these is what does not fit any more.
+        for _ in range(5):
+            self.tell(process, 3, "e")
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.fill(process, 4)
+        self.assertEqual([token for _, token, _ in process.texts()], [1, 2, 3, 4])
+        self.assertEqual(len(process.stream.requests), 1)
+
+    def test_gap_of_another_writer(self) -> None:
+        """
+        What a writer told that had no rows in the queue is looked at all the same.
+        """
+        process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
+        process.receive("POSITION events w 0 0", "POSITION events v 0 0")
+        process.stream.persist("v", 1, ["lost"])
+        process.host.rows.is_held = True
+        self.fill(process, 2, 3)
+        process.handler.writer_reported(process.connection, "v", {"events": 1})
+        self.fill(process, 4, 5)
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual(process.host.rows.tokens("v"), [1])
+        self.assertEqual(process.host.rows.tokens("w"), [2, 3, 4, 5])
+
+    def test_new_epoch_outlives_the_rows_before_it(self) -> None:
+        """Of rows that an earlier start sent, none is asked of the next one."""
+        process = receiving(
+            receiver=ReceiverOptions(max_queue_size=1000),
+            resettable=True,
+            held_in_memory=True,
+        )
+        process.receive("POSITION events w 0 0")
+        process.host.rows.is_held = True
+        self.fill(process, 50, 51, 52)
+        process.stream.forget("w")
+        process.stream.persist("w", 2, ["new"])
+        self.tell(process, 2, "e")
+        process.receive("POSITION events w 2 2", "POSITION events w 2 2")
+        for token in (3, 4, 5):
+            self.fill(process, token)
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual([token for _, token, _ in process.texts()], [50, 2, 3, 4, 5])
+        self.assertEqual(process.stream.current_token("w"), 5)

@@ -1,0 +1,112 @@
+"""What the tests of the streamer share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.sending.streamer import (
+    ReplicationStreamer,
+    StreamerOptions,
+)
+from synapse_replication.testing.doubles import (
+    MemoryConnection,
+    MemoryHost,
+    SourceStream,
+)
+from tests.handlers.fixtures import Row
+
+
+class Backwards:
+    """Randomness that is none: shuffles by turning round."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def shuffle(self, x: list[Any]) -> None:
+        x.reverse()
+
+
+class KeptRows:
+    """Takes note of the rows that are sent, by (stream, token before, tokens)."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int | None, list[int]]] = []
+        self.moves: list[tuple[str, int]] = []
+
+    def retains(self, stream_name: str) -> bool:
+        return stream_name == "events"
+
+    def rows_follow(
+        self,
+        stream_name: str,
+        prev_token: int | None,
+        batches: Sequence[tuple[int, Sequence[bytes]]],
+    ) -> None:
+        self.rows.append((stream_name, prev_token, [token for token, _ in batches]))
+
+    def position_advanced(self, stream_name: str, token: int) -> None:
+        self.moves.append((stream_name, token))
+
+    def position_sent(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
+
+    def range_skipped(
+        self, stream_name: str, prev_token: int, new_token: int
+    ) -> None: ...
+
+
+class StreamerTestCase(SynchronousTestCase):
+    """A process ``w`` that writes ``events`` and ``caches``."""
+
+    def build(self, options: StreamerOptions | None = None) -> None:
+        self.events = SourceStream("events", Row, instance_name="w")
+        self.caches = SourceStream(
+            "caches", Row, instance_name="w", announce_own_moves_only=True
+        )
+        self.events.is_guess = self.caches.is_guess = False
+        self.host = MemoryHost(
+            self.events, self.caches, written=["events", "caches"], instance_name="w"
+        )
+        self.handler = ReplicationCommandHandler(self.host, self.host.observer)
+        self.streamer = ReplicationStreamer(
+            self.host,
+            self.handler,
+            self.host.observer,
+            options=options,
+            random_source=Backwards(),
+        )
+        self.streamer.start()
+        self.connection = MemoryConnection()
+        self.handler.new_connection(self.connection)
+        self.connection.take()
+
+    def setUp(self) -> None:
+        self.build()
+
+    def write(self, token: int, *rows: str) -> None:
+        """Commit rows of ours, and say so."""
+        self.events.persist("w", token, *([row] for row in rows))
+        self.host.notifier.notify()
+
+    def hold_up(self) -> list[str]:
+        """Be amid many rows when the link falls behind; give the rows that wait."""
+        self.build(StreamerOptions(max_rows=2))
+        self.events.page_rows = 3
+        for token in range(1, 8):
+            self.events.persist("w", token, [str(token)])
+        self.host.notifier.notify()
+        self.assertEqual(len(self.connection.take()), 2)
+        self.connection.is_behind = True
+        self.host.reactor.pump([0.01] * 5)
+        self.assertEqual(self.connection.take(), [])
+        return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
+
+    def get_ready(self) -> None:
+        """Have the link take what was sent, and say so."""
+        self.connection.is_behind = False
+        self.handler.ready_again(self.connection)

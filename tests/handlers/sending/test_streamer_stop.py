@@ -1,0 +1,123 @@
+"""Tests for the stop of :mod:`synapse_replication.handlers.sending.streamer`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, TimeoutError
+
+from tests.handlers.sending.streamer_case import StreamerTestCase
+
+
+class StopTests(StreamerTestCase):
+    """Tests for what is sent when a streamer stops."""
+
+    def test_stop(self) -> None:
+        """Stopping sends what was written, waits for it, and leaves no timer."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
+        """What was held up and went another way keeps nobody from stopping."""
+        self.hold_up()
+        self.handler.stream_update("events", 7, ["7"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.get_ready()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_stop_is_given_up(self) -> None:
+        """Who waits no longer for the stop leaves what is being sent alone."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        stopped.addTimeout(5, self.host.reactor)
+        self.host.reactor.advance(5)
+        self.failureResultOf(stopped, TimeoutError)
+        self.events.answer()
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+        self.host.reactor.advance(0)
+        self.assertEqual(self.host.observer.failures, [])
+
+    def test_stop_and_something_is_written(self) -> None:
+        """What is written before the stop is told of is sent first, too."""
+        self.events.is_held = True
+        self.events.persist("w", 1, ["a"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.events.answer()
+        self.write(2, "b")
+        self.host.reactor.advance(0)
+        self.assertNoResult(stopped)
+        self.events.answer()
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_ready_amid_a_send(self) -> None:
+        """A link may get ready while the loop that it has just started sends."""
+        self.hold_up()
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        send_lines = self.connection.send_lines
+
+        def send_lines_and_get_ready(name: str, lines: Sequence[bytes]) -> None:
+            send_lines(name, lines)
+            self.handler.ready_again(self.connection)
+
+        self.patch(self.connection, "send_lines", send_lines_and_get_ready)
+        self.get_ready()
+        self.assertNoResult(stopped)
+        self.host.reactor.pump([0] * 4)
+        self.successResultOf(stopped)
+
+    def test_who_stops_goes_on_outside(self) -> None:
+        """Who waited for the loop goes on when its background process has ended."""
+        self.hold_up()
+        running: list[str] = []
+        run = self.host.run_as_background_process
+
+        def run_as_background_process(
+            description: str, func: Callable[[], Awaitable[Any]]
+        ) -> Awaitable[Any]:
+            async def work() -> None:
+                running.append(description)
+                await func()
+                running.remove(description)
+
+            return run(description, work)
+
+        self.patch(self.host, "run_as_background_process", run_as_background_process)
+        self.caches.is_held = True
+        self.caches.persist("w", 1, ["c"])
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        during = stopped.addCallback(lambda _: list(running))
+        self.assertEqual(len(running), 1)
+        self.caches.answer()
+        self.get_ready()
+        self.host.reactor.pump([0] * 4)
+        self.assertEqual(self.successResultOf(during), [])
+
+    def test_stop_while_a_link_is_behind(self) -> None:
+        """Stopping waits until what is held up was sent, or the last link is gone."""
+        waiting = self.hold_up()
+        stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
+        self.get_ready()
+        self.assertNoResult(stopped[0])
+        self.host.reactor.pump([0] * 2)
+        self.assertEqual(self.connection.take(), waiting)
+        for each in stopped:
+            self.successResultOf(each)
+        self.hold_up()
+        stopping = Deferred.fromCoroutine(self.streamer.stop())
+        self.assertNoResult(stopping)
+        self.handler.lost_connection(self.connection)
+        self.host.reactor.advance(0)
+        self.successResultOf(stopping)
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])

@@ -1,0 +1,50 @@
+"""What the tests of the status observer share."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.observer import (
+    CatchUpEvent,
+    PeerHeartbeat,
+)
+from synapse_replication.instrumentation.status.model import (
+    ProcessStatus,
+    StallReason,
+    WriterStatus,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+
+EVENT = CatchUpEvent("events", "w1", 100, 150)
+
+
+def news(
+    name: str = "w1", *, is_leaving: bool = False, **positions: tuple[int, float]
+) -> PeerHeartbeat:
+    return PeerHeartbeat(name, "abc", "0.1.0", "host:1", is_leaving, positions)
+
+
+class StatusObserverTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.observer = StatusObserver(
+            "x.test", "me", [("events", "w1")], monotonic=self.clock.seconds
+        )
+
+    def snapshot(self) -> ProcessStatus:
+        return self.observer.snapshot()
+
+    def writer(self) -> WriterStatus:
+        (writer,) = self.snapshot().writers
+        return writer
+
+    def go_live(self, token: int = 100) -> None:
+        self.observer.connection_made("redis")
+        self.observer.position_announced("events", "w1", token)
+        self.observer.position_changed("events", "w1", token)
+        self.observer.stream_connected("redis", "events", "w1")
+
+    def stalled(self) -> tuple[StallReason | None, float, str]:
+        writer = self.writer()
+        return writer.reason, writer.stalled_for, writer.detail

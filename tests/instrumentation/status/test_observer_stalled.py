@@ -1,0 +1,188 @@
+"""Tests for stalled streams in the status."""
+
+from __future__ import annotations
+
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.observer import (
+    CloseReason,
+)
+from synapse_replication.instrumentation.status.model import (
+    Condition,
+    StallReason,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from tests.instrumentation.status.observer_case import (
+    EVENT,
+    StatusObserverTestCase,
+    news,
+)
+
+
+class StalledTests(StatusObserverTestCase):
+    """Tests for what counts as stalled, and as ready."""
+
+    def test_no_link(self) -> None:
+        """Without a link nothing arrives, and the reason is that of the link."""
+        self.go_live()
+        self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
+        self.observer.connection_failed("redis", "refused", 5.0)
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.WAITING)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled(), (StallReason.NO_LINK, 10, "redis: refused"))
+        self.observer.connection_made("redis")
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_no_position(self) -> None:
+        """A writer that tells nothing while a link is up is asked after."""
+        self.observer.connection_made("redis")
+        self.clock.advance(10)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.NO_POSITION, 10))
+        self.assertIn("is it running?", detail)
+
+    def test_one_of_two_connections(self) -> None:
+        """A second connection of the same name keeps its writers connected."""
+        self.go_live()
+        self.observer.connection_made("redis")
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.writer().condition, Condition.WAITING)
+
+    def test_goodbye(self) -> None:
+        """A writer that said goodbye is stalled soon, and until it comes back."""
+        self.go_live()
+        self.observer.peer_heard(news(is_leaving=True))
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(
+            self.stalled(), (StallReason.WRITER_GONE, 10, "w1 announced its exit")
+        )
+        self.observer.peer_heard(news())
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_silence_while_the_link_was_down(self) -> None:
+        """After an outage of the link a writer gets a new grace period."""
+        self.go_live()
+        self.observer.peer_heard(news())
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.clock.advance(30)
+        self.observer.connection_made("redis")
+        self.observer.stream_connected("redis", "events", "w1")
+        self.clock.advance(15)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[0], StallReason.WRITER_GONE)
+
+    def test_silence(self) -> None:
+        """A writer whose heartbeats cease is stalled since the last one."""
+        self.go_live()
+        self.observer.peer_heard(news())
+        self.clock.advance(15)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
+
+    def test_catch_up_fails(self) -> None:
+        """A catch-up that goes on failing is stalled since its first failure."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        for attempt in (1, 2, 3):
+            error = CatchUpError("the database is away")
+            self.observer.catch_up_failed(EVENT, error, attempt, 5.0)
+            self.clock.advance(5)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.CATCH_UP_FAILS, 15))
+        self.assertIn("attempt 3: the database is away", detail)
+        self.observer.catch_up_page(EVENT, 1, 101)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    def test_a_new_link_forgets_failures(self) -> None:
+        """A writer that is live on a new link fails no more, though nothing moved."""
+        self.go_live(150)
+        self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
+        self.clock.advance(20)
+        self.assertEqual(self.stalled()[0], StallReason.CATCH_UP_FAILS)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_ahead_of_writer(self) -> None:
+        """A process ahead of a writer is stalled until the writer has come by."""
+        self.go_live(150)
+        for _ in range(3):
+            self.observer.ahead_of_writer("events", "w1", 150, 120)
+            self.clock.advance(5)
+        reason, stalled_for, detail = self.stalled()
+        self.assertEqual((reason, stalled_for), (StallReason.AHEAD_OF_WRITER, 15))
+        self.assertIn("this process is at 150, but w1 reports to be at 120", detail)
+        self.observer.position_announced("events", "w1", 149)
+        self.assertEqual(self.writer().condition, Condition.STALLED)
+        self.observer.position_announced("events", "w1", 151)
+        self.observer.position_changed("events", "w1", 151)
+        self.assertEqual(self.writer().condition, Condition.LIVE)
+
+    def test_refuted_position(self) -> None:
+        """A position that cannot be is no lag."""
+        self.go_live(150)
+        self.observer.position_announced("events", "w1", 2**62)
+        self.observer.position_refuted("events", "w1", 2**62, 150)
+        self.assertEqual(self.writer().lag, 0)
+
+    def test_no_progress(self) -> None:
+        """Rows that are there and are not handled are stalled since then."""
+        self.go_live()
+        self.clock.advance(100)
+        self.observer.position_announced("events", "w1", 101)
+        self.clock.advance(9)
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+        self.clock.advance(1)
+        self.assertEqual(self.stalled()[:2], (StallReason.NO_PROGRESS, 10))
+
+    def test_slow_is_not_stalled(self) -> None:
+        """A catch-up that takes long, but moves, is not stalled."""
+        self.go_live()
+        self.observer.catch_up(EVENT)
+        for token in range(101, 150):
+            self.clock.advance(5)
+            self.observer.catch_up_page(EVENT, 1, token)
+            self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    def test_ready(self) -> None:
+        """A process is ready when all that it follows was caught up once."""
+        self.observer.connection_made("redis")
+        self.assertEqual(self.snapshot().not_ready, ("events/w1 waiting for POSITION",))
+        self.observer.catch_up(EVENT)
+        self.observer.catch_up_page(EVENT, 10, 120)
+        self.assertEqual(
+            self.snapshot().not_ready, ("events/w1 catching up, 20 of 50",)
+        )
+        self.observer.position_changed("events", "w1", 150)
+        self.observer.stream_connected("redis", "events", "w1")
+        self.assertEqual(self.snapshot().not_ready, ())
+        self.observer.position_announced("events", "w1", 200)
+        self.assertEqual(self.snapshot().not_ready, ())
+
+    def test_not_ready_without_links(self) -> None:
+        """A process with no link is not ready, though it was."""
+        self.go_live()
+        self.observer.connection_lost("redis", CloseReason.LOST, "gone")
+        self.assertEqual(self.snapshot().not_ready, ("no link is up",))
+
+    def test_not_ready_before_the_first_link(self) -> None:
+        """A process that makes links is not ready before one is up, whomever it
+        follows."""
+        self.observer = StatusObserver(
+            "x.test", "me", needs_link=True, monotonic=self.clock.seconds
+        )
+        self.assertEqual(self.snapshot().not_ready, ("no link is up",))
+        self.observer.connection_made("redis")
+        self.assertEqual(self.snapshot().not_ready, ())
+
+    def test_absent_writers_hold_nobody_up(self) -> None:
+        """A writer that does not run keeps no other process from being ready."""
+        self.observer.connection_made("redis")
+        self.clock.advance(10)
+        self.assertEqual(self.snapshot().not_ready, ())

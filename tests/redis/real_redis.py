@@ -1,0 +1,178 @@
+"""Links to a real Redis, and peers that tests look through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock, deferLater
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.redis.link import RedisReplicationLink
+from synapse_replication.redis.options import RedisOptions
+from synapse_replication.redis.resp import ReaderFactory, new_reader
+from synapse_replication.testing.servers import (
+    PrivateRedis,
+)
+from synapse_replication.wire.commands.standard import (
+    Command,
+    PositionCommand,
+)
+from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
+
+
+class Peer:
+    """One process's link, its handler and what happened to it.
+
+    It says its position when it comes, when asked, and after losses.
+
+    :param instance_name: ``writer`` is the one whose rows are counted.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        options: RedisOptions,
+        server_name: str,
+        channels: Sequence[str] = (),
+        *,
+        instance_name: str = "writer",
+        interval: float = 30.0,
+        handshake_timeout: float = 10.0,
+        reader_factory: ReaderFactory = new_reader,
+    ) -> None:
+        self._reactor = reactor
+        self.events = Events()
+        self.observer = RecordingObserver(self.events)
+        self.handler = RecordingHandler(self.events)
+        self.instance_name = instance_name
+        self.token = 0
+        self.losses = 0
+        self.link = RedisReplicationLink(
+            reactor,
+            options,
+            server_name,
+            self.handler,
+            self.observer,
+            self.announce,
+            channels,
+            ping_interval=interval,
+            reply_timeout=interval,
+            handshake_timeout=handshake_timeout,
+            reader_factory=reader_factory,
+        )
+        self.link.start()
+
+    @property
+    def sender(self) -> Any:
+        """What publishes."""
+        return self.link.sender
+
+    def announce(self, count: int) -> None:
+        self.losses += count
+        self.send(PositionCommand("events", self.instance_name, self.token, self.token))
+
+    def send(self, command: Command) -> None:
+        if self.handler.connection is not None:
+            self.handler.connection.send_command(command)
+
+    def write(self, count: int) -> None:
+        """Publish the next rows."""
+        first, self.token = self.token + 1, self.token + count
+        if self.handler.connection is not None:
+            lines = [rdata(token) for token in range(first, self.token + 1)]
+            self.handler.connection.send_lines("RDATA", lines)
+
+    def up(self, times: int = 1) -> Deferred[None]:
+        """Fire when both connections came up so many times.
+
+        A turn later: the observer hears of a connection before the sender does.
+        """
+        both = self.events.until(
+            lambda: (
+                self.events.all.count("new_connection") >= times
+                and self.events.all.count(("made", "redis_out")) >= times
+            )
+        )
+        return both.addCallback(lambda _: deferLater(self._reactor, 0, lambda: None))
+
+    def happened(self, *words: str) -> Deferred[None]:
+        """Fire when one event names all of the words."""
+        return self.events.until(
+            lambda: any(
+                all(word in str(event) for word in words) for event in self.events.all
+            )
+        )
+
+
+class SteppedReactor:
+    """Opens real connections; what time it is, a test says."""
+
+    def __init__(self, reactor: Any, clock: Clock) -> None:
+        self.connectTCP = reactor.connectTCP
+        self.callLater = clock.callLater
+        self.seconds = clock.seconds
+
+
+class ClosingServer(Factory):
+    """Closes each connection when it has been spoken to, with an answer or none.
+
+    :ivar accepted: how many there were.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.accepted = 0
+
+    def buildProtocol(self, addr: object) -> Protocol:
+        self.accepted += 1
+        return Closing(self.answer)
+
+
+class Closing(Protocol):
+    """A connection of a :class:`ClosingServer`."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(self._answer)
+        self.transport.loseConnection()
+
+
+class RealRedisTestCase(TestCase):
+    """Starts peers, and stops them in the end."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251
+
+        self.reactor: Any = reactor
+        # A server name of its own for each test, on one Redis.
+        self.server_name = self.id()
+
+    def start_redis(self, **options: Any) -> PrivateRedis:
+        """Start a Redis that the test may harm."""
+        redis = PrivateRedis(**options)
+        self.addCleanup(redis.stop)
+        return redis.start()
+
+    def start_peer(self, options: RedisOptions, **more: Any) -> Peer:
+        """Start one process's link."""
+        peer = Peer(self.reactor, options, self.server_name, **more)
+        self.addCleanup(lambda: Deferred.fromCoroutine(peer.link.stop()))
+        return peer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Look every 10 ms, until the test's own time-out."""
+        while not condition():
+            await deferLater(self.reactor, 0.01, lambda: None)
+
+
+def by_port(redis: PrivateRedis, **more: Any) -> RedisOptions:
+    """Say where a private Redis is."""
+    return RedisOptions(host=redis.host, port=redis.port, **more)

@@ -1,0 +1,334 @@
+"""Tests for links to a real Redis that fails, or speaks TLS."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.protocol import ClientFactory, Factory, Protocol
+from twisted.internet.task import Clock, deferLater
+from twisted.trial.unittest import SkipTest
+
+from synapse_replication.errors import ServerStartError
+from synapse_replication.handlers.observer import CloseReason
+from synapse_replication.redis.options import RedisOptions, RedisTlsOptions
+from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.testing.server_binaries import find_redis, has_tls
+from synapse_replication.testing.servers import (
+    PrivateRedis,
+    RedisTls,
+)
+from tests.redis.real_redis import (
+    ClosingServer,
+    Peer,
+    RealRedisTestCase,
+    SteppedReactor,
+    by_port,
+)
+from tests.support.link_proxy import Cut, LinkProxy
+
+
+class FaultTests(RealRedisTestCase):
+    """Real faults of a real Redis: the link comes back, and no row is skipped."""
+
+    async def write_on(self, writer: Peer, rounds: int) -> None:
+        """Write 20 rows every 2 ms."""
+        for _ in range(rounds):
+            writer.write(20)
+            await deferLater(self.reactor, 0.002, lambda: None)
+
+    async def test_restarted_under_load(self) -> None:
+        """Redis restarts while rows are written; every gap is announced."""
+        redis = self.start_redis()
+        writer, reader = await self.start_pair(redis)
+        await self.write_on(writer, 30)
+        redis.kill()
+        await self.write_on(writer, 10)
+        redis.start()
+        await writer.up(2)
+        await reader.up(2)
+        await self.write_on(writer, 30)
+        await self.until(lambda: reader.handler.seen == writer.token)
+        self.assertEqual(reader.handler.gaps, [])
+        self.assertGreater(writer.losses, 0)
+
+    async def start_pair(self, redis: PrivateRedis) -> tuple[Peer, Peer]:
+        """Start a writer, and a reader that knows where it stands."""
+        writer = self.start_peer(by_port(redis))
+        writer.handler.answer = lambda: writer.announce(0)
+        reader = self.start_peer(by_port(redis), instance_name="reader")
+        reader.handler.waits_for_position = True
+        await writer.up()
+        await reader.happened("received")
+        return writer, reader
+
+    async def test_outbound_only(self) -> None:
+        """The sending connection alone is cut, again and again: no gap is hidden."""
+        redis = self.start_redis()
+        writer, reader = await self.start_pair(redis)
+        for _ in range(5):
+            made = writer.events.all.count(("made", "redis_out"))
+            await self.write_on(writer, 3)
+            writer.write(200)
+            writer.sender.flush()
+            redis.command("CLIENT", "KILL", "TYPE", "normal")
+            await self.write_on(writer, 3)
+            await writer.events.until(
+                lambda made=made: (  # type: ignore[misc]
+                    writer.events.all.count(("made", "redis_out")) > made
+                )
+            )
+        await self.write_on(writer, 3)
+        await self.until(lambda: reader.handler.seen == writer.token)
+        self.assertEqual(reader.handler.gaps, [])
+        self.assertEqual(reader.events.all.count("new_connection"), 1)
+
+    async def test_slow_subscriber(self) -> None:
+        """Redis kills a subscriber that does not read; it comes back."""
+        redis = self.start_redis(
+            settings={"client-output-buffer-limit": "pubsub 200kb 0 0"}
+        )
+        writer = self.start_peer(by_port(redis))
+        slow = self.start_peer(by_port(redis))
+        await writer.up()
+        await slow.up()
+        transport: Any = slow.handler.connection.transport  # type: ignore[union-attr]
+        transport.pauseProducing()
+        line = b"RDATA events writer 1 [%b]" % (b"1," * 5000 + b"1")
+        while len(redis.clients("pubsub")) == 2:
+            writer.handler.connection.send_lines("RDATA", [line] * 100)  # type: ignore[union-attr]
+            await writer.sender.drained()
+            # The one that pauses is not to hold up the writer's own copy.
+            await deferLater(self.reactor, 0.001, lambda: None)
+        transport.resumeProducing()
+        await slow.up(1)
+        await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
+        self.assertIn("lost_connection", slow.events.all)
+        # What it missed is announced to it, and what follows arrives.
+        slow.handler.answer = lambda: None
+        writer.announce(0)
+        writer.write(100)
+        await self.until(lambda: slow.handler.seen == writer.token)
+        self.assertEqual(slow.handler.gaps, [])
+
+    async def test_frozen(self) -> None:
+        """A Redis that says nothing is noticed on both connections."""
+        redis = self.start_redis()
+        peer = self.start_peer(by_port(redis), interval=0.2)
+        await peer.up()
+        redis.freeze()
+        await peer.happened("lost", "'redis'", "TIMED_OUT")
+        await peer.happened("lost", "'redis_out'", "TIMED_OUT")
+        redis.thaw()
+        await peer.up(2)
+
+    async def test_cut_in_one_direction(self) -> None:
+        """Each connection, cut in either direction, is replaced; no row is lost."""
+        redis = self.start_redis()
+        proxy = LinkProxy((redis.host, redis.port))
+        self.addCleanup(proxy.close)
+        cut_off = RedisOptions(host="127.0.0.1", port=proxy.port)
+        writer = self.start_peer(cut_off, interval=0.3, handshake_timeout=0.3)
+        writer.handler.answer = lambda: writer.announce(0)
+        reader = self.start_peer(
+            cut_off, instance_name="reader", interval=0.3, handshake_timeout=0.3
+        )
+        reader.handler.waits_for_position = True
+        await writer.up()
+        await reader.happened("received")
+        for cut, name in (
+            (Cut.PUBLISHES, "redis_out"),
+            (Cut.REPLIES, "redis_out"),
+            (Cut.SUBSCRIPTION, "redis"),
+            (Cut.PINGS, "redis"),
+        ):
+            for peer in (writer, reader):
+                peer.events.all.clear()
+            await self.write_on(writer, 3)
+            proxy.cut(cut)
+            await self.write_on(writer, 3)
+            # Where nothing of ours arrives, nothing else is to tell that it was lost.
+            # Where only our PINGs do not, what comes is not to hide that.
+            while not all(
+                any(event[:2] == ("lost", name) for event in peer.events.all)
+                for peer in (writer, reader)
+            ):
+                await self.write_on(writer, 0 if cut is Cut.PUBLISHES else 3)
+                await deferLater(self.reactor, 0.01, lambda: None)
+            for peer in (writer, reader):
+                (reason, *_) = [
+                    event[2] for event in peer.events.all if event[:2] == ("lost", name)
+                ]
+                self.assertEqual(reason, CloseReason.TIMED_OUT, cut)
+            proxy.heal()
+            for peer in (writer, reader):
+                await peer.happened("made", f"'{name}'")
+            await deferLater(self.reactor, 0, lambda: None)
+            await self.write_on(writer, 3)
+            await self.until(lambda: reader.handler.seen == writer.token)
+            self.assertEqual(reader.handler.gaps, [], cut)
+
+    async def test_too_many_clients(self) -> None:
+        """Turned away by maxclients while AUTH is out, it gets in later."""
+        redis = self.start_redis(password="hush")
+        redis.command("CONFIG", "SET", "maxclients", "1")
+        crowd = self.reactor.connectTCP(
+            redis.host, redis.port, ClientFactory.forProtocol(Protocol)
+        )
+        await self.until(lambda: crowd.state == "connected")
+        peer = self.start_peer(by_port(redis, password="hush"))
+        await peer.happened("again", "'redis'", "max number of clients")
+        await peer.happened("again", "'redis_out'")
+        crowd.disconnect()
+        await self.until(lambda: self.raise_limit(redis))
+        await peer.up()
+
+    def raise_limit(self, redis: PrivateRedis) -> bool:
+        """Let others in, if we are let in."""
+        try:
+            return bool(redis.command("CONFIG", "SET", "maxclients", "100") == "OK")
+        except OSError:
+            return False
+
+    async def test_password_mended(self) -> None:
+        """After a wrong password was repaired in Redis, it gets in."""
+        redis = self.start_redis(password="other")
+        peer = self.start_peer(by_port(redis, password="hush"))
+        await peer.happened("again", "'redis'", "WRONGPASS")
+        await peer.happened("again", "'redis_out'", "WRONGPASS")
+        self.assertNotIn("hush", str(peer.events.all))
+        redis.command("CONFIG", "SET", "requirepass", "hush")
+        await peer.up()
+
+    async def test_accepts_then_closes(self) -> None:
+        """
+        On real sockets, a server that closes each connection, at once or after an
+        answer, is tried again when it was said, each time later, and no oftener.
+        """
+        for answer in (b"", b"+PONG\r\n"):
+            closing = ClosingServer(answer)
+            port = self.reactor.listenTCP(0, closing, interface="127.0.0.1")
+            clock = Clock()
+            options = RedisOptions("127.0.0.1", port.getHost().port)
+            peer = Peer(SteppedReactor(self.reactor, clock), options, "hs")
+            for attempt in range(1, 9):
+                delays = await self.refused(peer, attempt)
+                self.assertEqual(closing.accepted, 2 * attempt)
+                clock.advance(max(delays))
+            self.assertGreaterEqual(min(await self.refused(peer, 9)), 2.5)
+            await peer.link.stop()
+            self.assertEqual(clock.getDelayedCalls(), [])
+            await port.stopListening()
+
+    async def refused(self, peer: Peer, attempt: int) -> list[float]:
+        """Wait until both connections failed so often; give how long each waits."""
+        events = peer.events
+        delays: list[float] = []
+        for name in ("redis_out", "redis"):
+            said = ("again", name)
+            await events.until(
+                lambda said=said: (  # type: ignore[misc]
+                    sum(event[:2] == said for event in events.all) >= attempt
+                )
+            )
+            delays.append([e[3] for e in events.all if e[:2] == said][-1])
+        return delays
+
+    async def test_stalling_server(self) -> None:
+        """A server that swallows AUTH, then is replaced by one that answers."""
+        redis = self.start_redis(password="hush")
+        held: list[Any] = []
+
+        class Silent(Protocol):
+            def connectionMade(self) -> None:
+                held.append(self)
+
+        port = self.reactor.listenTCP(
+            0, Factory.forProtocol(Silent), interface="127.0.0.1"
+        )
+        options = RedisOptions("127.0.0.1", port.getHost().port, password="hush")
+        peer = self.start_peer(options, handshake_timeout=0.1)
+        await peer.happened("again", "'redis'", "no answer")
+        await peer.happened("again", "'redis_out'", "no answer")
+        for silent in held:
+            silent.transport.loseConnection()
+        await port.stopListening()
+        for factory in (peer.link._inbound, peer.link._outbound):
+            connector: Any = factory.connector
+            connector.port = redis.port
+        await peer.up()
+
+
+class TlsTests(RealRedisTestCase):
+    """TLS, with a certificate asked of us too, on both connections."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        try:
+            available = has_tls(find_redis())
+        except ServerStartError as error:
+            raise SkipTest(str(error)) from error
+        if not available:
+            raise SkipTest(
+                f"{find_redis()} was built without TLS; install Debian's redis-server"
+            )
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.authority = PrivateAuthority(self.folder)
+        server = self.authority.issue("server")
+        self.redis = self.start_redis(
+            tls=RedisTls(
+                server.certificate, server.private_key, self.authority.certificate
+            )
+        )
+        client = self.authority.issue("client")
+        self.tls = RedisTlsOptions(
+            self.authority.certificate, client.certificate, client.private_key
+        )
+
+    def options(self, tls: RedisTlsOptions | None) -> RedisOptions:
+        """Say where the port that speaks TLS is."""
+        return RedisOptions(self.redis.host, self.redis.tls_port, tls=tls)
+
+    async def test_tls(self) -> None:
+        """Rows go through TLS, and what was published before the stop arrives."""
+        reader = self.start_peer(self.options(self.tls))
+        writer = Peer(self.reactor, self.options(self.tls), self.server_name)
+        await reader.up()
+        await writer.up()
+        writer.write(5000)
+        await writer.link.stop()
+        await reader.events.until(lambda: reader.handler.seen == 5000)
+
+    async def test_other_authority(self) -> None:
+        """A server whose authority is not trusted is refused, and it is said why."""
+        other = PrivateAuthority(self.folder, "other")
+        peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
+        await peer.happened("again", "'redis'", "certificate verify failed")
+
+    async def test_no_certificate(self) -> None:
+        """A process that has no certificate is told that it needs one."""
+        peer = self.start_peer(
+            self.options(RedisTlsOptions(self.authority.certificate))
+        )
+        for name in ("'redis'", "'redis_out'"):
+            await peer.happened("again", name, "asks for a certificate")
+
+    async def test_another_name(self) -> None:
+        """A server with another name than was meant is refused, with that name."""
+        options = attrs.evolve(self.tls, hostname="redis.example")
+        peer = self.start_peer(self.options(options))
+        for name in ("'redis'", "'redis_out'"):
+            await peer.happened("again", name, "is not for redis.example")
+
+    async def test_mismatch(self) -> None:
+        """Plain to TLS and TLS to plain: TLS is named in what is reported."""
+        plain = self.start_peer(self.options(None))
+        await plain.happened("again", "'redis'", "TLS")
+        wrong = self.start_peer(
+            by_port(self.redis, tls=self.tls), handshake_timeout=0.5
+        )
+        await wrong.happened("again", "'redis'", "TLS")

@@ -1,0 +1,313 @@
+"""Tests for what is published again after a connection was lost."""
+
+from __future__ import annotations
+
+from twisted.internet.address import UNIXAddress
+from twisted.internet.interfaces import (
+    ISystemHandle,
+    ITCPTransport,
+)
+from zope.interface import alsoProvides, noLongerProvides
+
+from synapse_replication.redis import ledger
+from synapse_replication.redis.fencing import MAX_HANG_UPS
+from synapse_replication.redis.ledger import EXTENSION
+from synapse_replication.redis.pacing import (
+    HIGH_WATERMARK,
+    SHARED_HIGH_WATERMARK,
+    SHARED_LOW_WATERMARK,
+    SHARED_WINDOW,
+)
+from synapse_replication.redis.resp import encode_publishes
+from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
+from tests.redis.sender_case import (
+    _FENCING,
+    _INFO,
+    _PING,
+    _POSITION,
+    RedisSenderTestCase,
+    published,
+)
+
+
+class ReconnectTests(RedisSenderTestCase):
+    """Tests for what was not acknowledged when a connection was lost."""
+
+    def test_a_lost_connection_is_ended_at_redis(self) -> None:
+        """
+        What Redis has not read of a lost connection is not published any more. How to
+        name the connection is asked for when there is something to publish.
+        """
+        self.assertEqual(self.written, [_PING])
+        self.memory.greet()
+        self.assertEqual(self.written, [])
+        for token in (1, 2):
+            self.publish_rows(token)
+            self.turn()
+        self.assertEqual(
+            self.written,
+            [
+                *encode_publishes(b"hs", [rdata(1)]),
+                _INFO,
+                *encode_publishes(b"hs", [rdata(2)]),
+            ],
+        )
+        self.memory.acknowledge()
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written[:1], _FENCING)
+        # Not answered: the next connection ends the same one.
+        self.memory.lose(0)
+        self.memory.connect(0)
+        self.assertEqual(self.written[:1], _FENCING)
+
+    def test_redis_allows_no_fencing(self) -> None:
+        """A user who may not use CLIENT is reported once; all else works."""
+        self.publish_and_refuse(
+            b"-NOPERM no permissions to run the 'client|info' command\r\n"
+        )
+        ((_, feature, why),) = self.unavailable
+        self.assertIn("client|info and client|kill", feature)
+        self.assertIn("NOPERM", why)
+        self.assertTrue(self.sender.connected)
+        self.assertEqual(self.publish_again(), [_PING])
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.failures, [])
+
+    def test_redis_would_not_fence_now(self) -> None:
+        """What has nothing to do with the user's rights may be otherwise next time."""
+        self.publish_and_refuse(b"-BUSY Redis is busy running a script\r\n")
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.publish_again(), [_PING, _INFO])
+
+    def test_redis_is_too_old_to_fence(self) -> None:
+        """A Redis that does not know the command is not asked again."""
+        self.publish_and_refuse(
+            b"-ERR Unknown subcommand or wrong number of arguments for 'INFO'.\r\n"
+        )
+        self.assertEqual(len(self.unavailable), 1)
+        self.assertEqual(self.publish_again(), [_PING])
+
+    def test_server_hangs_up(self) -> None:
+        """A server that hangs up on a command that it does not know is usable."""
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        for _ in range(MAX_HANG_UPS - 1):
+            self.memory.say(0, b":1\r\n")
+            self.assertEqual(self.publish_again(), [_PING, _INFO])
+            self.assertEqual(self.unavailable, [])
+        self.assertEqual(self.publish_again(), [_PING])
+        self.assertEqual(len(self.unavailable), 1)
+
+    def test_redis_hangs_up(self) -> None:
+        """One that answered the question before is asked again, however often."""
+        self.memory.establish()
+        for _ in range(2 * MAX_HANG_UPS):
+            self.assertEqual(self.publish_again(), [*_FENCING, _PING, _INFO])
+        self.assertEqual(self.unavailable, [])
+
+    def test_no_answer_in_time(self) -> None:
+        """A connection that we cut says nothing of what the server knows."""
+        self.memory.greet()
+        self.publish_rows(1)
+        self.turn()
+        for _ in range(2 * MAX_HANG_UPS):
+            self.memory.protocols[0].cut("no answer in time")
+            self.assertEqual(self.publish_again(), [_PING, _INFO])
+
+    def test_nothing_to_fence(self) -> None:
+        """
+        A transport without a socket has no kernel buffer, and all Unix sockets have
+        the same address: nothing is asked.
+        """
+        self.memory.lose(0)
+        transport = RecordingTransport()
+        noLongerProvides(transport, ISystemHandle)
+        # As doubles in other projects' tests do.
+        alsoProvides(transport, ITCPTransport)
+        self.memory.connect(0, transport)
+        self.memory.greet()
+        self.publish_rows(1)
+        self.assertNotIn(_INFO, self.written)
+        self.memory.lose(0)
+        transport = RecordingTransport()
+        transport.peerAddr = UNIXAddress("/run/redis.sock")
+        self.memory.connect(0, transport)
+        self.memory.greet()
+        self.publish_rows(2)
+        self.turn()
+        self.assertNotIn(_INFO, self.written)
+
+    def test_published_again(self) -> None:
+        """Commands that nothing else brings are published until acknowledged."""
+        self.memory.establish()
+        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
+        self.publish_rows(1)
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1", b"USER_SYNC 2"])
+        self.turn()
+        self.sender.publish("EXTENSION", "hs/replication_ext", [b"{}"])
+        self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
+        self.turn()
+        # REPLICATE, the row and the first of the users.
+        self.memory.say(0, b":2\r\n" * 3)
+        again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
+        again += encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
+        self.assertEqual(self.lose_and_connect(), b"".join(again))
+        # Nor were they acknowledged now.
+        self.assertEqual(self.lose_and_connect(), b"".join(again))
+        self.memory.acknowledge()
+        self.assertEqual(self.lose_and_connect(), b"")
+
+    def test_not_published_again(self) -> None:
+        """What was acknowledged is not, however much was not."""
+        self.memory.establish()
+        self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
+        self.publish_rows(1)
+        self.turn()
+        self.memory.say(0, b":2\r\n")
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", [_POSITION]))
+        )
+
+    def test_unanswered_is_bounded(self) -> None:
+        """While nothing is acknowledged, a bounded number of commands is remembered."""
+        self.patch(ledger, "MAX_RETAINED", 3)
+        self.memory.establish()
+        for number in range(6):
+            self.sender.publish("PING", "hs", [b"PING %d" % number])
+            self.turn()
+        again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
+        )
+        self.assertIn("retaining commands until Redis answers", self.failures)
+
+    def test_forgotten_and_acknowledged(self) -> None:
+        """What found no room is not reported if Redis answered for it after all."""
+        self.patch(ledger, "MAX_RETAINED", 3)
+        self.memory.establish()
+        for number in range(6):
+            self.sender.publish("PING", "hs", [b"PING %d" % number])
+            self.turn()
+        self.memory.say(0, b":1\r\n" * 3)
+        again = [_POSITION, b"PING 3", b"PING 4", b"PING 5"]
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
+        )
+        self.assertEqual(self.failures, [])
+
+    def test_refused_is_not_published_again(self) -> None:
+        """
+        A command that Redis refuses costs one connection, not all that follow;
+        what stood behind it is published again.
+        """
+        self.memory.establish()
+        self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
+        self.turn()
+        self.memory.say(0, b"-NOPERM no channel\r\n")
+        self.assertEqual(
+            self.lose_and_connect(),
+            b"".join(encode_publishes(b"hs", [_POSITION, b"USER_SYNC 1"])),
+        )
+
+    def test_lost_while_behind(self) -> None:
+        """
+        A link whose sender is gone is not behind, and says so: nobody is to wait for
+        it, whether the transport was full or answers were missing.
+        """
+        for is_paused in (True, False):
+            self.memory = MemoryLink()
+            self.sender = self.memory.link.sender
+            self.memory.establish()
+            subscriber = self.memory.protocols[1]
+            if is_paused:
+                producer = self.memory.transports[0].producer
+                assert producer is not None
+                producer.pauseProducing()
+            else:
+                self.publish_rows(*range(HIGH_WATERMARK))
+                self.turn()
+            self.assertTrue(subscriber.is_behind)
+            self.assertNotIn("ready_again", self.memory.events.all)
+            self.memory.lose(0)
+            self.assertFalse(subscriber.is_behind)
+            self.assertEqual(self.memory.events.all.count("ready_again"), 1)
+
+    def test_company(self) -> None:
+        """
+        While other things are published between long pages it is behind sooner, and
+        ready later; the extension, which goes with each page, does not count.
+        """
+        self.memory.establish()
+        reactor, heard = self.memory.reactor, self.memory.events.all
+        reactor.advance(SHARED_WINDOW)
+        del heard[:]
+        page = range(SHARED_HIGH_WATERMARK)
+        self.sender.publish(EXTENSION, "hs/ext", [b"x"])
+        self.publish_rows(*page)
+        self.turn()
+        self.assertFalse(self.sender.is_behind)
+        self.publish_rows(7)
+        self.turn()
+        self.assertTrue(self.sender.is_behind)
+        few = SHARED_LOW_WATERMARK
+        self.memory.say(0, b":1\r\n" * (len(page) + 2 - few - 1))
+        self.assertEqual(heard, [])
+        self.memory.say(0, b":1\r\n")
+        self.assertEqual(heard, ["ready_again"])
+        reactor.advance(SHARED_WINDOW)
+        self.publish_rows(*page)
+        self.turn()
+        self.assertFalse(self.sender.is_behind)
+        # Whoever finds it behind now is told, though it never is when it writes.
+        del heard[:]
+        self.publish_rows(7)
+        self.assertTrue(self.sender.is_behind)
+        self.memory.say(0, b":1\r\n" * self.sender.unacknowledged)
+        self.assertEqual(heard, ["ready_again"])
+
+    def test_given_up_while_behind(self) -> None:
+        """A Redis that does not read is given up, and who waits is told."""
+        self.memory.establish()
+        self.sender.pause()
+        self.sender._max_pending_bytes = 1000
+        self.sender.publish("RDATA", "hs", [b"x" * 1001])
+        self.assertIn("ready_again", self.memory.events.all)
+        self.assertFalse(self.sender.is_behind)
+
+    def test_announcing_fails(self) -> None:
+        """If the announcement fails, nothing is sent; it is made on the next one."""
+        self.memory.establish()
+        self.memory.lose(0)
+        self.publish_rows(1)
+
+        def fail(count: int) -> None:
+            raise RuntimeError("bug")
+
+        self.sender._on_lost = fail
+        self.memory.connect(0)
+        self.memory.greet()
+        self.assertTrue(self.memory.transports[0].aborted)
+        self.assertIn(
+            ("failure", "announcing positions again", "bug"), self.memory.events.all
+        )
+        self.assertFalse(self.sender.connected)
+        self.assertEqual(self.sender.lost, 1)
+
+    def test_kept_is_bounded(self) -> None:
+        """Without a connection a bounded number of commands is kept, no rows."""
+        lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_RETAINED + 5)
+        self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
+        self.publish_rows(1, 2)
+        self.assertEqual(self.sender.lost, 7)
+        self.assertIn(
+            ("commands_dropped", "REMOTE_SERVER_UP", "queue_full", 5),
+            self.memory.events.all,
+        )
+        self.memory.transports[0].take()
+        self.memory.greet()
+        self.turn()
+        data = published(self.written)
+        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_RETAINED)

@@ -1,0 +1,93 @@
+"""What the tests of id generators share."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage.id_generators import (
+    MultiWriterIdGenerator,
+)
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.streams.positions import WriterPositions
+from synapse_replication.streams.table import IdColumn
+from tests.storage.doubles import (
+    FakeReactor,
+    RecordingObserver,
+    SteppedDatabase,
+)
+
+
+def foobar(*writers: str, negative: bool = False) -> IdStream:
+    return IdStream(
+        stream_name="foobar",
+        sequence="foobar_seq",
+        tables=[IdColumn("foobar", "stream_id", "instance_name")],
+        writers=writers,
+        negative=negative,
+    )
+
+
+class SteppedTestCase(SynchronousTestCase):
+    """One process, on a database that moves only when told to."""
+
+    def setUp(self) -> None:
+        self.database = SteppedDatabase()
+        self.reactor = FakeReactor()
+        self.observer = RecordingObserver()
+        self.poked = 0
+        self.ids = self.make(["master"], {"master": 7})
+
+    def make(
+        self,
+        writers: list[str],
+        stored: dict[str, int],
+        negative: bool = False,
+        allocated: int | None = None,
+    ) -> MultiWriterIdGenerator:
+        def poke() -> None:
+            self.poked += 1
+
+        return MultiWriterIdGenerator(
+            self.database,
+            foobar(*writers, negative=negative),
+            WriterPositions("master", writers, stored, allocated=allocated),
+            self.reactor,  # type: ignore[arg-type]
+            self.reactor,
+            on_finished=poke,
+            observer=self.observer,
+        )
+
+    def start(
+        self, gate: Deferred[None] | None = None, fail: bool = False
+    ) -> tuple[Deferred[int], Coroutine[Any, Any, int]]:
+        """Begin a block that ends when ``gate`` fires."""
+        coroutine = self.block(gate or defer.succeed(None), fail)
+        return Deferred.fromCoroutine(coroutine), coroutine
+
+    async def block(self, gate: Deferred[None], fail: bool) -> int:
+        async with self.ids.get_next() as id_:
+            await gate
+            if fail:
+                raise RuntimeError("rolled back")
+        return id_
+
+    def assert_moves_on(self) -> None:
+        """Whatever happened before, the next write moves the position to its id."""
+        done, _ = self.start()
+        self.database.settle()
+        self.reactor.come_back()
+        self.database.settle()
+        id_ = self.successResultOf(done)
+        self.assertEqual(self.ids.get_current_token(), id_)
+        self.assertEqual(self.ids.get_minimal_local_current_token(), id_)
+        self.assertEqual(self.database.kept[-1], id_)
+
+    def with_sequence(self) -> None:
+        """Have the positions compared with the sequence, which stands at 7."""
+        stored = {"master": 7, "other": 7}
+        self.ids = self.make(["master", "other"], stored, allocated=7)

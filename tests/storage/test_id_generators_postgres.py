@@ -1,0 +1,195 @@
+"""Tests for id generators on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from twisted.internet import defer, task, threads
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.trial.unittest import TestCase
+
+from synapse_replication.storage.database import Database, Transaction
+from synapse_replication.storage.id_generators import (
+    MultiWriterIdGenerator,
+    load_id_generator,
+)
+from tests.storage.doubles import (
+    FakeReactor,
+    PostgresMixin,
+)
+from tests.storage.id_generator_case import foobar
+
+
+class PostgresTests(PostgresMixin, TestCase):
+    """Generators over a real database."""
+
+    def setUp(self) -> None:
+        from twisted.internet import reactor  # noqa: TID251 -- the tests' own
+
+        self.make_database()
+        self.reactor = IReactorFromThreads(reactor)
+        self.database = Database(self.dsn, self.reactor)
+        self.addCleanup(self.connection.close)
+        self.addCleanup(self.database.close)
+
+    def load(
+        self, instance_name: str, *writers: str, negative: bool = False
+    ) -> Deferred[MultiWriterIdGenerator]:
+        return Deferred.fromCoroutine(
+            load_id_generator(
+                self.database,
+                foobar(*writers, negative=negative),
+                instance_name,
+                self.reactor,
+                FakeReactor(),
+            )
+        )
+
+    async def write(self, ids: MultiWriterIdGenerator, fail: bool = False) -> int:
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (%s, %s)", (id_, ids.instance_name))
+            if fail:
+                raise RuntimeError("rolled back")
+
+        async with ids.get_next() as id_:
+            await self.database.transact("insert", insert)
+        return id_
+
+    async def turns(self) -> None:
+        """Let the reactor do what threads asked for, and what follows from it."""
+        for _ in range(5):
+            await task.deferLater(self.reactor, 0)  # type: ignore[arg-type]
+
+    async def test_fresh(self) -> None:
+        """A stream nobody wrote stands at 1, and its first id is 2."""
+        ids = await self.load("master", "master", "other")
+        self.assertEqual(ids.get_positions(), {"master": 1, "other": 1})
+        self.assertEqual(await self.write(ids), 2)
+        self.assertEqual(self.stored(), {"master": 2})
+        self.assertEqual(await ids.get_max_allocated_token(), 2)
+
+    async def test_closed_while_its_row_is_written(self) -> None:
+        """
+        A coroutine is closed while its transaction runs: the position does not
+        pass the row before it is committed, though no other id is in flight; then it
+        does.
+        """
+        ids = await self.load("master", "master")
+        begun, go_on = threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+
+        def insert(txn: Transaction, id_: int) -> None:
+            txn.execute("INSERT INTO foobar VALUES (%s, %s)", (id_, "master"))
+            begun.set()
+            go_on.wait(30)
+
+        async def write() -> None:
+            async with ids.get_next() as id_:
+                await self.database.transact("insert", lambda txn: insert(txn, id_))
+
+        # Driven by hand: first it waits for its id, then for its transaction.
+        coroutine = write()
+        fetching: Any = coroutine.send(None)
+        await defer.DeferredList([fetching])
+        coroutine.send(None)
+        await threads.deferToThread(begun.wait, 30)
+        coroutine.close()
+        await self.turns()
+        self.assertEqual(ids.get_current_token(), 1)
+        self.assertEqual(ids.get_minimal_local_current_token(), 1)
+        go_on.set()
+        # The row's transaction has ended; with it that of the position began.
+        await self.database.settled()
+        self.assertEqual(ids.get_current_token(), 2)
+        await self.database.settled()
+        self.assertEqual(self.stored(), {"master": 2})
+        # And the next goes on from there.
+        self.assertEqual(await self.write(ids), 3)
+
+    async def test_two_writers(self) -> None:
+        """Each writer's position is kept, and is where it starts again."""
+        first = await self.load("first", "first", "second")
+        second = await self.load("second", "first", "second")
+        self.assertEqual([await self.write(ids) for ids in (first, second)], [2, 3])
+        self.assertEqual(self.stored(), {"first": 2, "second": 3})
+        self.assertEqual(first.get_current_token(), 2)
+        again = await self.load("first", "first", "second")
+        self.assertEqual(again.get_positions(), {"first": 3, "second": 3})
+
+    async def test_many_at_once(self) -> None:
+        """
+        Concurrent blocks of several writers, some rolled back: no id twice, no
+        error, and each position ends at its writer's last id.
+        """
+        writers = ("a", "b", "c")
+        generators = [await self.load(writer, *writers) for writer in writers]
+        last: dict[str, int] = {}
+
+        async def run(ids: MultiWriterIdGenerator, fail: bool) -> None:
+            for _ in range(4):
+                try:
+                    id_ = await self.write(ids, fail)
+                except RuntimeError:
+                    continue
+                last[ids.instance_name] = max(last.get(ids.instance_name, 0), id_)
+
+        await defer.gatherResults(
+            Deferred.fromCoroutine(run(ids, fail=n % 5 == 0))
+            for n in range(20)
+            for ids in generators
+        )
+        rows = [id_ for (id_,) in self.sql("SELECT stream_id FROM foobar")]
+        self.assertEqual(len(rows), len(set(rows)))
+        self.assertEqual(len(rows), 3 * 16 * 4)
+        for ids in generators:
+            mine = ids.get_minimal_local_current_token()
+            self.assertGreaterEqual(mine, last[ids.instance_name])
+            self.assertEqual(self.stored()[ids.instance_name], mine)
+        # The second round tells what the first one let everybody announce.
+        for ids in generators * 2:
+            for other in generators:
+                token = other.get_current_token_for_writer(other.instance_name)
+                ids.advance(other.instance_name, token)
+        for ids in generators:
+            self.assertGreaterEqual(ids.get_current_token(), max(rows))
+
+    async def test_position_only_moves_forward(self) -> None:
+        """A lower position changes nothing, not even a version of the row."""
+        ids = await self.load("master", "master")
+        await self.write(ids)
+        self.sql("UPDATE stream_positions SET stream_id = 50")
+        before = self.sql("SELECT xmin, xmax, ctid, stream_id FROM stream_positions")
+        await self.write(ids)
+        after = self.sql("SELECT xmin, xmax, ctid, stream_id FROM stream_positions")
+        self.assertEqual((before[0][0], before[0][3]), (after[0][0], after[0][3]))
+
+    async def test_negative(self) -> None:
+        """Below zero in the tables, and moving away from it."""
+        ids = await self.load("master", "master", negative=True)
+        self.assertEqual(ids.get_current_token(), -1)
+        self.assertEqual([await self.write(ids) for _ in range(2)], [-2, -3])
+        self.assertEqual(self.stored(), {"master": -3})
+        again = await self.load("master", "master", negative=True)
+        self.assertEqual(again.get_current_token(), -3)
+
+    async def test_in_transactions(self) -> None:
+        """Ids taken inside a transaction are finished when it has ended."""
+        ids = await self.load("master", "master")
+        inside: list[int] = []
+
+        def insert(txn: Transaction, fail: bool) -> int:
+            id_ = ids.get_next_txn(txn)
+            inside.append(ids.get_current_token())
+            if fail:
+                raise RuntimeError("rolled back")
+            return id_
+
+        self.assertEqual(
+            await self.database.transact("insert", lambda txn: insert(txn, False)), 2
+        )
+        self.assertEqual((inside, ids.get_current_token()), ([1], 2))
+        with self.assertRaises(RuntimeError):
+            await self.database.transact("insert", lambda txn: insert(txn, True))
+        self.assertEqual(ids.get_current_token(), 3)

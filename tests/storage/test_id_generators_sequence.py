@@ -1,0 +1,202 @@
+"""Tests for id generators that compare positions with the sequence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.internet import defer
+from twisted.logger import capturedLogs, formatEvent
+
+from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
+from synapse_replication.storage.sequence_check import CHECK_SECONDS
+from synapse_replication.streams.positions import WriterPositions
+from tests.storage.doubles import (
+    FakeCursor,
+)
+from tests.storage.id_generator_case import SteppedTestCase
+
+
+class SequenceTests(SteppedTestCase):
+    """Tests for positions that are compared with the sequence."""
+
+    def test_sequence_that_went_back(self) -> None:
+        """Ids that were passed are not used, and too many are an error."""
+        self.database.sequence = 2
+        done, _ = self.start()
+        self.database.settle()
+        self.assertEqual(self.successResultOf(done), 8)
+        self.ids.advance("master", 5000)
+        self.assertEqual(self.ids.get_next_txn(FakeCursor(self.database)), 5001)
+
+    def test_sequence_set_back_is_logged_once(self) -> None:
+        """A sequence that was set back under a running writer makes one line."""
+        self.database.sequence = 2
+        with capturedLogs() as logged:
+            for id_ in (8, 9, 10):
+                done, _ = self.start()
+                self.database.settle()
+                self.assertEqual(self.successResultOf(done), id_)
+        (line,) = [formatEvent(event) for event in logged]
+        self.assertRegex(line, r"Sequence foobar_seq went back to \d+, below 7,")
+        self.assertIn("positions check", line)
+
+    def test_sequence_far_behind_memory(self) -> None:
+        """An error says where the number comes from, and does not use the ids up."""
+        self.ids.advance("master", 2**62)
+        with self.assertRaises(SequenceBehindError) as caught:
+            self.ids.get_next_txn(FakeCursor(self.database))
+        self.assertIn("the memory of this process", str(caught.exception))
+        self.assertNotIn("setval", str(caught.exception))
+        self.assertEqual(caught.exception.hint, "")
+        self.assertEqual(self.database.sequence, 8)
+
+    def test_another_plausible_distance(self) -> None:
+        """How far is a matter of the stream's configuration."""
+        stored = {"master": 7, "other": 7}
+        positions = WriterPositions("master", ["master", "other"], stored, (), 1, 7, 10)
+        self.assertTrue(positions.is_plausible(17))
+        self.assertFalse(positions.is_plausible(18))
+
+    def test_far_position_is_not_believed(self) -> None:
+        """What is far beyond the sequence has no effect, and is reported."""
+        self.with_sequence()
+        self.ids.advance("other", 2**62)
+        self.reactor.come_back()
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        ((_, error),) = self.observer.failures
+        self.assertIn("other was announced at 4611686018427387904", str(error))
+        self.assert_moves_on()
+
+    def test_far_position_that_is_real(self) -> None:
+        """What is far beyond the known part of the sequence counts once it was read."""
+        self.with_sequence()
+        self.database.sequence = 500_000
+        self.ids.advance("other", 500_000)
+        self.assertEqual(self.ids.get_positions()["other"], 7)
+        self.reactor.come_back()
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions()["other"], 500_000)
+        self.assertEqual(self.ids.get_announceable_token(), 500_000)
+        self.assertEqual(self.observer.failures, [])
+
+    def test_position_that_is_real_is_announced_after_a_look(self) -> None:
+        """Others' ids are announced as ours once the sequence has confirmed them."""
+        self.with_sequence()
+        self.database.sequence = 9
+        self.ids.advance("other", 9)
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.assertEqual(self.database.descriptions, ["check_sequence"])
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.settle()
+        self.assertEqual((self.ids.get_announceable_token(), self.poked), (9, 1))
+        self.assertEqual(self.database.descriptions, ["check_sequence"])
+
+    def test_near_position_that_is_made_up(self) -> None:
+        """Ids are taken up to it, so that those to come are greater; then it counts."""
+        self.with_sequence()
+        self.ids.advance("other", 50)
+        self.assertEqual(self.ids.get_announceable_token(), 7)
+        self.database.settle()
+        self.assertEqual(self.database.sequence, 50)
+        self.assertEqual(self.ids.get_announceable_token(), 50)
+        self.assert_moves_on()
+        self.assertEqual(self.ids.get_announceable_token(), 51)
+
+    def test_sequence_that_cannot_be_read(self) -> None:
+        """A look that failed is repeated while a position waits for it."""
+        self.with_sequence()
+        self.database.sequence = 500_000
+        self.ids.advance("other", 500_000)
+        self.reactor.come_back()
+        self.database.failing = True
+        self.database.settle()
+        self.assertEqual(len(self.observer.failures), 1)
+        self.database.failing = False
+        self.reactor.advance(CHECK_SECONDS)
+        self.database.settle()
+        self.assertEqual(self.ids.get_positions()["other"], 500_000)
+
+    def test_undeclared_writer(self) -> None:
+        """An instance that is not declared as a writer moves nothing, near or far."""
+        self.with_sequence()
+        for token in (9, 2**62):
+            self.ids.advance("zz", token)
+        self.reactor.come_back()
+        self.assertEqual(self.ids.get_positions(), {"master": 7, "other": 7})
+        self.assertEqual(self.database.descriptions, [])
+        self.assert_moves_on()
+
+    def test_an_id_that_is_announced_meanwhile(self) -> None:
+        """An id that another writer announced before it came is not used."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        first, _ = self.start()
+        second, _ = self.start()
+        self.database.run()
+        self.ids.advance("other", 8)
+        self.database.answer()
+        self.database.settle()
+        self.assertEqual(self.successResultOf(first), 9)
+        self.assertEqual(self.successResultOf(second), 10)
+        self.assert_moves_on()
+
+    def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
+        """The same for the ids of a transaction, in its thread."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        announced = iter([9, 8])
+        generator = self.ids
+
+        class SlowCursor(FakeCursor):
+            def execute(self, sql: str, parameters: Mapping[str, Any] = {}) -> None:
+                super().execute(sql, parameters)
+                for id_ in itertools.islice(announced, 1):
+                    generator.advance("other", id_)
+
+        cursor = SlowCursor(self.database)
+        # 9 is skipped at once, 8 only when it was taken already.
+        self.assertEqual(self.ids.get_next_mult_txn(cursor, 2), [11, 12])
+        for callback in cursor.after:
+            callback()
+        self.ids.advance("other", 100)
+        self.database.sequence = 100
+        self.assert_moves_on()
+
+    def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
+        """The same when who wanted it has given up: later ones are served."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        first, _ = self.start()
+        self.database.run()
+        self.ids.advance("other", 8)
+        first.cancel()
+        self.failureResultOf(first, defer.CancelledError)
+        self.database.answer()
+        self.database.settle()
+        self.assert_moves_on()
+
+    def test_negative(self) -> None:
+        """Ids of a stream that counts down are negative, and positions too."""
+        self.ids = self.make(["master"], {"master": 7}, negative=True)
+        done, _ = self.start()
+        self.database.settle()
+        self.assertEqual(self.successResultOf(done), -8)
+        self.assertEqual(self.database.kept, [-8])
+        self.assertEqual(self.ids.get_positions(), {"master": -8})
+        self.assertEqual(self.ids.get_current_token(), -8)
+
+    def test_without_declared_writers(self) -> None:
+        """Anybody may write; no position is kept."""
+        self.ids = self.make([], {})
+        done, _ = self.start()
+        self.database.settle()
+        self.assertEqual(self.successResultOf(done), 8)
+        self.assertEqual(self.database.kept, [])
+
+    def test_no_writer(self) -> None:
+        """Who is no declared writer gets no ids, and is told who is."""
+        self.ids = self.make(["a", "b"], {})
+        done, _ = self.start()
+        failure = self.failureResultOf(done, StreamConfigurationError)
+        self.assertIn("whose writers are a, b", str(failure.value))
