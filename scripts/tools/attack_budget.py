@@ -18,8 +18,10 @@ import click
 
 from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment, Needs
-from synapse_replication.demo.deployment import SERVER_NAME, Plan
+from synapse_replication.demo.deployment import READERS, SERVER_NAME, Plan
 from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.run import Tail
+from synapse_replication.errors import ServerStartError
 from synapse_replication.recordings.reader import shipped_recording
 
 __all__ = ["ATTACKS", "Attack", "Cost", "attack_budget"]
@@ -30,6 +32,8 @@ RATE = 50.0
 #: which it is measured then.
 QUIET_AFTER = 8.0
 QUIET_FOR = 2.0
+#: The time in s within which the first rows must arrive.
+ROWS_TIMEOUT = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -224,6 +228,24 @@ def measure(deployment: FaultDeployment, attack: Attack, seconds: float) -> Cost
     )
 
 
+def _wait_for_rows(deployment: FaultDeployment) -> None:
+    """Wait until each reader has received a row.
+
+    :raises ServerStartError: if a process ended, or no row arrived in time.
+    """
+    deadline = time.monotonic() + ROWS_TIMEOUT
+    for name in READERS:
+        tail = Tail(deployment.journal_of(name))
+        while not tail.rows:
+            deployment.processes[name].check()
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"{name} received no row within {ROWS_TIMEOUT:.0f} s"
+                )
+            time.sleep(0.05)
+            tail.read_new_lines()
+
+
 def _deploy(*, direct_tcp: bool) -> FaultDeployment:
     plan = Plan(shipped_recording(), 0, RATE, use_redis=not direct_tcp)
     deployment = FaultDeployment(plan, Needs(direct_tcp=direct_tcp), 0)
@@ -232,7 +254,7 @@ def _deploy(*, direct_tcp: bool) -> FaultDeployment:
         deployment.start_processes()
         wait_until_ready(deployment.processes.values())
         deployment.let_writers_begin()
-        time.sleep(3.0)
+        _wait_for_rows(deployment)
     except BaseException:
         deployment.close()
         raise
