@@ -30,7 +30,7 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.recording_observer import RecordingObserver
 from synapse_replication.testing.servers import shared_postgres
-from tests.storage.test_postgres_stream import NowDatabase
+from tests.storage.postgres_stream_case import NowDatabase
 
 T = TypeVar("T")
 

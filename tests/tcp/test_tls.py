@@ -13,7 +13,7 @@ from synapse_replication.tcp.protocol import (
     ServerReplicationStreamProtocol,
 )
 from synapse_replication.wire.commands.standard import ClearUserSyncsCommand
-from tests.tcp.test_protocol import ProtocolTestCase
+from tests.tcp.protocol_case import ProtocolTestCase
 
 
 class TlsServerTests(ProtocolTestCase):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import (
     ForbiddenCommandError,
-    LineTooLongError,
-    LocalProtocolError,
     UnknownCommandError,
     UnparsableLineError,
 )
@@ -32,44 +27,15 @@ from synapse_replication.wire.connection import (
     Received,
     Role,
 )
-from synapse_replication.wire.pending import PendingLimit
 from synapse_replication.wire.rdata import RdataRun
 from tests.wire.commands.test_standard import LINES
-
-TLS_CLIENT_HELLO = bytes.fromhex("160301020001000001fc0303")
-TLS_ALERT = bytes.fromhex("15030300020246")
-
-
-def server(now: float = 0.0) -> LineConnection:
-    connection = LineConnection(Role.SERVER, "repl.test", now)
-    connection.receive_data(b"NAME peer\n", now)
-    return connection
-
-
-def client() -> LineConnection:
-    connection = LineConnection(Role.CLIENT, "repl.test", 0.0)
-    connection.receive_data(b"SERVER repl.test\n", 0.0)
-    return connection
-
-
-def drain(connection: LineConnection) -> bytes:
-    return b"".join(iter(connection.data_to_send, b""))
-
-
-def run_ticks(
-    connection: LineConnection,
-    until: float,
-    on_ping: Callable[[float], object] = lambda now: None,
-) -> Iterator[float]:
-    """Call ``tick``, and send a PING, when it is due; give the times."""
-    now = 0.0
-    while now <= until and not connection.close_hangs:
-        if connection.is_ping_due(now):
-            connection.send_lines("PING", [b"PING 1"], now)
-            on_ping(now)
-        delay = connection.tick(now)
-        yield now
-        now += delay
+from tests.wire.connection_case import (
+    TLS_ALERT,
+    TLS_CLIENT_HELLO,
+    client,
+    drain,
+    server,
+)
 
 
 class ClockStepTests(SynchronousTestCase):
@@ -328,231 +294,6 @@ class FirstLineTests(SynchronousTestCase):
         self.connection.tick(10.0)
         self.assertIs(self.connection.close_reason, CloseReason.TIMED_OUT)
         self.assertIn("TLS", self.connection.close_text)
-
-
-class SendTests(SynchronousTestCase):
-    """What goes out."""
-
-    def test_lines(self) -> None:
-        """Lines go out in order, each with its end."""
-        connection = server()
-        self.assertTrue(connection.send_lines("RDATA", [b"RDATA 1", b"RDATA 2"], 0.0))
-        self.assertTrue(connection.send_lines("PING", [b"PING 1"], 0.0))
-        self.assertEqual(connection.pending_lines, 3)
-        self.assertEqual(drain(connection), b"RDATA 1\nRDATA 2\nPING 1\n")
-        self.assertEqual(connection.pending_lines, 0)
-
-    def test_pieces(self) -> None:
-        """What waited is not given to the transport all at once."""
-        connection = server()
-        for _ in range(100):
-            connection.send_lines("PING", [b"x" * 10_000], 0.0)
-        self.assertLess(len(connection.data_to_send()), 80_000)
-        self.assertGreater(connection.pending_lines, 90)
-
-    def test_too_long(self) -> None:
-        """A line that is too long is refused, and none of its call is sent."""
-        connection = server()
-        error = self.assertRaises(
-            LineTooLongError,
-            connection.send_lines,
-            "RDATA",
-            [b"x", b"x" * (MAX_LINE_LENGTH + 1)],
-            0.0,
-        )
-        self.assertEqual((error.command_name, error.length), ("RDATA", 16385))
-        self.assertTrue(connection.send_lines("RDATA", [b"x" * 16384], 0.0))
-        self.assertEqual(len(drain(connection)), 16385)
-
-    def test_line_end(self) -> None:
-        """The end of a line inside one is refused."""
-        connection = server()
-        self.assertRaises(
-            LocalProtocolError, connection.send_lines, "PING", [b"a\nb"], 0.0
-        )
-        self.assertEqual(drain(connection), b"")
-
-    def test_congestion(self) -> None:
-        """
-        While the transport is paused 10,000 lines wait; one more closes, and
-        frees them.
-        """
-        connection = server()
-        connection.pause_writing()
-        for _ in range(PendingLimit().lines // 10):
-            self.assertTrue(connection.send_lines("PING", [b"PING 1"] * 10, 0.0))
-        self.assertEqual(drain(connection), b"")
-        self.assertFalse(connection.send_lines("PING", [b"PING 1"], 1.0))
-        self.assertIs(connection.close_reason, CloseReason.CONGESTED)
-        self.assertEqual(drain(connection), b"ERROR Failed to keep up\n")
-        self.assertEqual(connection.pending_lines, 0)
-
-    def test_congestion_in_bytes(self) -> None:
-        """
-        Long lines are bounded by their bytes, long before there are many of them.
-        """
-        limit = PendingLimit(bytes=100_000)
-        connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
-        line = b"RDATA events w 1 " + b"x" * 9_982
-        self.assertTrue(connection.send_lines("RDATA", [line] * 10, 0.0))
-        self.assertTrue(connection.send_lines("RDATA", [line] * 10, 0.0))
-        drain(connection)
-        connection.pause_writing()
-        for _ in range(10):
-            self.assertTrue(connection.send_lines("RDATA", [line], 0.0))
-        self.assertEqual(connection.pending_bytes, 100_000)
-        self.assertFalse(connection.send_lines("RDATA", [line], 1.0))
-        self.assertIs(connection.close_reason, CloseReason.CONGESTED)
-        self.assertEqual(drain(connection), b"ERROR Failed to keep up\n")
-        self.assertEqual(connection.pending_bytes, 0)
-
-    def test_bytes_that_were_sent_do_not_count(self) -> None:
-        """What the transport took makes room for as many bytes again."""
-        limit = PendingLimit(bytes=1000)
-        connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
-        for _ in range(20):
-            connection.pause_writing()
-            for _ in range(10):
-                self.assertTrue(connection.send_lines("PING", [b"x" * 99], 0.0))
-            connection.resume_writing()
-            self.assertEqual(len(drain(connection)), 1000)
-            self.assertEqual(connection.pending_bytes, 0)
-
-    def test_resume(self) -> None:
-        """What waited goes out, in order, once the transport takes more."""
-        connection = server()
-        connection.pause_writing()
-        for number in range(PendingLimit().lines):
-            connection.send_lines("PING", [b"%d" % number], 0.0)
-        connection.resume_writing()
-        self.assertEqual(
-            drain(connection).splitlines(),
-            [b"%d" % number for number in range(PendingLimit().lines)],
-        )
-        self.assertTrue(connection.is_open)
-
-    def test_close_sends_what_waits(self) -> None:
-        """A close in good order still sends what waits, paused or not."""
-        connection = server()
-        connection.pause_writing()
-        connection.send_lines("CLEAR_USER_SYNC", [b"CLEAR_USER_SYNC i"], 0.0)
-        connection.close(0.0)
-        self.assertEqual(drain(connection), b"CLEAR_USER_SYNC i\n")
-        self.assertIs(connection.close_reason, CloseReason.SHUTDOWN)
-
-    def test_error_text(self) -> None:
-        """An ERROR is one line of bounded length, whatever its text."""
-        connection = server()
-        connection.close_with_error("a\nb\rc\u2028\ud800" + "x" * 100_000, 0.0)
-        sent = drain(connection)
-        self.assertTrue(sent.startswith(b"ERROR a b c"), sent[:50])
-        self.assertEqual(sent.count(b"\n"), 1)
-        self.assertLess(len(sent), MAX_LINE_LENGTH)
-
-
-class TimeTests(SynchronousTestCase):
-    """Keep-alive and time-outs."""
-
-    def test_ping_is_due(self) -> None:
-        """At least one line goes out every 5 s."""
-        connection = server()
-        pings: list[float] = []
-        sends = iter([2.0, 4.9, 13.0])
-        next_send = next(sends)
-
-        last = 0.0
-        for now in run_ticks(connection, 30.0, pings.append):
-            while next_send <= now:
-                connection.send_lines("X", [b"X"], next_send)
-                next_send = next(sends, 99.0)
-            last = now
-        self.assertGreaterEqual(last, 25.0)
-        times = sorted([0.0, 2.0, 4.9, 13.0, *pings])
-        gaps = [b - a for a, b in itertools.pairwise(times)]
-        self.assertLessEqual(max(gaps), 5.01)
-
-    def test_no_ping_while_paused(self) -> None:
-        """A paused transport still has older lines: no PING is put behind them."""
-        connection = server()
-        connection.pause_writing()
-        self.assertFalse(connection.is_ping_due(100.0))
-        connection.resume_writing()
-        self.assertTrue(connection.is_ping_due(100.0))
-
-    def test_silence(self) -> None:
-        """After a PING of the peer, 25 s of silence end the connection."""
-        for make in (server, client):
-            connection = make()
-            connection.receive_data(b"PING 1\n", 1.0)
-            connection.tick(25.9)
-            self.assertTrue(connection.is_open)
-            connection.tick(26.0)
-            self.assertIs(connection.close_reason, CloseReason.TIMED_OUT)
-            self.assertTrue(drain(connection).startswith(b"ERROR ping timeout"))
-
-    def test_any_bytes_end_silence(self) -> None:
-        """Anything that arrives counts, also a part of a line."""
-        connection = server()
-        connection.receive_data(b"PING 1\n", 0.0)
-        for now in (20.0, 40.0, 60.0):
-            connection.receive_data(b"x", now)
-            connection.tick(now + 4.0)
-        self.assertTrue(connection.is_open)
-
-    def test_person(self) -> None:
-        """A person with netcat, who sends no PING, is never timed out."""
-        connection = server()
-        connection.receive_data(b"REPLICATE\n", 0.0)
-        for _ in run_ticks(connection, 10_000.0):
-            pass
-        self.assertTrue(connection.is_open)
-
-    def test_close_that_hangs(self) -> None:
-        """A close that lasts 25 s is to be aborted."""
-        for close in (
-            lambda connection: connection.close(3.0),
-            lambda connection: connection.close_with_error("x", 3.0),
-        ):
-            connection = server()
-            close(connection)
-            connection.tick(27.9)
-            self.assertFalse(connection.close_hangs)
-            connection.tick(28.0)
-            self.assertTrue(connection.close_hangs)
-
-    def test_ticks_are_in_time(self) -> None:
-        """Whoever ticks when it is due notices a time-out at once, and seldom ticks."""
-        connection = server()
-        connection.receive_data(b"PING 1\n", 1.3)
-        times = list(run_ticks(connection, 60.0))
-        self.assertFalse(connection.is_open)
-        self.assertTrue(connection.close_hangs)
-        self.assertIn(26.3, [round(now, 3) for now in times])
-        self.assertIn(51.3, [round(now, 3) for now in times])
-        self.assertLess(len(times), 30)
-
-
-class EndTests(SynchronousTestCase):
-    """The transport is gone."""
-
-    def test_reasons(self) -> None:
-        """The peer's close and a broken link are told apart."""
-        for clean, reason in ((True, CloseReason.CLEAN), (False, CloseReason.LOST)):
-            connection = server()
-            connection.send_lines("PING", [b"PING 1"], 0.0)
-            connection.connection_lost(clean, "gone")
-            self.assertIs(connection.state, ConnectionState.CLOSED)
-            self.assertIs(connection.close_reason, reason)
-            self.assertEqual(connection.close_text, "gone")
-            self.assertEqual(connection.pending_lines, 0)
-            self.assertEqual(drain(connection), b"")
-
-    def test_first_reason_stays(self) -> None:
-        """Why this end closed is not forgotten when the transport goes."""
-        connection = server()
-        connection.close(0.0)
-        connection.connection_lost(True, "gone")
-        self.assertIs(connection.close_reason, CloseReason.SHUTDOWN)
 
 
 class PairTests(SynchronousTestCase):

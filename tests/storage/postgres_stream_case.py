@@ -1,0 +1,105 @@
+"""A table with a stream, and its ids, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg2
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+
+from synapse_replication.storage.database import (
+    Transaction,
+    TransactionRunner,
+)
+from synapse_replication.storage.postgres_stream import (
+    PostgresStream,
+    WriterIds,
+)
+from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.table import TableStream
+
+T = TypeVar("T")
+
+
+class NowDatabase:
+    """Runs each transaction at once, on one connection."""
+
+    def __init__(self, connection: psycopg2.extensions.connection) -> None:
+        self.connection = connection
+        self.transactions: list[str] = []
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        self.transactions.append(description)
+        try:
+            with (
+                self.connection,
+                self.connection.cursor(cursor_factory=Transaction) as txn,
+            ):
+                return defer.succeed(func(txn))
+        except psycopg2.Error:
+            return defer.fail()
+
+
+class CountingIds:
+    """Returns ids one after the other, of a sequence that nobody else uses."""
+
+    def __init__(self, sign: int = 1) -> None:
+        self.sign = sign
+        self.last = 1
+        self.unfinished: set[int] = set()
+        self.others: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def get_next(self) -> AsyncIterator[int]:
+        self.last += 1
+        self.unfinished.add(self.last)
+        try:
+            yield self.sign * self.last
+        finally:
+            self.unfinished.discard(self.last)
+
+    def get_current_token_for_writer(self, instance_name: str) -> int:
+        if instance_name == "w1":
+            return self.sign * max(self.last, *map(abs, self.others.values()), 1)
+        return self.others.get(instance_name, self.sign)
+
+    def get_announceable_token(self) -> int:
+        return self.get_current_token_for_writer("w1")
+
+    def get_minimal_local_current_token(self) -> int:
+        return self.sign * self.last
+
+    def advance(self, instance_name: str, new_id: int) -> None:
+        self.others[instance_name] = new_id
+
+
+if TYPE_CHECKING:
+    _stream: type[Stream] = PostgresStream
+    _database: type[TransactionRunner] = NowDatabase
+    _ids: type[WriterIds] = CountingIds
+
+
+ORDERS = TableStream(
+    name="orders",
+    table="orders",
+    id_column="stream_id",
+    writer_column="writer",
+    columns={"item": str, "amount": int | None},
+    sequence="orders_seq",
+    writers=["w1", "w2"],
+)
+
+
+SCHEMA = """
+CREATE TABLE orders (
+    stream_id bigint NOT NULL, writer text NOT NULL, item text NOT NULL, amount
+    integer);
+CREATE INDEX orders_by_writer ON orders (writer, stream_id);
+CREATE SEQUENCE orders_seq;
+SELECT setval('orders_seq', 1000000);
+"""

@@ -1,0 +1,147 @@
+"""Tests for streams in PostgreSQL with the ids of standard streams, and real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg2
+from twisted.internet import defer
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from synapse_replication.clock import ReactorClock
+from synapse_replication.errors import (
+    StreamConfigurationError,
+)
+from synapse_replication.storage.database import (
+    Database,
+)
+from synapse_replication.storage.id_generators import load_id_generator
+from synapse_replication.storage.postgres_stream import (
+    PostgresStream,
+    standard_stream,
+    table_stream,
+)
+from synapse_replication.storage.sequences import IdStream
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.servers import shared_postgres
+from tests.storage.postgres_stream_case import (
+    ORDERS,
+    SCHEMA,
+    CountingIds,
+    NowDatabase,
+)
+
+
+class StandardStreamTests(SynchronousTestCase):
+    """Tests for Synapse's own streams, which are read and not written here."""
+
+    def make(self, name: str) -> PostgresStream:
+        connection = psycopg2.connect(shared_postgres().dsn())
+        self.addCleanup(connection.close)
+        return standard_stream(
+            STANDARD_STREAMS[name],
+            NowDatabase(connection),
+            CountingIds(-1 if STANDARD_STREAMS[name].negative else 1),
+            instance_name="w1",
+        )
+
+    def test_positions_of_a_server_that_never_backfilled(self) -> None:
+        """Tokens of ``backfill`` are above zero on the wire from the start."""
+        stream = self.make("backfill")
+
+        self.assertEqual(stream.minimal_local_current_token(), 1)
+        self.assertEqual(stream.current_token("w2"), 1)
+
+    def test_streams_in_memory_have_no_tables(self) -> None:
+        """A stream that is held in memory is refused, with what to make of it."""
+        error = self.assertRaises(StreamConfigurationError, self.make, "typing")
+
+        self.assertIn("MemoryStream", str(error))
+
+    def test_token_without_declared_writers(self) -> None:
+        """Without declared writers, the token covers the rows of none."""
+        token = self.make("push_rules").current_stream_token()
+
+        self.assertEqual((token.stream, dict(token.instance_map)), (0, {}))
+
+    def test_rows_are_written_by_other_means(self) -> None:
+        """Synapse's tables have columns that are on no wire: no row is written."""
+        row = STANDARD_STREAMS["push_rules"].description.codec.from_json(["@a:x"])
+        result = defer.ensureDeferred(self.make("push_rules").write([row]))
+
+        self.failureResultOf(result, StreamConfigurationError)
+
+
+class RealIdsTests(TestCase):
+    """Tests for a declared stream with its id generator, in threads."""
+
+    async def make(self, dsn: str, instance_name: str) -> PostgresStream:
+        database = Database(dsn, self.reactor, max_connections=4)
+        self.addCleanup(database.close)
+        ids = await load_id_generator(
+            database,
+            IdStream(
+                stream_name=ORDERS.positions_name,
+                sequence=ORDERS.sequence,
+                tables=ORDERS.id_columns,
+                writers=ORDERS.writers,
+            ),
+            instance_name,
+            self.reactor,
+            ReactorClock(self.reactor),
+        )
+        return table_stream(ORDERS, database, ids, instance_name=instance_name)
+
+    @property
+    def reactor(self) -> Any:
+        from twisted.internet import reactor  # noqa: TID251
+
+        return reactor
+
+    def test_two_writers_at_once(self) -> Deferred[None]:
+        """
+        Two processes write at once; what each announces covers its rows, and each
+        finds all rows of the other.
+        """
+        dsn = shared_postgres().new_database()
+        connection = psycopg2.connect(dsn)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(SCHEMA)
+            cursor.execute(
+                "SELECT setval('orders_seq', 1); CREATE TABLE stream_positions ("
+                "stream_name text NOT NULL, instance_name text NOT NULL, "
+                "stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name))"
+            )
+        connection.close()
+
+        async def run() -> None:
+            streams = [await self.make(dsn, name) for name in ORDERS.writers]
+            written = await defer.gatherResults(
+                [
+                    defer.ensureDeferred(
+                        streams[n % 2].write([ORDERS.row_type("item", n)] * (1 + n % 3))
+                    )
+                    for n in range(40)
+                ]
+            )
+            self.assertEqual(sorted(written), list(range(2, 42)))
+            for number, (name, stream) in enumerate(
+                zip(ORDERS.writers, streams, strict=True)
+            ):
+                other = streams[1 - number]
+                upto = stream.minimal_local_current_token()
+                self.assertTrue(stream.has_local_updates(1, upto))
+                page = await other.get_updates_since(name, 1, upto)
+                self.assertEqual(
+                    list(page.updates),
+                    sorted(
+                        (written[n], ["item", n])
+                        for n in range(number, 40, 2)
+                        for _ in range(1 + n % 3)
+                    ),
+                )
+                other.advance(name, upto)
+                self.assertGreaterEqual(other.current_token(name), upto)
+
+        return defer.ensureDeferred(run())
