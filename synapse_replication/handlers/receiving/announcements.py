@@ -1,8 +1,8 @@
-"""Positions and epochs that writers announce, and what was dropped of a full queue.
+"""Handles announced positions, new epochs and ranges dropped from a full queue.
 
-Theory of operation: what each means is decided by a ``plan_*`` function of
-:mod:`synapse_replication.streams.catchup`; an :class:`AnnouncementHandler` carries the
-plan out.
+Theory of operation: for each item, a ``plan_*`` function of
+:mod:`synapse_replication.streams.catchup` decides what to do, and an
+:class:`AnnouncementHandler` executes the plan.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["AnnouncementHandler"]
 
 
 class AnnouncementHandler:
-    """Handles what the writers of one stream announce, in its turn.
+    """Handles the announcements of one stream's writers, in queue order.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
@@ -54,7 +54,8 @@ class AnnouncementHandler:
         """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
         name, instance_name = self._name, position.instance_name
         if link.is_lost:
-            # What waits behind it must not pass the gap of which it may tell.
+            # It may reveal a gap: rows queued behind it must not be delivered past that
+            # gap.
             link.writers.pop((name, instance_name), None)
             return
         writer = link.writer(name, instance_name)
@@ -76,7 +77,7 @@ class AnnouncementHandler:
             self._catch_ups.connected(writer)
         elif isinstance(plan, Extend) and run is not None:
             run.want(plan.upto_token)
-            # It is there again.
+            # The writer is back: it announces its own rows again.
             run.is_drain = False
             await self._catch_ups.begin(writer, run)
         elif isinstance(plan, Check):
@@ -88,16 +89,16 @@ class AnnouncementHandler:
     async def handle_reported_position(
         self, link: Link, item: ReportedPosition
     ) -> None:
-        """Catch up if what the writer reported did not all come.
+        """Catch up if the reader is behind the position that the writer reported.
 
-        A stream goes back by this only where no row was delivered.
+        This rewinds a stream only to tokens above which no row was delivered.
         """
         if link.is_lost:
             return
         name, instance_name, token = self._name, item.instance_name, item.token
         writer = link.writers.get((name, instance_name))
         if writer is None:
-            # Its POSITION did not come; this says as much.
+            # Its POSITION never arrived; the report carries the same information.
             if token >= self._context.stream.current_token(instance_name):
                 await self.handle_position(
                     link, PositionCommand(name, instance_name, token, token)
@@ -125,7 +126,7 @@ class AnnouncementHandler:
             await self._begin(writer, plan)
 
     async def handle_dropped_range(self, link: Link, item: DroppedRange) -> None:
-        """Catch up with what was dropped when the queue was full."""
+        """Catch up with the rows that were dropped from the full queue."""
         instance_name = item.instance_name
         key = self._name, instance_name
         if link.is_lost:
@@ -158,10 +159,10 @@ class AnnouncementHandler:
         await self._catch_ups.begin(writer, run)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
-        """Fetch all that a writer has in memory, unless its epoch is unchanged.
+        """Fetch all rows in a writer's memory, unless its epoch is unchanged.
 
-        If the epoch of the handled rows is not known, the writer may have restarted
-        since. An unfinished batch is fetched, since it may or may not continue.
+        If the epoch of the delivered rows is unknown, the writer may have restarted
+        since. An unfinished batch is fetched: its remaining rows may never arrive.
         """
         instance_name, epoch = item.instance_name, item.epoch
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
@@ -170,11 +171,11 @@ class AnnouncementHandler:
         known = link.writers.get((self._name, instance_name))
         run = None if known is None else known.catch_up
         if run is not None and run.epoch == epoch:
-            # Reported again before the rewind was made.
+            # The same epoch was reported again before the rewind.
             return
         is_new = self._context.stream.current_token(instance_name) == 0
         if is_new and run is None and not (known and known.pending):
-            # Nothing of an earlier epoch was seen.
+            # No row of an earlier epoch was received.
             await self._begin_epoch(instance_name, epoch)
             return
         writer = link.writer(self._name, instance_name)
@@ -185,13 +186,13 @@ class AnnouncementHandler:
         try:
             await self._catch_ups.epochs.begin(instance_name, epoch)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
-            # The next heartbeat tells it again.
+            # The next heartbeat reports it again.
             self._context.observer.failure(
                 f"saving the epoch of {instance_name}", error
             )
 
     def handle_lost_row(self, link: Link, item: LostRow) -> None:
-        """Have the batch fetched of which a row could not be read."""
+        """Mark a batch with an unreadable row, so that its rows are fetched."""
         writer = link.writers.get((self._name, item.instance_name))
         if writer is not None:
             writer.lose_rows(ends_in_batch=True)
@@ -211,7 +212,7 @@ class AnnouncementHandler:
         epoch: str | None = None,
         is_incomplete: bool = False,
     ) -> None:
-        """Begin a catch-up, in place of one that runs."""
+        """Begin a catch-up; it replaces a running one."""
         if writer.catch_up is not None:
             writer.catch_up.cancel_retry()
         upto_token = plan.upto_token

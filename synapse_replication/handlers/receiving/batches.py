@@ -1,4 +1,4 @@
-"""The decision which batches of a writer are delivered and which are fetched instead.
+"""Decides which batches of a writer to deliver and which to fetch instead.
 
 Theory of operation: a :class:`BatchSorter` receives batches in order of arrival and
 decides about each. It has no side effects: its caller discards, delivers and fetches

@@ -1,4 +1,4 @@
-"""What all parts of a received stream share."""
+"""The state and options that all parts of a received stream share."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ __all__ = ["ReceiverOptions", "StreamContext"]
 class ReceiverOptions:
     """The bounds of a received stream.
 
-    :ivar max_queue_size: bytes that wait in its queue, and of an unfinished batch;
-        beyond, rows are fetched again instead.
-    :ivar max_batch_rows: rows of an unfinished batch; beyond, they are fetched
-        when the batch is finished.
-    :ivar break_after_rows: rows handled before the reactor gets its turn.
-    :ivar break_after_seconds: s of handling before the reactor gets its turn.
-    :ivar backoff: between attempts to catch up.
-    :ivar takes_positions_back: fetch again what a position skipped without rows, if
-        the writer contradicts it. Not for a recording, which nobody can be asked about.
-    :ivar plausible_distance: positions so far beyond the source's last are believed.
+    :ivar max_queue_size: the most bytes in its queue, and in an unfinished batch; rows
+        beyond it are dropped and fetched later.
+    :ivar max_batch_rows: the most rows of an unfinished batch; a larger batch is
+        dropped, and fetched when it is complete.
+    :ivar break_after_rows: rows to handle before yielding to the reactor.
+    :ivar break_after_seconds: time in s to handle rows before yielding to the reactor.
+    :ivar backoff: the delays between attempts to catch up.
+    :ivar takes_positions_back: whether to rewind over a range that a position skipped
+        without rows, if the writer contradicts the position. False for a recording,
+        whose writers cannot be queried.
+    :ivar plausible_distance: how far beyond the source's last token a position may be
+        and still be believed.
     """
 
     max_queue_size: int = 8 * 1024 * 1024
@@ -44,13 +46,14 @@ class ReceiverOptions:
 
 @attrs.frozen(eq=False, kw_only=True)
 class StreamContext:
-    """A received stream, and what its parts need of their surroundings.
+    """A received stream, and the collaborators that its parts need.
 
-    :ivar sink: where its rows go.
+    :ivar sink: the host's row sink.
     :ivar pacer: shared by all streams of the process.
-    :ivar partial: asks writers for what they sent last, before the stream's own
-        source is asked; ``None`` to ask that at once.
-    :ivar is_plausible: whether a writer's token is as near as tokens of the stream are.
+    :ivar partial: fetches rows from writers' backlogs before the stream's own source is
+        queried; ``None`` to query only the source.
+    :ivar is_plausible: returns whether a writer's token is within the stream's
+        plausible distance.
     """
 
     stream: Stream
@@ -81,12 +84,12 @@ class StreamContext:
         return found
 
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
-        """Report rows or positions that are discarded, if there are any."""
+        """Report discarded rows or positions, unless ``rows`` is 0."""
         if count:
             self.observer.discarded(self.name, instance_name, reason, count)
 
     def report_position(self, instance_name: str) -> None:
-        """Report where this process stands with a writer."""
+        """Report up to which token a writer's rows were delivered."""
         self.observer.position_changed(
             self.name, instance_name, self.stream.current_token(instance_name)
         )

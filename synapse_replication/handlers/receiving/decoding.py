@@ -1,4 +1,4 @@
-"""Typed rows of a stream, made of what arrived or was fetched."""
+"""Decodes received and fetched rows of a stream into typed rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RowDecoder"]
 
 
 class RowDecoder:
-    """Decodes the rows of one stream, and reports those that are not as they should."""
+    """Decodes the rows of one stream, and reports invalid rows and unknown fields."""
 
     def __init__(self, context: StreamContext) -> None:
         self._name = context.name
@@ -23,7 +23,7 @@ class RowDecoder:
         self._observer = context.observer
 
     def decode(self, texts: Sequence[bytes]) -> list[Any] | None:
-        """Make typed rows of texts; ``None`` if one of them is no row."""
+        """Return typed rows; ``None`` if one of the texts is not a valid row."""
         try:
             decoded = self._codec.decode(texts)
         except RowDecodeError as error:
@@ -34,7 +34,7 @@ class RowDecoder:
         return decoded.rows
 
     def decode_quietly(self, texts: Sequence[bytes]) -> list[Any] | None:
-        """Make typed rows of texts; ``None`` if there is anything to report."""
+        """Return typed rows; ``None`` if :meth:`decode` would report anything."""
         try:
             decoded = self._codec.decode(texts)
         except RowDecodeError:
@@ -44,15 +44,15 @@ class RowDecoder:
     def decode_page(
         self, instance_name: str, page: Page
     ) -> Iterable[tuple[int, list[Any]]]:
-        """Make typed rows of fetched ones, all at once if they came as text.
+        """Decode a fetched page, in a single call if its rows are JSON text.
 
-        :return: each token with its rows.
+        :return: pairs of a token and its typed rows.
         """
         if page.is_encoded:
             try:
                 decoded = self._codec.decode(page.values)
             except RowDecodeError:
-                # Which of them it is shows one by one.
+                # Decode one at a time to find the invalid row.
                 pass
             else:
                 if decoded.with_extra_fields:
@@ -66,10 +66,10 @@ class RowDecoder:
     def _decode_each(
         self, instance_name: str, values: Iterable[JsonValue], are_encoded: bool
     ) -> list[Any]:
-        """Make typed rows of fetched values.
+        """Decode fetched values one at a time.
 
-        One that is no row even here, of a peer of another version, is skipped and
-        reported: waiting for it would stop the stream for good.
+        An invalid row, for instance of a peer of another version, is skipped and
+        reported: to retry it would stop the stream for ever.
         """
         rows: list[Any] = []
         for value in values:

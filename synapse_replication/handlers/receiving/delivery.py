@@ -1,8 +1,8 @@
-"""Rows of a stream on their way to the host's row sink.
+"""Delivery of a stream's rows to the host's row sink.
 
-Theory of operation: most hosts take rows at once, so nothing is made here that could be
-waited for until the host wants to be waited for. What the host fails to take is fetched
-again, with all that came behind it: none of it may be skipped.
+Theory of operation: most hosts handle rows synchronously, so no coroutine is created
+until the host returns an awaitable. If the host fails to handle a batch, that batch and
+all later ones are fetched again: none may be skipped.
 
 See docs/failure-modes.rst: failure-unreadable-row, failure-invalidate-first.
 """
@@ -23,7 +23,7 @@ __all__ = ["Delivery"]
 class Delivery:
     """Delivers the typed rows of one stream.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
@@ -35,9 +35,9 @@ class Delivery:
     def deliver(
         self, writer: LinkedWriter, batches: Iterable[tuple[int, list[Any]]]
     ) -> Awaitable[None] | None:
-        """Deliver batches of one writer, and report the position that they reach.
+        """Deliver batches of one writer, and report the resulting position.
 
-        :return: what to wait for, if the host is to be waited for.
+        :return: an awaitable if the host returned one for a batch, else ``None``.
         """
         name, instance_name = self._name, writer.instance_name
         on_rdata = self._sink.on_rdata
@@ -60,7 +60,7 @@ class Delivery:
         left: Sequence[tuple[int, list[Any]]],
         waiting: Awaitable[None] | None,
     ) -> None:
-        """Go on with a host that is waited for: it was given the first of them."""
+        """Await the host for the first batch, then deliver the remaining ones."""
         done = 0
         try:
             for done, (token, rows) in enumerate(left):
@@ -81,9 +81,9 @@ class Delivery:
         left: Sequence[tuple[int, list[Any]]],
         error: Exception,
     ) -> None:
-        """Have fetched what the host failed to take, later.
+        """Schedule a catch-up for the batches that the host failed to handle.
 
-        :param left: the batch that it failed to take, and those behind it.
+        :param left: the failed batch and those after it.
         """
         lost = sum(len(rows) for _, rows in left)
         self._context.observer.discarded(
@@ -91,6 +91,6 @@ class Delivery:
         )
         tokens = [token for token, _ in left]
         current = self._context.stream.current_token(writer.instance_name)
-        # Late rows come in any order.
+        # Tokens of late rows are in no particular order.
         from_token = min(current, min(tokens) - 1)
         self._catch_ups.schedule(writer, from_token, tokens, error)

@@ -1,7 +1,7 @@
-"""Received rows of several writers that came together, in their order of arrival.
+"""Handles rows of several writers that were received together.
 
-Theory of operation: single rows of live writers are decoded together and delivered as
-they come. Where anything is out of the ordinary, the rows are handled writer by writer.
+Theory of operation: single rows of live writers are decoded together and delivered in
+order of arrival. All other rows are handled writer by writer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["InterleavedRowHandler"]
 class InterleavedRowHandler:
     """Handles the interleaved rows of one stream.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
-    :param rows: handles those of one writer.
+    :param rows: handles the rows of one writer.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class InterleavedRowHandler:
 
     async def handle(self, link: Link, run: InterleavedRun) -> None:
         """Handle rows of several writers, a slice at a time, decoded together."""
-        # The positions that are still to be reported: once, not with each row.
+        # The positions to report: at a break or at the end, not once per row.
         moved: dict[str, int] = {}
         for start in range(0, len(run.rows), SLICE):
             if start and self._pacer.is_due():
@@ -83,14 +83,14 @@ class InterleavedRowHandler:
         typed: list[Any],
         moved: dict[str, int],
     ) -> None:
-        """Deliver single rows of live writers, each as it comes; others as ever.
+        """Deliver single rows of live writers; pass the others to the row handler.
 
-        :param moved: live writers, and their positions, which are to be reported later.
+        :param moved: updated with the positions of live writers, to be reported later.
         """
         name = self._name
         on_rdata = self._on_rdata
         for index, (instance_name, token, row) in enumerate(
-            # None is not among them.
+            # The caller has excluded rows without a token.
             zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
         ):
             position = moved.get(instance_name)

@@ -1,7 +1,7 @@
-"""What waits in a stream's queue, besides rows and POSITION commands.
+"""The items of a stream's queue, other than rows and POSITION commands.
 
-Theory of operation: each item belongs to the link that it arrived by, and waits there
-for its turn: it is compared with what was handled before it, and with nothing else.
+Theory of operation: each item belongs to the link on which it arrived, and is handled
+in queue order, after everything that arrived before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @attrs.frozen
 class LostRow:
-    """A row of this writer arrived and could not be read."""
+    """A marker in place of a writer's row that could not be parsed."""
 
     instance_name: str
 
@@ -41,10 +41,11 @@ class LostRow:
 class ReportedPosition:
     """A writer's report on the extension that it has sent all rows up to ``token``.
 
-    :ivar is_first: the writer has just started, and reports where it begins. Rows
-        before that are not a gap, but are fetched if they were not delivered.
-    :ivar is_below: it was below this process's position when it arrived. Only then is
-        it a contradiction: in a queue that was full, a later item may come first.
+    :ivar is_first: the writer has just started, and reports its initial position.
+        Missing rows below it do not count as a gap, but are fetched.
+    :ivar is_below: the token was below this reader's position when the report arrived.
+        Only then does it contradict the position: after a queue was full, items may be
+        handled out of order.
     """
 
     instance_name: str
@@ -55,9 +56,9 @@ class ReportedPosition:
 
 @attrs.frozen
 class NewEpoch:
-    """The writer is of another start than what was handled of it, or may be.
+    """A writer's epoch that differs, or may differ, from that of the handled rows.
 
-    It had got to ``token`` when it said so.
+    ``token`` is the writer's position when it reported the epoch.
     """
 
     instance_name: str
@@ -74,7 +75,7 @@ class FoundRemoved:
 
 @attrs.frozen(eq=False)
 class CatchUpStep:
-    """Go on with a catch-up."""
+    """The next step of a catch-up."""
 
     writer: LinkedWriter
     catch_up: CatchUpState
@@ -82,16 +83,17 @@ class CatchUpStep:
 
 @attrs.define
 class DroppedRange:
-    """What is left of the waiting items of a writer after the queue was full.
+    """A summary of a writer's queued items that were dropped when the queue was full.
 
-    :ivar lowest: the smallest token of the rows that were dropped.
-    :ivar upto: rows up to here are wanted; ``None`` if no token was seen.
-    :ivar lowest_position: the smallest that was announced among the items; ``None``
-        if there was no POSITION.
-    :ivar was_reset: the stream began again among the items.
-    :ivar ends_in_batch: the last rows that were dropped are of a batch that is
-        not finished; ``None`` if there were no rows.
-    :ivar rows: how many rows were dropped.
+    :ivar lowest: the smallest token of the dropped rows.
+    :ivar upto: the token up to which rows must be fetched; ``None`` if no dropped item
+        had a token.
+    :ivar lowest_position: the smallest position of the dropped POSITIONs; ``None`` if
+        there was none.
+    :ivar was_reset: whether one of the items reset the stream.
+    :ivar ends_in_batch: whether the last dropped rows belong to an unfinished batch;
+        ``None`` if no rows were dropped.
+    :ivar rows: the number of dropped rows.
     """
 
     instance_name: str
@@ -104,7 +106,7 @@ class DroppedRange:
     rows: int = 0
 
     def add_rows(self, run: RdataRun) -> None:
-        """Take in the writer's next rows."""
+        """Add the writer's next rows."""
         tokens = [token for token in run.tokens if token is not None]
         if tokens:
             self._reach(min(tokens), max(tokens))
@@ -112,7 +114,7 @@ class DroppedRange:
         self.ends_in_batch = run.tokens[-1] is None
 
     def add_position(self, position: PositionCommand) -> None:
-        """Take in the writer's next POSITION."""
+        """Add the writer's next POSITION."""
         token = position.new_token
         if self.resettable and self.upto is not None and token < self.upto:
             self._reset()
@@ -120,7 +122,7 @@ class DroppedRange:
         self._announce(token)
 
     def add_range(self, later: DroppedRange) -> None:
-        """Take in what was left of the writer's next items, dropped before."""
+        """Add a range that was dropped earlier."""
         if later.was_reset:
             self._reset()
         self._reach(later.lowest, later.upto)
@@ -131,7 +133,7 @@ class DroppedRange:
             self.ends_in_batch = later.ends_in_batch
 
     def add_lost_row(self) -> None:
-        """Take in that the writer's next row could not be read."""
+        """Add a row of the writer that could not be parsed."""
         self.ends_in_batch = True
 
     def _announce(self, token: int) -> None:
@@ -160,4 +162,4 @@ Item: TypeAlias = (
     | NewEpoch
     | FoundRemoved
 )
-"""What waits in a stream's queue, with the link that it came by."""
+"""An item of a stream's queue, with the link on which it arrived."""

@@ -1,10 +1,10 @@
-"""What becomes of a stream's queue when it is full.
+"""Coalesces a full queue into ranges to be fetched again.
 
 Theory of operation: rows in the queue can be fetched again, so for each writer of each
 link only the range of tokens that they cover is retained. Of the positions that a
-writer reported on the extension the latest is retained, since it may be about rows that
-never came. A reported epoch covers the rows before it; of them it is recorded whether
-the last ones belong to a batch that may continue. Nothing else is lost.
+writer reported through the extension, the latest is retained, because it may reveal
+rows that never arrived. A reported epoch supersedes the rows before it, except that an
+unfinished batch at their end is recorded. All other items are retained.
 
 See docs/failure-modes.rst: failure-invalidation-flood.
 """
@@ -31,7 +31,7 @@ from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 __all__ = ["ROW_OVERHEAD", "coalesce"]
 
-#: What a row costs in memory besides its text, bytes, about.
+#: The approximate memory that a row takes in addition to its text, in bytes.
 ROW_OVERHEAD = 80
 
 _Queued: TypeAlias = Queued[tuple[Link, Item]]
@@ -43,9 +43,9 @@ def coalesce(
     resettable: bool,
     discarded: Callable[[str, DiscardReason, int], object],
 ) -> list[_Queued]:
-    """Make few small items of all that wait.
+    """Replace queued items by as few and as small ones as possible.
 
-    :param resettable: the stream may begin again at an earlier token.
+    :param resettable: whether the stream may be reset to a lower token.
     :param discarded: called with ``(instance_name, reason, rows)``.
     """
     remains = _Remains(resettable, discarded)
@@ -55,7 +55,7 @@ def coalesce(
 
 
 class _Remains:
-    """What is kept of the items, by link and writer."""
+    """The state that is retained from the items, by link and writer."""
 
     def __init__(
         self, resettable: bool, discarded: Callable[[str, DiscardReason, int], object]
@@ -79,12 +79,12 @@ class _Remains:
         }
 
     def add(self, queued: _Queued) -> None:
-        """Take in the next item."""
+        """Add the next item of the queue."""
         link, item = queued.item
         self._adders[type(item)](queued, link, item)
 
     def items(self) -> list[_Queued]:
-        """Return what is kept; what is not is reported as discarded."""
+        """Return the retained items, and report the dropped rows as discarded."""
         kept = [*self._kept, *self._epochs.values()]
         for (link, instance_name), left in self._ranges.items():
             self._discarded(instance_name, DiscardReason.CATCHING_UP, left.rows)

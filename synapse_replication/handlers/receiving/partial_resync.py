@@ -1,10 +1,10 @@
-"""Asking a writer for what it still has in its backlog, before a database is asked.
+"""Requests rows from a writer's backlog before the database is queried.
 
-Theory of operation: a writer whose epoch is known speaks our extension, and is asked
-first. It answers only for that epoch, so that rows of another start are never mixed in.
-Whatever else it says, the rows are fetched where they always are; one that does not
-answer at all is left alone for a while, so that a process which hangs delays the
-catch-up of its readers once and not page by page.
+Theory of operation: a writer whose epoch is known speaks the extension, and is asked
+first. It serves only rows of that epoch, so that rows of different epochs are never
+mixed. If the request fails, the rows are fetched from the stream's own source. A writer
+that does not answer is not asked again for a while, so that a hung process delays its
+readers' catch-ups once, and not once per page.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 __all__ = ["AskBacklog", "PartialResync"]
 
-#: How long a writer that did not answer is left alone, in s.
+#: How long a writer that did not answer is not asked again, in s.
 LEAVE_ALONE_FOR = 30.0
-#: It does not have the rows, or is of another epoch.
+#: Statuses of a writer that works but does not have the rows, or has another epoch.
 _ORDERLY_REFUSALS = frozenset({409, 410})
 
 AskBacklog: TypeAlias = Callable[
@@ -35,8 +35,8 @@ AskBacklog: TypeAlias = Callable[
 class PartialResync:
     """Fetches rows from the backlogs of writers.
 
-    :param epochs: who speaks our extension, and with which epoch.
-    :param ask: asks one writer, once, for a short time.
+    :param epochs: the peers that speak the extension, and their epochs.
+    :param ask: requests rows from a writer once, with a short timeout.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PartialResync:
     async def get_updates_since(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult | None:
-        """Fetch a writer's rows in ``(from_token, upto_token]``, one page.
+        """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
         :return: ``None`` if the writer cannot be asked or does not have them.
         """
@@ -75,7 +75,7 @@ class PartialResync:
             self._observer.backlog_asked(stream_name, instance_name, error)
             return None
         if result.upto_token <= from_token:
-            # It would not bring us on.
+            # No progress: fall through to the stream's own source.
             return None
         self._observer.backlog_asked(stream_name, instance_name, None)
         return result

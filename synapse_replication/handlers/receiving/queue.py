@@ -1,17 +1,17 @@
 """A bounded queue that one background process drains.
 
-Theory of operation: :class:`DrainedQueue` starts a background process when
-something is put into it while it is idle; the process ends when the queue is
-empty. So an idle stream costs nothing, and a busy one costs one process for
-all that came while it worked.
+Theory of operation: :class:`DrainedQueue` starts a background process when an item is
+added while it is idle; the process ends when the queue is empty. So an idle stream
+costs nothing, and a busy one needs a single process for all items that arrive while it
+runs.
 
-Items have a size, and the queue a bound. When a new item would pass it, the
-owner's ``collapse`` makes few small items of all that wait: nothing grows, no
-other queue is held up, and nobody has to stop reading. Stopping to read
-(back-pressure on the connection) was rejected: it would hold up the other
-streams of the connection, and Redis cuts off subscribers that do not read.
+The total size of the items is bounded. When a new item would exceed the bound, the
+owner's ``coalesce`` replaces the queued items by a few small ones. So memory is
+bounded, and no other queue is delayed. Back-pressure on the connection was rejected: it
+would delay the connection's other streams, and Redis disconnects subscribers that do
+not read.
 
-Order is kept within one queue; across queues there is none.
+Order is preserved within a queue, not across queues.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["DrainedQueue", "Pacer", "Queued"]
 ItemT = TypeVar("ItemT")
 
 
-#: After so long without work the reactor has had its turn, s.
+#: After this much idle time, in s, the reactor has run, and counting starts anew.
 _IDLE = 0.0005
 
 
 class Pacer:
-    """Lets the reactor do other work after a while of handling rows.
+    """Decides when the handling of rows yields to the reactor.
 
-    Shared by all streams of a process: what one read of a socket brings is for many
-    of them, and each has work for less than that while.
+    Shared by all streams of a process: the data of one socket read is often for many
+    streams, none of which alone would exceed the limits.
 
-    :param max_rows: rows between two breaks.
-    :param max_seconds: s between two breaks, if that is earlier.
+    :param max_rows: the most rows between two breaks.
+    :param max_seconds: the longest time between two breaks, in s.
     """
 
     def __init__(self, clock: Clock, max_rows: int, max_seconds: float) -> None:
@@ -56,22 +56,23 @@ class Pacer:
         self._started = self._last_work = self._clock.seconds()
 
     def count(self, rows: int) -> None:
-        """Record ``rows`` that were handled until now."""
+        """Add ``rows`` to the number of rows handled since the last break."""
         self._rows += rows
         self._last_work = self._clock.seconds()
 
     def is_due(self) -> bool:
-        """Tell, before the next work, whether a break is due."""
+        """Return whether a break is due. Call it before each piece of work."""
         now = self._clock.seconds()
         if now - self._last_work > _IDLE:
             self._begin()
         return self._rows >= self._max_rows or now - self._started >= self._max_seconds
 
     async def take_break(self) -> None:
-        """Let the reactor do what else is ready, and begin to count again."""
+        """Yield to the reactor once, and start counting anew."""
         breaks = self._breaks
         await self._clock.sleep(0)
-        # Of those who took the same break, the first begins.
+        # Several queues may wait in the same break; the first to resume resets the
+        # counts.
         if self._breaks == breaks:
             self._breaks += 1
             self._begin()
@@ -79,10 +80,10 @@ class Pacer:
 
 @attrs.define
 class Queued(Generic[ItemT]):
-    """An item with its measures.
+    """An item with its length and size.
 
-    :ivar length: the rows and positions in it.
-    :ivar size: the bytes that it holds, about.
+    :ivar length: the number of rows and positions in it.
+    :ivar size: its approximate size in memory, in bytes.
     """
 
     item: ItemT
@@ -91,15 +92,15 @@ class Queued(Generic[ItemT]):
 
 
 class DrainedQueue(Generic[ItemT]):
-    """First in, first out, one item in flight, bounded.
+    """A bounded FIFO queue that handles one item at a time.
 
-    :param name: of the stream, for the observer.
-    :param consume: handles one item; gives ``None`` if that is done, or what to wait
-        for. Its failures are reported, and cost only that item.
-    :param coalesce: makes of all that waits as few items as it can.
-    :param pacer: asked for a break before each item. ``consume`` counts the rows that
-        it handles, and may take breaks, too.
-    :param max_size: bytes that wait, at most.
+    :param name: the name of the stream, for the observer.
+    :param consume: handles one item; returns ``None`` when that is done, or an
+        awaitable. Its failures are reported, and affect only that item.
+    :param coalesce: replaces the queued items by as few as possible.
+    :param pacer: decides before each item whether to take a break. ``consume`` counts
+        the rows that it handles, and may take breaks as well.
+    :param max_size: the most bytes in the queue.
     """
 
     def __init__(
@@ -129,16 +130,16 @@ class DrainedQueue(Generic[ItemT]):
         self._process: Awaitable[object] | None = None
 
     def __bool__(self) -> bool:
-        """Something waits."""
+        """Return whether the queue has items."""
         return bool(self._items)
 
     @property
     def length(self) -> int:
-        """The rows and positions that wait."""
+        """The number of queued rows and positions."""
         return self._length
 
     def put(self, item: ItemT, length: int, size: int) -> None:
-        """Put an item at the end; start to drain if idle."""
+        """Append an item, and start the background process if it is not running."""
         self._items.append(Queued(item, length, size))
         self._length += length
         self._size += size
@@ -156,7 +157,7 @@ class DrainedQueue(Generic[ItemT]):
             )
 
     async def wait_until_empty(self) -> None:
-        """Wait until nothing waits and nothing is in flight."""
+        """Wait until the queue is empty and no item is being handled."""
         while self._draining:
             assert self._process is not None
             await self._process

@@ -62,7 +62,7 @@ __all__ = ["StreamReceiver"]
 class StreamReceiver:
     """Receives the rows and positions of all writers of one stream, on all links.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     #: The classes of two handlers; a subclass may replace them.

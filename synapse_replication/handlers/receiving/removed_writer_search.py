@@ -21,7 +21,7 @@ __all__ = ["RemovedWriterSearch"]
 class RemovedWriterSearch:
     """Looks for the removed writers of one stream.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
 
     :param queue: the queue to which the writers found are added.
     """

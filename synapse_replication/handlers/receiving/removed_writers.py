@@ -22,7 +22,7 @@ __all__ = ["RemovedWriterDrains"]
 class RemovedWriterDrains:
     """The drains of one stream.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
@@ -33,7 +33,7 @@ class RemovedWriterDrains:
         self._running: dict[str, tuple[Link, CatchUpState]] = {}
 
     async def run(self, link: Link, item: FoundRemoved) -> None:
-        """Fetch what the removed writers have committed."""
+        """Fetch the rows that the removed writers have committed."""
         for instance_name, removed in item.writers.items():
             if link.is_lost:
                 return
@@ -52,7 +52,7 @@ class RemovedWriterDrains:
             return
         known = link.writers.get((self._name, instance_name))
         if known is not None and known.is_connected and not is_deleted:
-            # It announces its rows itself, unknown as it is here.
+            # The writer is connected, so it announces its rows itself.
             return
         writer = link.writer(self._name, instance_name)
         if writer.catch_up is not None:
@@ -70,7 +70,7 @@ class RemovedWriterDrains:
         await self._catch_ups.run(writer, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
-        """Report a writer of which no row is missing, once for each of its lives."""
+        """Report that a removed writer is drained, once each time it is removed."""
         writer = link.writers.pop((self._name, instance_name), None)
         if writer is not None or instance_name not in self._reported:
             self._reported.add(instance_name)
@@ -79,7 +79,7 @@ class RemovedWriterDrains:
             )
 
     def _is_draining(self, instance_name: str) -> bool:
-        """Return whether a drain of the writer runs, or waits for its next step."""
+        """Return whether a drain of the writer runs or is scheduled."""
         link, run = self._running.get(instance_name, (None, None))
         if link is None or link.is_lost:
             return False

@@ -1,10 +1,9 @@
-"""Received rows of a stream, on their way to the host or to a catch-up.
+"""Handles received rows of a stream: delivers them, or schedules catch-ups.
 
-Theory of operation: rows of a live writer, ascending, take the fast path: they are
-decoded together and delivered at once, and nothing is made that could be waited for.
-All others, parts of batches, late or unreadable ones, and those of a writer that
-catches up, are sorted batch by batch
-(:mod:`~synapse_replication.handlers.receiving.batches`).
+Theory of operation: single rows of a live writer in ascending order take the fast path:
+they are decoded together and delivered without creating a coroutine. All others (parts
+of batches, late or unreadable rows, rows of a writer that is catching up) are sorted
+batch by batch, see :mod:`~synapse_replication.handlers.receiving.batches`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from synapse_replication.wire.rdata import RdataRun
 
 __all__ = ["SLICE", "RowHandler"]
 
-#: Rows that are decoded and delivered without a look at the clock.
+#: The number of rows that are handled between two checks for a break.
 SLICE = 100
 
 
 class RowHandler:
     """Handles the rows of one stream, of all its writers.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class RowHandler:
         return self._name
 
     def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
-        """Handle rows of one writer; return what to wait for, if there is anything.
+        """Handle rows of one writer; return an awaitable if it is not done yet.
 
-        Mostly there is not, so nothing is made that could be waited for.
+        It is usually done at once, so no coroutine is created.
         """
         writer = link.writers.get((self._name, run.instance_name))
         if writer is None:
@@ -86,7 +85,7 @@ class RowHandler:
     def handle_slice(
         self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
     ) -> Awaitable[None] | None:
-        """Handle a slice of rows of one writer; return what to wait for, if anything.
+        """Handle a slice of one writer's rows; return an awaitable if not done yet.
 
         :param tokens: as many as rows; ``None`` where more rows of a token follow.
         """
@@ -115,16 +114,16 @@ class RowHandler:
     async def _handle_slow_path(
         self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
     ) -> None:
-        """Handle rows that need a closer look.
+        """Handle rows that are not on the fast path.
 
-        Among them are parts of batches, late or unreadable rows, or rows of a
-        writer that catches up.
+        These are parts of batches, late or unreadable rows, and rows of a writer that
+        is catching up.
         """
         whole = writer.gather(tokens, rows)
         if whole:
             await self._handle_batches(writer, whole)
         if self._is_too_much(writer.pending):
-            # Only now: the batches before it are whole.
+            # Do this last: the batches before it are complete.
             self._context.discard(
                 writer.instance_name, DiscardReason.CATCHING_UP, writer.drop_pending()
             )
@@ -139,7 +138,7 @@ class RowHandler:
     async def _handle_batches(
         self, writer: LinkedWriter, whole: list[tuple[int, list[bytes]]]
     ) -> None:
-        """Deliver what may be delivered; have the rest fetched."""
+        """Deliver the deliverable batches; schedule a catch-up for the others."""
         instance_name, run = writer.instance_name, writer.catch_up
         reader = self._catch_ups.reader_position(instance_name)
         sorter = BatchSorter(
@@ -169,7 +168,7 @@ class RowHandler:
     def _fetch_again(
         self, writer: LinkedWriter, undelivered_from: int, missed: list[int]
     ) -> None:
-        """Have rows fetched that the position passed, from where it did so."""
+        """Schedule a catch-up for late rows that the position skipped."""
         current = self._stream.current_token(writer.instance_name)
         self._catch_ups.schedule(
             writer,

@@ -1,14 +1,14 @@
-"""Where positions moved without a row: what may be taken back.
+"""Tracks ranges that a position skipped without rows, so that it can be reverted.
 
-Theory of operation: a POSITION, or the end of a catch-up, moves a reader past tokens
-without rows. If it was false, the rows of these tokens arrive later, and look old.
-:class:`SilentMoves` remembers, of each writer, the last stretch that was passed without
-a row. No row in it was delivered, so to go back to its beginning doubles none, and
-fetching from there loses none. It costs nothing per row: a stretch counts only while
-the reader stands at its end.
+Theory of operation: a POSITION, or the end of a catch-up, advances a reader over tokens
+without rows. If that position was false, the rows of these tokens arrive later and look
+like late rows. :class:`SilentMoves` stores, for each writer, the last range that was
+skipped without a row (a *stretch*). No row in it was delivered, so fetching again from
+its start neither repeats nor loses a row. There is no cost per row: a stretch is valid
+only while the reader's position is at its end.
 
-A stretch reaches back for one to two :data:`WINDOW_SECONDS`; a writer that has been
-idle for days is not searched for days.
+A stretch covers between one and two :data:`WINDOW_SECONDS`, so that checking a writer
+that was idle for days does not query the range of all those days.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import attrs
 
 __all__ = ["WINDOW_SECONDS", "SilentMoves"]
 
-#: Moves that were made longer ago, in s, are not taken back.
+#: The least time in s for which a move can be reverted.
 WINDOW_SECONDS = 60.0
 
-#: A stretch is checked no more often than once in so many s.
+#: The least time between two checks of a stretch with the source, in s.
 CHECK_SECONDS = 1.0
 
-#: Writers that are remembered; beyond, the one that moved longest ago is forgotten.
+#: The most writers that are tracked; beyond it, the least recent one is evicted.
 MAX_WRITERS = 1000
 
 
@@ -37,15 +37,15 @@ class _Stretch:
 
 
 class SilentMoves:
-    """The last silent stretch of each writer of one stream."""
+    """The last range that each writer of one stream skipped without a row."""
 
     def __init__(self) -> None:
         self._stretches: dict[str, _Stretch] = {}
 
     def moved(self, instance_name: str, start: int, end: int, now: float) -> None:
-        """Record a move without a row.
+        """Record that a position moved from ``start`` to ``end`` without a row.
 
-        :param now: monotonic, in s.
+        :param now: monotonic time in s.
         """
         stretch = self._stretches.pop(instance_name, None)
         if stretch is None or stretch.end != start:
@@ -58,9 +58,9 @@ class SilentMoves:
         self._stretches[instance_name] = stretch
 
     def start_of(self, instance_name: str, position: int) -> int:
-        """Return the token above which nothing was delivered, up to ``position``.
+        """Return the token above which no row up to ``position`` was delivered.
 
-        It is ``position`` itself if that was reached by a row, or is not known.
+        This is ``position`` itself if a row reached it, or if its stretch is unknown.
         """
         stretch = self._stretches.get(instance_name)
         if stretch is None or stretch.end != position:
@@ -68,9 +68,9 @@ class SilentMoves:
         return min(stretch.start, position)
 
     def start_to_check(self, instance_name: str, position: int, now: float) -> int:
-        """Return what :meth:`start_of` does, or ``position`` if it was asked just now.
+        """Return the same as :meth:`start_of`, or ``position`` if it was just checked.
 
-        :param now: monotonic, in s.
+        :param now: monotonic time in s.
         """
         stretch = self._stretches.get(instance_name)
         if stretch is None or stretch.end != position or now < stretch.check_from:
@@ -79,12 +79,12 @@ class SilentMoves:
         return min(stretch.start, position)
 
     def delivered(self, instance_name: str, token: int) -> None:
-        """Record that the rows of a stretch up to ``token`` were delivered late."""
+        """Record that late rows of a stretch, up to ``token``, have been delivered."""
         stretch = self._stretches.get(instance_name)
         if stretch is not None:
             stretch.start = max(stretch.start, token)
             stretch.middle = max(stretch.middle, token)
 
     def forget(self, instance_name: str) -> None:
-        """Forget the stretch of a writer: it was taken back."""
+        """Remove the stretch of a writer, because its position was reverted."""
         self._stretches.pop(instance_name, None)

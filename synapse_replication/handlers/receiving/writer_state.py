@@ -1,13 +1,13 @@
-"""What a process remembers of each writer on each connection.
+"""The state of each writer on each link.
 
-Theory of operation: a *link* is the life of one connection, from
-``new_connection`` to ``lost_connection``. Everything that depends on having heard
-the writer without a break lives on it, by (stream, writer), and dies with it:
-unfinished batches, whether a POSITION was handled, a running catch-up. So neither
-a second writer, nor a second connection, nor a reconnection can mix them up.
+Theory of operation: a *link* lasts from ``new_connection`` to ``lost_connection`` of
+one connection. State that is valid only if everything the writer sent was received is
+stored on the link, by (stream, writer), and is discarded with it: unfinished batches,
+whether a POSITION was handled, the running catch-up. So the state of different writers,
+connections or successive links is never mixed.
 
-A writer of which no POSITION was handled on the link is not among its writers. One
-that is there is either *live*, its rows are delivered as they come, or it catches up.
+A writer is added to a link when its first POSITION on that link is handled. From then
+on it is either *live*, so that its rows are delivered as they arrive, or catching up.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from synapse_replication.streams.stream import StreamUpdateResult
 __all__ = ["CatchUpState", "Link", "LinkedWriter", "ReadAhead"]
 
 
-#: Claims that are remembered of one catch-up.
+#: The most claims that are stored for one catch-up.
 MAX_CLAIMS = 100
 
 
 @attrs.define(eq=False)
 class ReadAhead:
-    """The next page of a catch-up, on its way while the one before is delivered.
+    """The next page of a catch-up, fetched while the current one is delivered.
 
-    :ivar from_token: the rows asked for are those above it, up to ``upto_token``.
-    :ivar process: ends, without failing, when one of the following is there.
-    :ivar answer: the source's answer, and whether it is only what the writer sent last.
-    :ivar error: why there is none.
+    :ivar from_token: the page has the rows above this token, up to ``upto_token``.
+    :ivar process: fires, without failing, when ``answer`` or ``error`` is set.
+    :ivar answer: the rows, and whether they come from the writer's backlog.
+    :ivar error: the error with which the fetch failed.
     """
 
     from_token: int
@@ -46,23 +46,24 @@ class ReadAhead:
 
 @attrs.define(eq=False)
 class CatchUpState:
-    """A catch-up that is under way, or waits for its next attempt.
+    """A catch-up that is running or waiting for a retry.
 
-    :ivar cursor: rows up to here were delivered.
-    :ivar target: rows up to here are wanted; grows while new rows arrive.
-    :ivar restart_token: go back to this position first; ``None`` if not, or done.
-    :ivar epoch: of the writer, if that is why it goes back.
-    :ivar attempts: failures since the last progress.
-    :ivar retry: the next attempt, if one is due later.
-    :ivar is_queued: a step of it waits in the stream's queue.
-    :ivar has_fetched: something was fetched.
-    :ivar is_full: not all of it came from what its writer sent last.
-    :ivar is_drain: its writer was removed and announces nothing.
-    :ivar ahead: the page after the one that is being delivered, if it was asked for.
-    :ivar claims: the tokens that made up the target, ascending; the source may refute
-        the greatest of them.
-    :ivar is_incomplete: lesser claims are not among them.
-    :ivar is_refuted: none of them was true.
+    :ivar cursor: the token up to which rows were delivered.
+    :ivar target: the token up to which to fetch; it grows as new rows arrive.
+    :ivar restart_token: the position to rewind to first; ``None`` if there is none, or
+        once that is done.
+    :ivar epoch: the writer's new epoch, if that is the reason for the rewind.
+    :ivar attempts: the number of failures since the last progress.
+    :ivar retry: the scheduled next attempt, if any.
+    :ivar is_queued: whether one of its steps is in the stream's queue.
+    :ivar has_fetched: whether any page was fetched.
+    :ivar is_full: whether any page came from a source other than the writer's backlog.
+    :ivar is_drain: whether its writer was removed, and so announces nothing.
+    :ivar ahead: the page that is being read ahead, if any.
+    :ivar claims: the tokens that were claimed, ascending; the target is the greatest of
+        them, until the source refutes it.
+    :ivar is_incomplete: whether smaller claims were omitted from ``claims``.
+    :ivar is_refuted: whether the source refuted all claims.
     """
 
     cursor: int
@@ -84,14 +85,14 @@ class CatchUpState:
         self.claims.append(self.target)
 
     def want(self, token: int) -> None:
-        """Want rows up to ``token``, too."""
+        """Raise the target to ``token``, if it is lower, and record the claim."""
         if self.ahead is not None and token <= self.ahead.upto_token:
             # If the target was false, rows of that page may be newer than the page.
             self.ahead = None
         index = bisect_left(self.claims, token)
         if index < len(self.claims) and self.claims[index] == token:
             return
-        # Also a lesser one: the greatest may be refuted.
+        # Record smaller claims as well, because the greatest one may be refuted.
         self.claims.insert(index, token)
         self.target = max(self.cursor, self.claims[-1])
         self.is_refuted = False
@@ -100,10 +101,10 @@ class CatchUpState:
             self.is_incomplete = True
 
     def refute(self, last_token: int, tolerance: int = 0) -> None:
-        """Want nothing that is more than ``tolerance`` above ``last_token``.
+        """Drop all claims that are more than ``tolerance`` above ``last_token``.
 
-        What remains is the greatest other claim. If there is none, nothing is wanted,
-        unless a lesser claim may have been dropped.
+        The target becomes the greatest remaining claim. If none remains, nothing more
+        is fetched, unless smaller claims may have been omitted.
         """
         limit = last_token + tolerance
         self.claims = [claim for claim in self.claims if claim <= limit]
@@ -113,7 +114,7 @@ class CatchUpState:
         self.target = max([self.cursor, *self.claims[-1:]])
 
     def cancel_retry(self) -> None:
-        """Make no later attempt: one is made now, or none ever."""
+        """Cancel the scheduled retry, if any."""
         if self.retry is not None and self.retry.active():
             self.retry.cancel()
         self.retry = None
@@ -123,11 +124,11 @@ class CatchUpState:
 class LinkedWriter:
     """One writer of one stream on one link.
 
-    :ivar pending: the rows of a batch that is not finished, as JSON text.
-    :ivar has_lost_rows: rows of the batch that arrives next were dropped or never
-        seen, so its token is fetched rather than taken.
-    :ivar catch_up: ``None`` while live.
-    :ivar is_connected: a POSITION was handled to its end.
+    :ivar pending: the rows of an unfinished batch, as JSON text.
+    :ivar has_lost_rows: whether rows of the next batch were dropped or never received,
+        so that the whole batch must be fetched.
+    :ivar catch_up: the current catch-up; ``None`` while live.
+    :ivar is_connected: whether a POSITION has been handled completely.
     """
 
     link: Link
@@ -140,13 +141,13 @@ class LinkedWriter:
 
     @property
     def is_live(self) -> bool:
-        """Rows are delivered as they come, and none is missing."""
+        """Whether rows are delivered as they arrive, and none is missing."""
         return self.catch_up is None and not self.has_lost_rows and not self.pending
 
     def gather(
         self, tokens: Sequence[int | None], rows: Sequence[bytes]
     ) -> list[tuple[int, list[bytes]]]:
-        """Take out the batches that these rows finish; keep what is unfinished."""
+        """Add rows; return the batches that are now complete, and retain the rest."""
         whole = []
         pending = self.pending
         for token, row in zip(tokens, rows, strict=True):
@@ -158,7 +159,7 @@ class LinkedWriter:
         return whole
 
     def drop_pending(self) -> int:
-        """Drop an unfinished batch, so that it is fetched; return its rows."""
+        """Drop an unfinished batch, to be fetched; return the number of its rows."""
         count = len(self.pending)
         if count:
             self.pending = []
@@ -166,26 +167,27 @@ class LinkedWriter:
         return count
 
     def lose_rows(self, ends_in_batch: bool | None) -> None:
-        """Record that rows were dropped, behind those of an unfinished batch.
+        """Record that rows were dropped after those of an unfinished batch.
 
-        :param ends_in_batch: the last of them are of a batch that is not finished
-            either; ``None`` if there were no rows.
+        :param ends_in_batch: whether the last of them belong to an unfinished batch;
+            ``None`` if no rows were dropped.
         """
         self.drop_pending()
         if ends_in_batch is not None:
             self.has_lost_rows = ends_in_batch
 
     def forget(self) -> None:
-        """Forget the writer: what still waits of its rows must not pass a gap."""
+        """Forget the writer, so that its queued rows are not delivered past a gap."""
         self.link.writers.pop((self.stream_name, self.instance_name), None)
 
 
 @attrs.define(eq=False)
 class Link:
-    """One life of a connection.
+    """A connection, from its establishment to its loss, with its writers' state.
 
-    :ivar writers: by (stream, writer).
-    :ivar is_lost: the connection is gone; what arrived on it is still handled.
+    :ivar writers: the state of each writer, by (stream, writer).
+    :ivar is_lost: whether the connection is lost; queued items from it are still
+        handled.
     """
 
     connection: ReplicationConnection
@@ -193,7 +195,7 @@ class Link:
     is_lost: bool = False
 
     def writer(self, stream_name: str, instance_name: str) -> LinkedWriter:
-        """Return a writer; it is added if it is not there."""
+        """Return a writer, adding it if it is new."""
         key = stream_name, instance_name
         writer = self.writers.get(key)
         if writer is None:
@@ -201,13 +203,13 @@ class Link:
         return writer
 
     def forget_writer(self, stream_name: str, instance_name: str) -> None:
-        """Forget a writer, unless a catch-up of it runs."""
+        """Forget a writer, unless it is catching up."""
         writer = self.writers.get((stream_name, instance_name))
         if writer is not None and writer.catch_up is None:
             writer.forget()
 
     def lose(self) -> None:
-        """Forget what cannot go on without the connection."""
+        """Abandon all catch-ups, together with their writers' state."""
         self.is_lost = True
         for writer in list(self.writers.values()):
             if writer.catch_up is not None:
