@@ -13,6 +13,8 @@ from synapse_replication.errors import ReplicationError
 
 __all__ = ["demo_command"]
 
+_GOOD = "Nothing missing, duplicated or out of order; all positions agree."
+_BAD = "Rows were lost, duplicated or out of order, or positions differ."
 _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
 
@@ -101,9 +103,6 @@ def demo_command(
             signal.signal(number, signal.SIG_IGN)
         deployment.close()
     show_table(console, tallies)
-    good = all(tally.is_good for tally in tallies) and positions_agree(tallies)
-    if good:
-        click.echo("Nothing missing, duplicated or out of order; all positions agree.")
-    else:
-        click.echo("Rows were lost, duplicated or out of order, or positions differ.")
-    sys.exit(0 if good else 1)
+    is_good = all(tally.is_good for tally in tallies) and positions_agree(tallies)
+    click.echo(_GOOD if is_good else _BAD)
+    sys.exit(0 if is_good else 1)

@@ -135,6 +135,29 @@ def are_stored(streams: Sequence[str | TableStream]) -> bool:
     )
 
 
+#: The most connections to the database, where the configuration does not say.
+DEFAULT_CONNECTIONS = 10
+
+_NO_NUMBER_OF_CONNECTIONS = (
+    ("database", "args", "cp_max"),
+    "is not a number of connections",
+    f"write a whole number from 1, for instance {DEFAULT_CONNECTIONS}",
+)
+
+
+def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return libpq's parameters among the arguments of the driver."""
+    conninfo = {
+        name: value
+        for name, value in args.items()
+        if not name.startswith("cp_") and value is not None
+    }
+    # `database` is psycopg2's older name of libpq's `dbname`.
+    if "database" in conninfo and "dbname" not in args:
+        conninfo["dbname"] = conninfo.pop("database")
+    return conninfo
+
+
 def read_database(
     shared: SharedFile,
     merged: MergedFiles,
@@ -171,23 +194,12 @@ def read_database(
                 "write psycopg2, and move the data to PostgreSQL",
             )
         return None
-    args = dict(section.args)
-    most = args.get("cp_max", 10)
+    args = section.args
+    most = args.get("cp_max", DEFAULT_CONNECTIONS)
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        report(
-            ("database", "args", "cp_max"),
-            "is not a number of connections",
-            "write a whole number from 1, for instance 10",
-        )
-        most = 10
-    # `database` is psycopg2's older name of libpq's `dbname`.
-    if "database" in args and "dbname" not in args:
-        args["dbname"] = args.pop("database")
-    conninfo = {
-        name: value
-        for name, value in args.items()
-        if not name.startswith("cp_") and value is not None
-    }
+        report(*_NO_NUMBER_OF_CONNECTIONS)
+        most = DEFAULT_CONNECTIONS
+    conninfo = _conninfo(args)
     if is_needed and (why := _why_no_conninfo(conninfo)) is not None:
         report(
             ("database", "args"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from datetime import timedelta
 from itertools import groupby
@@ -215,7 +216,7 @@ class HostRows:
         :param instance_name: the writer that announced ``token``.
         :return: whether all rows up to ``token`` are delivered.
         """
-        name, codec = stream.description.name, stream.description.codec
+        name = stream.description.name
         upto = stream.seen_by_all(instance_name, token)
         cursors = dict.fromkeys(stream.writers(), upto)
         for writer in behind:
@@ -250,16 +251,27 @@ class HostRows:
             # What is beyond the shortest page is read again with the next one.
             for writer, page_end in ends.items():
                 cursors[writer] = max(cursors[writer], min(page_end, end, upto))
-            for id_, writer, values in found:
-                if id_ > min(upto, end):
-                    break
-                try:
-                    rows = [codec.from_json(value) for value in values]
-                except RowDecodeError:
-                    # The catch-up of this writer reports it and skips it.
-                    return False
-                await self.on_rdata(name, writer, id_, rows)
-                self._fetched[name, writer] = id_
+            visible = bisect_right(found, min(upto, end), key=itemgetter(0))
+            if not await self._deliver_fetched(stream, found[:visible]):
+                return False
+        return True
+
+    async def _deliver_fetched(
+        self, stream: HostStream, found: Iterable[tuple[int, str, list[Any]]]
+    ) -> bool:
+        """Deliver rows that were fetched; return whether all could be decoded.
+
+        :param found: the token, the writer and the rows as JSON values.
+        """
+        name, codec = stream.description.name, stream.description.codec
+        for token, writer, values in found:
+            try:
+                rows = [codec.from_json(value) for value in values]
+            except RowDecodeError:
+                # The catch-up of this writer reports it and skips it.
+                return False
+            await self.on_rdata(name, writer, token, rows)
+            self._fetched[name, writer] = token
         return True
 
 

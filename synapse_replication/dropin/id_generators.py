@@ -104,6 +104,19 @@ class _SqliteCursor:
         self._txn.execute(_NAMED_PARAMETER.sub(r":\1", sql), parameters)
 
 
+def _position_gauge(stream_name: str, server_name: str) -> Any:
+    """Return the host's gauge of a stream's position; ``None`` if it has none.
+
+    Older hosts lack the metric; the observer then updates one of the same name.
+    """
+    gauge = getattr(
+        importlib.import_module("synapse.storage.util.id_generators"),
+        "stream_current_position_gauge",
+        None,
+    )
+    return gauge and gauge.labels(stream_name=stream_name, server_name=server_name)
+
+
 class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
     """Allocates a stream's ids, and tracks which are complete.
 
@@ -148,15 +161,7 @@ class MultiWriterIdGenerator(id_generators.MultiWriterIdGenerator):
         db_conn.commit()
         # The host's tests use this attribute.
         self._db = db
-        # Older hosts lack this metric; the observer updates one of the same name.
-        gauge = getattr(
-            importlib.import_module("synapse.storage.util.id_generators"),
-            "stream_current_position_gauge",
-            None,
-        )
-        self._gauge = gauge and gauge.labels(
-            stream_name=stream_name, server_name=server_name
-        )
+        self._gauge = _position_gauge(stream_name, server_name)
         self._next_local_id = itertools.count(positions.max_finished + 1)
         super().__init__(
             database,

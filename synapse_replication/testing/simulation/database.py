@@ -99,7 +99,7 @@ class SimulatedDatabase:
             self._add_table(table)
 
     # More than 50 lines: one small function for each statement, which share a table.
-    def _add_table(self, table: TableStream) -> None:
+    def _add_table(self, table: TableStream) -> None:  # noqa: C901
         name, (column,) = table.table, table.id_columns
         rows = self.rows[name]
         columns = table.column_names

@@ -48,8 +48,18 @@ class Faults:
         #: The (subscriber, stream, writer) whose last line was unreadable.
         self.unread: dict[tuple[str, str, str], bool] = {}
         self.ended = False
-        lies = Random(f"{seed}/liar")
-        self.liar = Liar(cluster, lies)
+        # A generator of its own, so that the other faults do not depend on it.
+        self._lies = Random(f"{seed}/liar")
+        self.liar = Liar(cluster, self._lies)
+        cluster.broker.delivers = self._deliver
+        cluster.database.point = self._reach
+        cluster.network.before_write = self._before_write
+        cluster.database.retry_chance = random.choice([0.0, 0.05])
+        cluster.slow_sink_chance = random.choice([0.0, 0.1])
+        self._schedule(start)
+
+    def _schedule(self, start: float) -> None:
+        cluster, random, lies = self._cluster, self._random, self._lies
         kinds: list[Callable[[], str]] = [
             self._crash,
             self._crash,
@@ -76,20 +86,14 @@ class Faults:
             self._fail_sinks,
             self._fail_http,
         ]
-        cluster.broker.delivers = self._deliver
-        cluster.database.point = self._reach
-        cluster.network.before_write = self._before_write
-        cluster.database.retry_chance = random.choice([0.0, 0.05])
-        cluster.slow_sink_chance = random.choice([0.0, 0.1])
         for _ in range(random.randrange(2, 14)):
             kind = random.choice(kinds)
-            at = start + random.random() * (until - start)
+            at = start + random.random() * (self._until - start)
             cluster.clock.callLater(at, self._begin, kind)
-        # With a generator of its own, so that the other faults do not depend on it.
         for _ in range(lies.choice([0, 0, 1, 2, 6])):
-            at = start + lies.random() * (until - start)
+            at = start + lies.random() * (self._until - start)
             cluster.clock.callLater(at, self._begin, self.liar.lie)
-        cluster.clock.callLater(until, self.end)
+        cluster.clock.callLater(self._until, self.end)
 
     def _begin(self, kind: Callable[[], str]) -> None:
         what = kind()

@@ -272,10 +272,7 @@ class Ledger:
         forged = self.forged.get((stream, writer, token), ())
         # A forged row may also have ended an incomplete batch.
         if rows and rows[-1].row_id in forged:
-            self._trace(f"{reader.name} accepts a forged row")
-            reader.delivered[key] = max(token, reader.delivered.get(key, 0))
-            self._excuse(reader, key)
-            self._passes(reader, key, max(token, reader.positions.get(key, 0)))
+            self._accept_forged(reader, key, token)
             return
         if expected != [row.row_id for row in rows]:
             raise self._violation(
@@ -291,11 +288,7 @@ class Ledger:
             if token > position:
                 self._passes(reader, key, token)
             return
-        owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
-        if token in excused or (token in owed and token == min(owed)):
-            # A false position hid it, and it is delivered now.
-            owed.discard(token)
-            excused.discard(token)
+        if self._was_hidden(reader, key, token):
             return
         if token != written.next_after(position) and not (
             token > position and self._is_doubted(reader, key)
@@ -310,6 +303,22 @@ class Ledger:
         while (at := written.next_after(at) or 0) and at < token:
             self._owe(reader, key, at)
         reader.positions[key] = token
+
+    def _accept_forged(self, reader: Reader, key: tuple[str, str], token: int) -> None:
+        self._trace(f"{reader.name} accepts a forged row")
+        reader.delivered[key] = max(token, reader.delivered.get(key, 0))
+        self._excuse(reader, key)
+        self._passes(reader, key, max(token, reader.positions.get(key, 0)))
+
+    @staticmethod
+    def _was_hidden(reader: Reader, key: tuple[str, str], token: int) -> bool:
+        """Return whether a false position hid these rows; they no longer are."""
+        owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
+        if token not in excused and not (token in owed and token == min(owed)):
+            return False
+        owed.discard(token)
+        excused.discard(token)
+        return True
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:
         """Record a position that was delivered to a process.
