@@ -6,15 +6,15 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from synapse_replication.app.commands import CommandsOut
+from synapse_replication.app.sources import HostSources
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.handlers.data import LargestToken, ReplicationDataHandler
+from synapse_replication.handlers.data import ReplicationDataHandler
 from synapse_replication.handlers.host_parts import (
     StreamTable,
     SyncingUsers,
@@ -24,6 +24,7 @@ from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSi
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.stream import UpdateFunction
+from synapse_replication.wire.commands.standard import UserIpCommand
 
 __all__ = ["PositionsOnlySink", "StandaloneHost", "process_label"]
 
@@ -44,34 +45,34 @@ class PositionsOnlySink:
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
-    ``rows``, ``commands`` and ``fetch_from_writer`` are set before the functions of
-    ``modules`` are called; the sink is created before, because it may need the host.
+    The sinks are created with the host as argument. So the host gets them afterwards,
+    by :meth:`set_sink` and :meth:`set_command_sink`, and before the functions of
+    ``modules`` are called.
 
+    :ivar hooks: delivers events to subscribed callbacks.
     :ivar send: sends commands to the other instances.
     :ivar commands: receives the commands of other instances; the configured
         ``command_sink``, if there is one.
     :ivar observer: receives all events.
-    :ivar hooks: delivers events to subscribed callbacks.
-    :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
-        function that requests its rows from their writers over HTTP, with retries.
-    :ivar largest_token: returns the largest token of a stream that any writer may
-        have allocated, beyond which ``rows`` never waits; set by the process if it has
-        a database.
+    :ivar rows: delivers received rows to the sink. It never waits for a position
+        beyond the largest token of a stream.
+    :param stores_user_ips: whether this process stores client IPs, although no code of
+        it subscribes to them.
+    :param sources: reads from the other processes and the database.
     """
 
     identity: Identity
     clock: ReactorClock
     observer: ReplicationObserver
     run_as_background_process: BackgroundProcesses
-    stores_user_ips: bool
+    _stores_user_ips: bool
     hooks: ReplicationHooks
+    _sources: HostSources = attrs.field(factory=HostSources)
     streams: StreamTable = attrs.field(factory=StreamTable)
     send: CommandsOut = attrs.field(init=False)
     commands: CommandSink = attrs.field(init=False)
     notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
     rows: ReplicationDataHandler = attrs.field(init=False)
-    fetch_from_writer: Callable[[str], UpdateFunction] = attrs.field(init=False)
-    largest_token: LargestToken | None = attrs.field(init=False, default=None)
 
     @classmethod
     def from_config(
@@ -80,6 +81,7 @@ class StandaloneHost:
         clock: ReactorClock,
         observer: ReplicationObserver,
         hooks: ReplicationHooks,
+        sources: HostSources | None = None,
     ) -> StandaloneHost:
         """Return the host of a process, still without streams and sink."""
         return cls(
@@ -91,6 +93,7 @@ class StandaloneHost:
             BackgroundProcesses(observer),
             config.stores_user_ips,
             hooks,
+            sources or HostSources(),
         )
 
     def __attrs_post_init__(self) -> None:
@@ -103,13 +106,25 @@ class StandaloneHost:
             self.streams.get_streams(),
             sink,
             self.clock,
-            largest_token=self._find_largest_token,
+            largest_token=self._sources.largest_token,
         )
         self.notifier.add_replication_callback(self.rows.own_rows_written)
 
-    async def _find_largest_token(self, stream_name: str) -> int | None:
-        find = self.largest_token
-        return None if find is None else await find(stream_name)
+    def set_command_sink(self, sink: CommandSink) -> None:
+        """Set the sink to which the commands of other instances are delivered."""
+        self.commands = sink
+
+    @property
+    def stores_user_ips(self) -> bool:
+        """Whether this process stores client IPs, or its code subscribed to them."""
+        return self._stores_user_ips or UserIpCommand.NAME in self.send.channels
+
+    def fetch_from_writer(self, stream_name: str) -> UpdateFunction:
+        """Return a function that requests a stream's rows from their writers.
+
+        It requests them over HTTP, with retries; for streams held in memory.
+        """
+        return self._sources.fetch_from_writer(stream_name)
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
         """Return the JSON value of a typed row."""

@@ -30,6 +30,7 @@ from synapse_replication.app.http_limits import served_hosts
 from synapse_replication.app.http_site import make_site
 from synapse_replication.app.modules import Factories, load_factories
 from synapse_replication.app.observers import ProcessObservers
+from synapse_replication.app.sources import make_sources
 from synapse_replication.app.stops import StopSteps
 from synapse_replication.app.streams import StreamSetup
 from synapse_replication.clock import ReactorClock
@@ -73,7 +74,6 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-from synapse_replication.wire.commands.standard import UserIpCommand
 
 __all__ = ["DRAIN_TIMEOUT", "ProcessService", "make_process"]
 
@@ -98,10 +98,30 @@ class ProcessService(Service):
         self._observer = self._observers.observer
         self._status = self._observers.status
         self._hooks = self._observers.hooks
-        self.host = StandaloneHost.from_config(
-            config, self._clock, self._observer, self._hooks
-        )
         self._epochs = PeerEpochs()
+        agent, self._http_pool = make_agent(
+            reactor, config.instance_map, config.tls.for_connecting
+        )
+        self._client = HttpCatchUpClient(
+            agent,
+            config.instance_map,
+            config.replication_secret,
+            reactor,
+            epoch_of=self._epochs.epoch_of,
+            observer=self._observer,
+        )
+        self._database: Database | None = None
+        if (database := config.database) is not None:
+            self._database = Database(
+                database.conninfo, reactor, max_connections=database.max_connections
+            )
+        self.host = StandaloneHost.from_config(
+            config,
+            self._clock,
+            self._observer,
+            self._hooks,
+            make_sources(config, self._clock, self._database, self._client),
+        )
         self._backlog: Backlog | None = None
         if config.extension is not None:
             self._backlog = Backlog(_backlog_options(config.extension))
@@ -150,16 +170,21 @@ class ProcessService(Service):
         self._stops.add(
             "sending spans", lambda: self._observers.spans.stop(self._reactor)
         )
-        client = self._make_http_client()
-        database = self._open_database()
+        self._stops.add(
+            "closing HTTP connections", self._http_pool.closeCachedConnections
+        )
+        if self._database is not None:
+            self._stops.add("closing the database", self._database.close)
+            background = host.run_as_background_process
+            self._stops.add("ending background work", background.wait)
         sink = self._make_sinks(factories)
-        setup = StreamSetup(config, host, database, client, self._reactor)
+        setup = StreamSetup(config, host, self._database, self._reactor)
         await setup.run(sink)
         if self._backlog is not None:
             for name, (start, token) in setup.empty_ranges.items():
                 self._backlog.of(name).skip_range(start, token)
         services = [service for make in factories.modules if (service := make(host))]
-        handler, extension = self._make_handler(client)
+        handler, extension = self._make_handler()
         host.send.connect(handler)
         self._start_observers(handler)
         streamer = ReplicationStreamer(
@@ -194,19 +219,16 @@ class ProcessService(Service):
             sink = factories.row_sink(host)
         host.set_sink(sink)
         if factories.command_sink is not None:
-            host.commands = factories.command_sink(host)
+            host.set_command_sink(factories.command_sink(host))
         for each in (sink, host.commands):
             if (close := getattr(each, "close", None)) is not None:
                 self._stops.add(f"closing {type(each).__name__}", close)
         return sink
 
     def _make_handler(
-        self, client: HttpCatchUpClient
+        self,
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
-        if UserIpCommand.NAME in host.send.channels:
-            # Code of this process subscribed to the commands.
-            host.stores_user_ips = True
         config = self._config
         options = HandlerOptions(
             expects_links=_has_links(config),
@@ -222,7 +244,9 @@ class ProcessService(Service):
         )
         if self._backlog is None:
             return ReplicationCommandHandler(host, observer, options=options), None
-        partial = PartialResync(self._epochs, client.get_backlog, self._clock, observer)
+        partial = PartialResync(
+            self._epochs, self._client.get_backlog, self._clock, observer
+        )
         handler = ReplicationCommandHandler(
             host, observer, options=attrs.evolve(options, partial=partial)
         )
@@ -235,33 +259,6 @@ class ProcessService(Service):
             where=process_label(),
         )
         return handler, extension
-
-    def _make_http_client(self) -> HttpCatchUpClient:
-        config = self._config
-        agent, pool = make_agent(
-            self._reactor, config.instance_map, config.tls.for_connecting
-        )
-        self._stops.add("closing HTTP connections", pool.closeCachedConnections)
-        return HttpCatchUpClient(
-            agent,
-            config.instance_map,
-            config.replication_secret,
-            self._reactor,
-            epoch_of=self._epochs.epoch_of,
-            observer=self._observer,
-        )
-
-    def _open_database(self) -> Database | None:
-        config = self._config.database
-        if config is None:
-            return None
-        database = Database(
-            config.conninfo, self._reactor, max_connections=config.max_connections
-        )
-        self._stops.add("closing the database", database.close)
-        background = self.host.run_as_background_process
-        self._stops.add("ending background work", background.wait)
-        return database
 
     async def _listen_http(self) -> None:
         config = self._config

@@ -17,7 +17,6 @@ is fetched. For a new sink, a removed writer has no missing rows.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,13 +26,12 @@ from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
+from synapse_replication.app.sources import declared_streams
 from synapse_replication.backoff import Backoff
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.data import AdvancingStream
 from synapse_replication.handlers.interfaces import RowSink
-from synapse_replication.http.client import HttpCatchUpClient
-from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import load_id_generator
 from synapse_replication.storage.postgres_stream import (
@@ -55,7 +53,6 @@ from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
 )
-from synapse_replication.streams.stream import UpdateFunction
 from synapse_replication.streams.table import TableStream
 
 __all__ = ["LOOK_BACK", "StreamSetup"]
@@ -77,7 +74,6 @@ class StreamSetup:
     """Fills a host's table of streams, once.
 
     :param database: ``None`` if the configuration needs none.
-    :param client: requests the rows of streams in memory from their writers.
     :param reactor: the reactor to which the database's threads return results.
     :ivar empty_ranges: by stream, for the streams in the database that this process
         begins to write: a range ``(start, end]`` of tokens in which it has no rows.
@@ -88,14 +84,12 @@ class StreamSetup:
         config: ProcessConfig,
         host: StandaloneHost,
         database: Database | None,
-        client: HttpCatchUpClient,
         reactor: IReactorFromThreads,
     ) -> None:
         self._config = config
         self._reactor = reactor
         self._host = host
         self._database = database
-        self._client = client
         self.empty_ranges: dict[str, tuple[int, int]] = {}
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
@@ -137,8 +131,6 @@ class StreamSetup:
             raise ConfigError([problem]) from error
 
     async def _make_all(self, sink: RowSink) -> None:
-        self._host.fetch_from_writer = self._fetch
-        self._host.largest_token = self._largest_token
         saved_positions = getattr(sink, "saved_positions", None)
         if saved_positions is not None:
             self._saved = saved_positions()
@@ -282,7 +274,7 @@ class StreamSetup:
         stream = MemoryStream(
             standard.description,
             instance_name=self._config.instance_name,
-            fetch=self._fetch(standard.name),
+            fetch=self._host.fetch_from_writer(standard.name),
             key=standard.key,
             on_write=self._host.notifier.notify,
             plausible_distance=self._config.receiving.plausible_distance,
@@ -291,23 +283,6 @@ class StreamSetup:
             if name == standard.name and writer != self._config.instance_name:
                 stream.advance(writer, token)
         return stream
-
-    async def _largest_token(self, stream_name: str) -> int | None:
-        """Return the sequence's last value; ``None`` if the stream has none."""
-        declared = dict(self._declared()).get(stream_name)
-        sequence = None if declared is None else declared.sequence
-        if sequence is None:
-            return None
-        return await self._get_database().transact(
-            f"largest_token_{stream_name}",
-            lambda txn: read_sequence(txn, sequence),
-            autocommit=True,
-        )
-
-    def _fetch(self, name: str) -> UpdateFunction:
-        return with_retries(
-            self._client.for_stream(name), self._host.clock, random.random
-        )
 
     async def _ids(self, name: str, stream: IdStream) -> ReaderIds:
         own: WriterIds | None = None
@@ -382,7 +357,7 @@ class StreamSetup:
         """Read the stored positions, retrying until the database is available."""
         streams = {
             name: self._id_stream(declared)
-            for name, declared in self._declared()
+            for name, declared in declared_streams(self._config).items()
             if not declared.description.held_in_memory
         }
         if not streams:
@@ -414,14 +389,6 @@ class StreamSetup:
                 await clock.sleep(delay)
             else:
                 return
-
-    def _declared(self) -> list[tuple[str, StandardStream | TableStream]]:
-        return [
-            (declared.name, declared)
-            if isinstance(declared, TableStream)
-            else (declared, STANDARD_STREAMS[declared])
-            for declared in self._config.streams
-        ]
 
 
 def _explain(error: psycopg2.Error) -> str:

@@ -62,6 +62,13 @@ class StandaloneHostTests(FilesMixin):
         host.rows.on_position("typing", "w", 3)
         self.assertEqual(stream.current_token("w"), 3)
 
+    def test_user_ips(self) -> None:
+        """A process whose code subscribes to client IPs stores them."""
+        host = self.make()
+        self.assertFalse(host.stores_user_ips)
+        host.send.subscribe_to_channel("USER_IP")
+        self.assertTrue(host.stores_user_ips)
+
     def test_row_to_json(self) -> None:
         """A typed row becomes the JSON value that it is on the wire."""
         host = self.make()

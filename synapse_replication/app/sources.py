@@ -1,0 +1,95 @@
+"""The sources outside its own process that a stand-alone host reads from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from synapse_replication.clock import ReactorClock
+from synapse_replication.config.process import ProcessConfig
+from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.data import LargestToken
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.retry import with_retries
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.sequences import read_sequence
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
+from synapse_replication.streams.stream import UpdateFunction
+from synapse_replication.streams.table import TableStream
+
+__all__ = ["HostSources", "declared_streams", "make_sources"]
+
+
+def _refuse(name: str) -> UpdateFunction:
+    raise CatchUpError(
+        f"rows of {name} cannot be requested: this host has no HTTP client"
+    )
+
+
+@attrs.frozen
+class HostSources:
+    """The functions by which a host reads from writers and from the database.
+
+    :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
+        function that requests its rows from their writers over HTTP, with retries;
+        the default raises :class:`~synapse_replication.errors.CatchUpError`.
+    :ivar largest_token: returns the largest token of a stream that any writer may
+        have allocated; ``None`` without a database.
+    """
+
+    fetch_from_writer: Callable[[str], UpdateFunction] = _refuse
+    largest_token: LargestToken | None = None
+
+
+def declared_streams(
+    config: ProcessConfig,
+) -> Mapping[str, StandardStream | TableStream]:
+    """Return the configured streams by name."""
+    return {
+        stream.name: stream
+        for stream in (
+            declared
+            if isinstance(declared, TableStream)
+            else STANDARD_STREAMS[declared]
+            for declared in config.streams
+        )
+    }
+
+
+def make_sources(
+    config: ProcessConfig,
+    clock: ReactorClock,
+    database: Database | None,
+    client: HttpCatchUpClient,
+) -> HostSources:
+    """Return the sources of a process.
+
+    :param database: ``None`` if the configuration needs none.
+    :param client: requests the rows of streams in memory from their writers.
+    """
+
+    def fetch_from_writer(name: str) -> UpdateFunction:
+        return with_retries(client.for_stream(name), clock, random.random)
+
+    if database is None:
+        return HostSources(fetch_from_writer)
+    streams = declared_streams(config)
+
+    async def largest_token(stream_name: str) -> int | None:
+        """Return the sequence's last value; ``None`` if the stream has none."""
+        declared = streams.get(stream_name)
+        sequence = None if declared is None else declared.sequence
+        if sequence is None:
+            return None
+        return await database.transact(
+            f"largest_token_{stream_name}",
+            lambda txn: read_sequence(txn, sequence),
+            autocommit=True,
+        )
+
+    return HostSources(fetch_from_writer, largest_token)
