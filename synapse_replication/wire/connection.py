@@ -83,6 +83,7 @@ from synapse_replication.wire.wrong_peers import (
     find_no_server,
     find_tls,
     http_error,
+    no_name_error,
 )
 
 __all__ = [
@@ -260,7 +261,7 @@ class LineConnection:
                 return
             if isinstance(item, (RdataRun, InterleavedRun)):
                 if self._needs_name("RDATA"):
-                    self._reject(received, _no_name_error(), now)
+                    self._reject(received, no_name_error(), now)
                     return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
@@ -271,7 +272,7 @@ class LineConnection:
                     if name.upper() in HTTP_WORDS:
                         self._reject(received, http_error(), now)
                     elif self._needs_name(name):
-                        self._reject(received, _no_name_error(), now)
+                        self._reject(received, no_name_error(), now)
                     else:
                         received.refused.append(item.error)
                 else:
@@ -301,31 +302,33 @@ class LineConnection:
         name = command.NAME
         received.counts[name] += 1
         if self._needs_name(name):
-            self._reject(received, _no_name_error(), now)
-        elif name not in self._allowed:
+            self._reject(received, no_name_error(), now)
+            return
+        if name not in self._allowed:
             self._reject(received, ForbiddenCommandError(name), now)
-        elif isinstance(command, PingCommand):
-            self._times.peer_pings = True
-            if self._speaks_extension and PING_MARK in command.data.split(" "):
-                self.extension_agreed = True
-        elif isinstance(command, NameCommand):
-            self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
-            self.state = ConnectionState.ESTABLISHED
-        elif isinstance(command, ServerCommand):
-            if command.data == self._server_name:
+            return
+        match command:
+            case PingCommand():
+                self._times.peer_pings = True
+                if self._speaks_extension and PING_MARK in command.data.split(" "):
+                    self.extension_agreed = True
+            case NameCommand():
+                self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
                 self.state = ConnectionState.ESTABLISHED
-            else:
+            case ServerCommand(data=self._server_name):
+                self.state = ConnectionState.ESTABLISHED
+            case ServerCommand():
                 text = (
                     f"wrong server: this is '{excerpt(command.data)}', "
                     f"but '{self._server_name}' was expected"
                 )
                 self._reject(received, RemoteProtocolError(text), now)
-        elif isinstance(command, ErrorCommand):
-            # Stock peers quote the line that they could not parse.
-            text = excerpt(without_lines(command.data))
-            self._close(CloseReason.PEER_ERROR, text, now)
-        else:
-            received.items.append(command)
+            case ErrorCommand():
+                # Stock peers quote the line that they could not parse.
+                text = excerpt(without_lines(command.data))
+                self._close(CloseReason.PEER_ERROR, text, now)
+            case _:
+                received.items.append(command)
 
     # -- sending --------------------------------------------------------------------
 
@@ -444,7 +447,3 @@ class LineConnection:
             line = " ".join(text[:_MAX_ERROR_LENGTH].splitlines())
             data = f"ERROR {line}\n".encode("utf-8", "replace")
             self._pending.add(1, data)
-
-
-def _no_name_error() -> RemoteProtocolError:
-    return RemoteProtocolError("send NAME first: it identifies the connection")

@@ -7,7 +7,14 @@ from typing import Final
 
 from synapse_replication.errors import RemoteProtocolError, excerpt
 
-__all__ = ["HTTP_WORDS", "find_http", "find_no_server", "find_tls", "http_error"]
+__all__ = [
+    "HTTP_WORDS",
+    "find_http",
+    "find_no_server",
+    "find_tls",
+    "http_error",
+    "no_name_error",
+]
 
 #: How many bytes of an unexpected first word are quoted in the error.
 _FIRST_WORD: Final = 12
@@ -63,3 +70,8 @@ def http_error() -> RemoteProtocolError:
     return RemoteProtocolError(
         "this is a replication listener, which does not speak HTTP"
     )
+
+
+def no_name_error() -> RemoteProtocolError:
+    """Return the error for a client whose first command is not NAME."""
+    return RemoteProtocolError("send NAME first: it identifies the connection")
