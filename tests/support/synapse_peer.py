@@ -13,240 +13,27 @@ that started them.
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any
 
-import attrs
 import yaml
 
-from synapse_replication.errors import ServerStartError
-from synapse_replication.testing.private_process import die_with_parent, free_port
+from synapse_replication.testing.private_process import free_port
 from tests.support.client_api import ApiUser, ClientApi
+from tests.support.synapse_process import (
+    MAIN,
+    Launcher,
+    SynapseProcess,
+    WorkerSpec,
+    stock,
+)
 
-__all__ = [
-    "PEER_PYTHON",
-    "Launcher",
-    "SynapseDeployment",
-    "SynapseProcess",
-    "WorkerSpec",
-    "interpreter",
-    "log_problems",
-    "ours",
-    "stock",
-]
-
-#: How long a process may take to start (it may share two cores with others and
-#: has an empty database to fill) and to stop, in s.
-START_TIMEOUT = 120.0
-STOP_TIMEOUT = 30.0
-
-#: What the main process is called in ``stream_writers`` and on the wire.
-MAIN = "master"
-
-#: The environment variable that names the Python to start processes with.
-PEER_PYTHON = "SYNAPSE_REPLICATION_SYNAPSE_PYTHON"
-
-_LOG_MARKS = (" - ERROR - ", " - CRITICAL - ", "Traceback (most recent call last)")
-
-Launcher: TypeAlias = Callable[[str, Sequence[str]], list[str]]
-"""``(module, arguments) -> command line``."""
-
-
-def interpreter() -> str:
-    """Return the Python that has matrix-synapse installed.
-
-    It is this one, unless SYNAPSE_REPLICATION_SYNAPSE_PYTHON names another.
-    """
-    return os.environ.get(PEER_PYTHON, sys.executable)
-
-
-def stock(module: str, arguments: Sequence[str]) -> list[str]:
-    """Start a module as it comes: a :data:`Launcher`."""
-    return [interpreter(), "-m", module, *arguments]
-
-
-def ours(*options: str) -> Launcher:
-    """Return a launcher that starts modules of Synapse on our replication.
-
-    :param options: of ``synapse-replication exec``.
-    """
-    return lambda module, arguments: [
-        interpreter(),
-        *("-m", "synapse_replication", "exec", *options),
-        *("-m", module, *arguments),
-    ]
-
-
-@attrs.frozen
-class WorkerSpec:
-    """A worker.
-
-    :ivar name: its instance name.
-    :ivar resources: of its client listener, if it is to have one: ``client``,
-        ``federation``.
-    :ivar settings: more of its own configuration, which goes before what all share.
-    """
-
-    name: str
-    resources: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = MappingProxyType({})
-
-
-class SynapseProcess:
-    """One process of the deployment.
-
-    :ivar name: its instance name, ``master`` for the main process.
-    :ivar log: the path of its log.
-    :ivar api: where it serves the client API; only ``/health`` if its specification
-        gives it no resource.
-    :ivar launcher: how it is started the next time.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Sequence[str],
-        log: Path,
-        api: ClientApi,
-        launcher: Launcher,
-        environ: Mapping[str, str],
-    ) -> None:
-        self.name = name
-        self.log = log
-        self.api = api
-        self.launcher = launcher
-        self._module = module
-        self._arguments = tuple(arguments)
-        self._environ = dict(environ)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The id of the running process."""
-        if self._process is None:
-            raise ServerStartError(f"{self.name} is not running")
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    def launch(self) -> None:
-        """Start it and do not wait for it."""
-        if self._process is not None:
-            return
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.launcher(self._module, self._arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self.log.parent,
-                env={**os.environ, **self._environ},
-                start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGKILL),
-            )
-
-    def wait_until_ready(self) -> None:
-        """Wait until it answers.
-
-        :raises ServerStartError: if it ended, or took too long.
-        """
-        assert self._process is not None
-        deadline = time.monotonic() + START_TIMEOUT
-        while not self.api.is_healthy():
-            status = self._process.poll()
-            if status is not None or time.monotonic() > deadline:
-                self.kill()
-                how = "took too long" if status is None else f"ended with {status}"
-                raise ServerStartError(f"{self.name} {how}: {self.log_tail()}")
-            time.sleep(0.1)
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        self.launch()
-        self.wait_until_ready()
-
-    def _end(self, signal_number: signal.Signals) -> int | None:
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        # A frozen process handles no other signal.
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal_number)
-        try:
-            return process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return None
-
-    def stop(self) -> int | None:
-        """Stop it with SIGTERM.
-
-        :return: its exit status; ``None`` if it had to be killed or did not run.
-        """
-        return self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it with SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Send SIGSTOP: its connections stay open, and it says nothing more."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Send SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    def restart(self, launcher: Launcher | None = None) -> None:
-        """Stop it in order and start it again, perhaps in another way."""
-        self.stop()
-        if launcher is not None:
-            self.launcher = launcher
-        self.start()
-
-    def log_tail(self, length: int = 3000) -> str:
-        """Return the end of its log."""
-        return self._log_text()[-length:].strip()
-
-    def problems(self) -> list[str]:
-        """Return the lines of its log that tell of an error, with what follows each."""
-        return log_problems(self._log_text().splitlines())
-
-    def _log_text(self) -> str:
-        # One that was never started has none.
-        return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
-
-
-def log_problems(lines: Iterable[str], context: int = 25) -> list[str]:
-    """Find errors and tracebacks in the lines of a log.
-
-    :param context: the most lines that an error is reported with.
-    """
-    found: list[list[str]] = []
-    left = 0
-    for line in lines:
-        if any(mark in line for mark in _LOG_MARKS) and not left:
-            found.append([])
-            left = context
-        if left:
-            found[-1].append(line)
-            left -= 1
-    return ["\n".join(problem) for problem in found]
+__all__ = ["SynapseDeployment"]
 
 
 class SynapseDeployment:

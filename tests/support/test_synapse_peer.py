@@ -11,11 +11,8 @@ import yaml
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import ServerStartError
-from tests.support.synapse_peer import (
-    SynapseDeployment,
-    WorkerSpec,
-    log_problems,
-)
+from tests.support.synapse_peer import SynapseDeployment
+from tests.support.synapse_process import WorkerSpec, log_problems
 
 
 class LogProblemsTests(SynchronousTestCase):

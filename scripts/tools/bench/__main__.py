@@ -18,7 +18,7 @@ from scripts.tools.bench.deployment import NAME, measure_deployment
 from scripts.tools.bench.growth import measure_growth
 from scripts.tools.bench.runner import BenchError, Runner
 from scripts.tools.bench.tasks import TASKS, Result
-from tests.support.synapse_peer import PEER_PYTHON
+from tests.support.synapse_process import PEER_PYTHON
 
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('matrix-synapse'))"
 

@@ -78,7 +78,7 @@ def measure_deployment(
     """Measure both sides in turn.
 
     The processes are started by the interpreter that
-    :func:`tests.support.synapse_peer.interpreter` names.
+    :func:`tests.support.synapse_process.interpreter` names.
 
     :return: a result for each process, and one for all together.
     """

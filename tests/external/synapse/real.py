@@ -25,12 +25,8 @@ from tests.support.client_api import (
     ApiUser,
     timeline_messages,
 )
-from tests.support.synapse_peer import (
-    Launcher,
-    SynapseDeployment,
-    WorkerSpec,
-    ours,
-)
+from tests.support.synapse_peer import SynapseDeployment
+from tests.support.synapse_process import Launcher, WorkerSpec, ours
 
 __all__ = [
     "Chat",

@@ -20,7 +20,7 @@ from tests.external.synapse.real import (
     query,
     stored_positions,
 )
-from tests.support.synapse_peer import WorkerSpec
+from tests.support.synapse_process import WorkerSpec
 
 skip = skip_reason("synapse")
 

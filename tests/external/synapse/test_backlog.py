@@ -42,7 +42,7 @@ from tests.external.synapse.real import (
 )
 from tests.external.synapse.test_extension import Listener
 from tests.support.link_proxy import Cut, LinkProxy
-from tests.support.synapse_peer import MAIN, Launcher, WorkerSpec
+from tests.support.synapse_process import MAIN, Launcher, WorkerSpec
 
 skip = skip_reason("synapse")
 

@@ -23,7 +23,7 @@ from tests.external.synapse.real import (
     query,
     stored_positions,
 )
-from tests.support.synapse_peer import Launcher, WorkerSpec, stock
+from tests.support.synapse_process import Launcher, WorkerSpec, stock
 
 skip = skip_reason("synapse")
 

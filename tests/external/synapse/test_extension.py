@@ -21,7 +21,7 @@ from synapse_replication.wire.extension import (
 )
 from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment, ours
-from tests.support.synapse_peer import Launcher, WorkerSpec
+from tests.support.synapse_process import Launcher, WorkerSpec
 
 skip = skip_reason("synapse")
 

@@ -24,7 +24,7 @@ from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment, ours
 from tests.support.client_api import timeline_messages
 from tests.support.link_proxy import Cut, LinkProxy
-from tests.support.synapse_peer import Launcher, WorkerSpec
+from tests.support.synapse_process import Launcher, WorkerSpec
 
 skip = skip_reason("synapse")
 

@@ -16,7 +16,7 @@ from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
 from tests.external.synapse.real import Chat, eventually, new_deployment, ours
 from tests.support.span_collector import SpanCollector
-from tests.support.synapse_peer import WorkerSpec
+from tests.support.synapse_process import WorkerSpec
 
 skip = skip_reason("synapse")
 

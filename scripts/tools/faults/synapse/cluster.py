@@ -25,14 +25,8 @@ from scripts.tools.faults.synapse.deployments import (
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from tests.support.client_api import ClientApi
 from tests.support.link_proxy import LinkProxy
-from tests.support.synapse_peer import (
-    MAIN,
-    SynapseDeployment,
-    SynapseProcess,
-    WorkerSpec,
-    ours,
-    stock,
-)
+from tests.support.synapse_peer import SynapseDeployment
+from tests.support.synapse_process import MAIN, SynapseProcess, WorkerSpec, ours, stock
 
 __all__ = ["Cluster", "make_deployment"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from tests.support.synapse_peer import MAIN
+from tests.support.synapse_process import MAIN
 
 __all__ = [
     "DEPLOYMENTS",

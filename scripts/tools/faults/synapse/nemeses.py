@@ -18,7 +18,7 @@ from scripts.tools.faults.synapse.evidence import Evidence
 from scripts.tools.faults.synapse.schedule import MIXED
 from scripts.tools.faults.synapse.traffic import Room, Traffic
 from tests.support.link_proxy import Cut
-from tests.support.synapse_peer import MAIN
+from tests.support.synapse_process import MAIN
 
 __all__ = ["MIXABLE", "NAMES", "NEMESES", "Nemesis", "Scene", "cause"]
 

@@ -15,7 +15,7 @@ from scripts.tools.faults.synapse.cluster import Cluster
 from scripts.tools.faults.synapse.deployments import READER, WRITER
 from scripts.tools.faults.synapse.expectations import Expectations, shown_in
 from tests.support.client_api import ApiError, ApiUser, ClientApi
-from tests.support.synapse_peer import MAIN
+from tests.support.synapse_process import MAIN
 
 __all__ = ["WEIGHTS", "Listeners", "Room", "Traffic"]
 
