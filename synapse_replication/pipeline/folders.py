@@ -1,4 +1,4 @@
-"""Folders that a job makes."""
+"""Folders that jobs create."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["new_folder"]
 
 
 def new_folder(out: str) -> Path:
-    """Check the name of a folder that is to be made.
+    """Check whether a job may create a folder.
 
-    :raises PipelineError: if it exists, or could not be made.
+    :raises PipelineError: if it exists, or its parent does not.
     """
     folder = Path(out).absolute()
     if folder.exists():
         raise PipelineError(f"{folder} exists: give the name of a new folder")
     if not folder.parent.is_dir():
-        raise PipelineError(f"{folder.parent} is no folder: make it first")
+        raise PipelineError(f"{folder.parent} is not a folder: create it first")
     return folder

@@ -1,7 +1,7 @@
-"""Rows of the wire, made of typed columns: JSON arrays as text.
+"""Converts typed columns to rows of the wire: JSON arrays as text.
 
-Column by column, in Arrow: a text is only looked at by itself where one of its
-column needs an escape.
+The conversion works on whole Arrow columns. Strings are processed one by one only in
+columns that contain a character to escape.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synapse_replication.pipeline.tables import KIND, StreamTable
 
 __all__ = ["json_rows"]
 
-#: What JSON does not allow within a text.
+#: The characters that JSON does not allow in a string.
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -96,7 +96,7 @@ def _lists(values: pa.Array) -> pa.Array:
 
 def _numbers(values: pa.Array) -> pa.Array:
     texts = values.cast(pa.string())
-    # As PostgreSQL writes what JSON has no number for.
+    # As in PostgreSQL, for values that JSON cannot represent as a number.
     return pc.if_else(
         pc.is_finite(values), texts, pc.binary_join_element_wise('"', texts, '"', "")
     )

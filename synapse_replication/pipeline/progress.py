@@ -1,8 +1,7 @@
-"""What a job shows of its progress: a bar on a terminal, lines in a log.
+"""The progress display of a job: a bar on a terminal, lines in a log.
 
-A job has steps, which it begins one after the other; within a step Spark's tasks
-count. There is something to see from the first second: Spark itself takes a few to
-start.
+A job has a sequence of steps; within a step, the display counts Spark's tasks. It
+starts before Spark does, because starting Spark takes some seconds.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["JobProgress", "Tasks", "tasks_of"]
 
-#: How often a bar looks at Spark's tasks, s.
+#: The interval at which a bar is updated, in s.
 _BAR_INTERVAL: Final = 0.5
 
-#: How often a log gets a line within a step, s.
+#: The interval between lines in a log within a step, in s.
 _LOG_INTERVAL: Final = 10.0
 
 
 @attrs.frozen
 class Tasks:
-    """The tasks of the stages that Spark works at.
+    """The tasks of Spark's running stages.
 
-    :ivar failed: attempts that failed; Spark makes others, or the job fails.
+    :ivar failed: the number of failed attempts, which Spark retries before the job
+        fails.
     """
 
     done: int
@@ -48,9 +48,9 @@ class Tasks:
 
 
 def tasks_of(session: SparkSession) -> Tasks:
-    """Return the tasks of the stages that are under way. May be called anywhere."""
+    """Return the tasks of Spark's running stages. Thread-safe."""
     tracker = session.sparkContext.statusTracker()
-    # A stage may end between the two questions.
+    # A stage may end between the two calls.
     found = [tracker.getStageInfo(id_) for id_ in tracker.getActiveStageIds()]
     stages = [stage for stage in found if stage is not None]
     return Tasks(
@@ -61,11 +61,11 @@ def tasks_of(session: SparkSession) -> Tasks:
 
 
 class JobProgress:
-    """Shows the steps of one job, while in the context. Methods: one thread at a time.
+    """A context in which the steps of one job are shown.
 
-    :param out: a terminal gets a bar, all else lines.
-    :param steps: how many there are.
-    :param now: monotonic s.
+    :param out: the output; a terminal gets a bar, anything else lines.
+    :param steps: the number of steps.
+    :param now: returns the monotonic time in s.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class JobProgress:
     def begin(self, what: str) -> None:
         """Begin the next step.
 
-        :param what: what is done in it, in a few words.
+        :param what: a short description of the step.
         """
         self._number += 1
         self._what = what
@@ -124,19 +124,19 @@ class JobProgress:
             self._bar.reset(self._task, description=self._step(), total=None, unit="")
 
     def watch(self, session: SparkSession) -> None:
-        """Show the tasks of a session from now on, by a thread of its own."""
+        """Show the tasks of a session from now on, using a separate thread."""
         self._look = lambda: tasks_of(session)
         self._watcher = threading.Thread(target=self._run, daemon=True)
         self._watcher.start()
 
     def unwatch(self) -> None:
-        """Ask the session nothing any more: it is about to end."""
+        """Stop querying the session, because it is about to end."""
         self._over.set()
         if self._watcher is not None:
             self._watcher.join()
 
     def show(self, tasks: Tasks) -> None:
-        """Show how far the step is; failed attempts in one line each time."""
+        """Update the display; print one line for new failed attempts."""
         if tasks.failed > self._failed:
             failed = tasks.failed - self._failed
             self._failed = tasks.failed

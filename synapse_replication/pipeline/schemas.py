@@ -1,7 +1,7 @@
-"""The tables of the pipeline, column by column.
+"""The schemas of the pipeline's data frames.
 
-Every data frame that one part hands to another has one of these schemas, in this
-order. docs/pipeline.rst shows them to readers of the archive.
+Every data frame that is passed between modules has one of these schemas, with the
+columns in this order. docs/pipeline.rst describes them for users of the archive.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ROWS_SCHEMA: Final = StructType(
         StructField("instance_name", StringType(), nullable=False),
         # The token as on the wire: positive also where ids are negative.
         StructField("stream_id", LongType(), nullable=False),
-        # The place among the rows of one token, from 0.
+        # The index among the rows of one token, from 0.
         StructField("row_index", IntegerType(), nullable=False),
         # A JSON array, as on the wire.
         StructField("row", StringType(), nullable=False),
-        # When it was written, UTC; null where the table does not tell.
+        # When it was written, in UTC; null if the table does not store that.
         StructField("written_ts", TimestampType(), nullable=True),
     ]
 )
@@ -52,23 +52,23 @@ WIRE_SCHEMA: Final = StructType(
         StructField("recording", StringType(), nullable=False),
         # The line in it, from 1: the order of arrival.
         StructField("line_number", LongType(), nullable=False),
-        # When it arrived: s from any beginning, monotonic within the recording.
+        # When it arrived: monotonic time in s, with an arbitrary origin per recording.
         StructField("t", DoubleType(), nullable=False),
-        # The same, UTC; null if the recording does not tell.
+        # When it arrived, in UTC; null if the recording has no date.
         StructField("received_ts", TimestampType(), nullable=True),
         StructField("channel", StringType(), nullable=False),
-        # The name of the command; null if the line does not parse.
+        # The name of the command; null if the line cannot be parsed.
         StructField("command", StringType(), nullable=True),
-        # Of RDATA and POSITION, else null.
+        # Only for RDATA and POSITION, else null.
         StructField("stream", StringType(), nullable=True),
         StructField("instance_name", StringType(), nullable=True),
-        # Of RDATA: null for "batch". Of POSITION: the new token.
+        # The token of RDATA, null for "batch"; the new token of POSITION.
         StructField("token", LongType(), nullable=True),
-        # Of POSITION.
+        # The previous token of POSITION.
         StructField("prev_token", LongType(), nullable=True),
-        # Of RDATA: a JSON array.
+        # The row of RDATA, a JSON array.
         StructField("row", StringType(), nullable=True),
-        # The whole line; of USER_IP the name alone.
+        # The complete line; for USER_IP, only the command's name.
         StructField("line", StringType(), nullable=False),
     ]
 )
@@ -78,13 +78,13 @@ ARCHIVED_ROWS_SCHEMA: Final = StructType(
     [*ROWS_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
 )
 
-#: A command of the archive. ``day`` is the partition: of received_ts, or else of
-#: when it was archived; UTC.
+#: A command of the archive. ``day`` is the partition: the day in UTC of
+#: ``received_ts``, or of the archiving if that is null.
 ARCHIVED_WIRE_SCHEMA: Final = StructType(
     [*WIRE_SCHEMA.fields, StructField("day", DateType(), nullable=True)]
 )
 
-#: What audit found.
+#: A finding of an audit.
 FINDINGS_SCHEMA: Final = StructType(
     [
         # One of transforms.findings.Kind.
@@ -93,14 +93,14 @@ FINDINGS_SCHEMA: Final = StructType(
         StructField("severity", StringType(), nullable=False),
         StructField("stream", StringType(), nullable=True),
         StructField("instance_name", StringType(), nullable=True),
-        # The tokens concerned, both inclusive.
+        # The range of affected tokens, both inclusive.
         StructField("first_token", LongType(), nullable=True),
         StructField("last_token", LongType(), nullable=True),
-        # Rows or ids concerned.
+        # The number of affected rows or ids.
         StructField("count", LongType(), nullable=False),
-        # One sentence for people.
+        # One sentence for display.
         StructField("message", StringType(), nullable=False),
-        # A JSON object: where it was seen (files, lines, tables, values).
+        # A JSON object with the evidence (files, lines, tables, values).
         StructField("evidence", StringType(), nullable=False),
     ]
 )

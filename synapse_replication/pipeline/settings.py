@@ -1,7 +1,7 @@
-"""Where the pipeline finds a deployment: its database and its streams.
+"""The pipeline's settings of a deployment: its database and its streams.
 
-Of a ``dsn`` (libpq's text) or of the homeserver's configuration. Read on the driver;
-executors are given what comes of it.
+They come from a ``dsn`` (a libpq connection string) or from the homeserver's
+configuration. The driver reads them and passes them to executors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["PipelineSettings", "settings_of_config", "settings_of_dsn"]
 
 @attrs.frozen
 class PipelineSettings:
-    """A deployment, as the pipeline sees it.
+    """The database and the streams of a deployment.
 
-    :ivar conninfo: libpq's parameters by name. Never shown.
-    :ivar writers: the declared writers of each stream, by its name on the wire;
-        empty for a stream that anybody writes; empty altogether if only the
-        database is known.
-    :ivar declared: streams declared by a table of the user's own.
+    :ivar conninfo: libpq's parameters by name. They must not be shown.
+    :ivar writers: the declared writers of each stream, by its name on the wire; empty
+        for a stream that all instances may write. Without a configuration, the mapping
+        is empty.
+    :ivar declared: the streams that the configuration declares for other tables.
     """
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
@@ -35,9 +35,10 @@ class PipelineSettings:
 
 
 def settings_of_dsn(dsn: str) -> PipelineSettings:
-    """Take libpq's text: ``host=... dbname=...`` or ``postgresql://...``.
+    """Parse a libpq string: ``host=... dbname=...`` or ``postgresql://...``.
 
-    :raises PipelineError: if it is none; the text is not repeated.
+    :raises PipelineError: if it cannot be parsed. The error does not contain the
+        string.
     """
     import psycopg2
     from psycopg2.extensions import parse_dsn
@@ -45,7 +46,7 @@ def settings_of_dsn(dsn: str) -> PipelineSettings:
     try:
         return PipelineSettings(parse_dsn(dsn))
     except psycopg2.ProgrammingError:
-        # What libpq says repeats the text, and a password may be in it.
+        # libpq's message contains the string, which may have a password.
         raise PipelineError(
             "the dsn cannot be read; write it as 'host=... port=... dbname=... "
             "user=...' or as 'postgresql://user@host:port/dbname'"
@@ -53,9 +54,10 @@ def settings_of_dsn(dsn: str) -> PipelineSettings:
 
 
 def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
-    """Take the configuration of a homeserver, one file or several.
+    """Read the settings from a homeserver's configuration files.
 
-    :raises PipelineError: if it has a mistake, or no PostgreSQL database.
+    :raises PipelineError: if the configuration is invalid, or has no PostgreSQL
+        database.
     """
     try:
         config = load_deployment(paths)

@@ -1,8 +1,8 @@
-"""The typed columns of each stream: what its Delta table and its data frames have.
+"""The typed columns of each stream, in its Delta table and its data frames.
 
-The stream registry is the one source. The fields of a stream's row type become
+They are derived from the stream registry. The fields of a stream's row type become
 columns of the same names; ``events``, which has three kinds of rows, gets a column
-``kind`` and the fields of all three. Pure: neither Spark nor a database.
+``kind`` and the fields of all three. This module uses neither Spark nor a database.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ __all__ = [
     "tables_of",
 ]
 
-#: Columns that every stream's table has before those of its rows.
+#: The columns that precede those of the rows in every stream's table.
 KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
     # The token as on the wire: positive also where ids are negative.
     "stream_id": pa.int64(),
-    # The place among the rows of one token, from 0.
+    # The index among the rows of one token, from 0.
     "row_index": pa.int32(),
-    # The writer; empty if the database does not tell.
+    # The writer; empty if the database does not store it.
     "instance_name": pa.string(),
-    # When the row was written, UTC; null where the table does not tell.
+    # When the row was written, in UTC; null if the table does not store that.
     "written_ts": pa.timestamp("us", tz="UTC"),
 }
 
-#: The partition of archived rows: the day of ``written_ts``, or else of archiving.
+#: The partition of archived rows: the day of ``written_ts``, or of the archiving if
+#: that is null.
 DAY: Final = "day"
 
-#: Of ``events``: which kind of row it is.
+#: The kind of a row of ``events``.
 KIND: Final = "kind"
 
 #: The columns of the commands of recordings; see WIRE_SCHEMA in pipeline/schemas.py.
@@ -73,15 +74,15 @@ WIRE_ARROW_SCHEMA: Final = pa.schema(
     ]
 )
 
-#: The columns of the archive's table of them.
+#: The columns of the archive's table of commands.
 WIRE_TABLE_SCHEMA: Final = WIRE_ARROW_SCHEMA.append(pa.field(DAY, pa.date32()))
 
-#: A column's property in Arrow and Delta that says that its texts hold JSON.
+#: The property in Arrow and Delta that marks a text column as JSON.
 TYPE_METADATA: Final = "synapse_replication.type"
 
 _RESERVED: Final = frozenset({*KEY_COLUMNS, DAY, KIND, "stream", "row"})
 
-#: From the types of row fields to Arrow's, SQL's and Spark's.
+#: Maps the types of row fields to those of Arrow, SQL and Spark.
 _TYPES: Final[Mapping[Any, str]] = {
     str: "string",
     int: "bigint",
@@ -100,13 +101,13 @@ _SPARK: Final = {"strings": "array<string>", "json": "string"}
 
 
 class RowForm(enum.Enum):
-    """What is read of a row besides its stream, token, writer and time."""
+    """The form of a row's content, in addition to stream, token, writer and time."""
 
-    #: Its text on the wire.
+    #: One column with the row as JSON, as on the wire.
     JSON = "json"
-    #: A column for each field. Of one stream only.
+    #: A column for each field; only for a single stream.
     TYPED = "typed"
-    #: Nothing.
+    #: No content.
     NONE = "none"
 
 
@@ -114,9 +115,9 @@ class RowForm(enum.Enum):
 class Column:
     """A column of a stream's rows.
 
-    :ivar name: as the field of the row, behind ``row_`` if the name is taken.
-    :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list
-        of them), or ``json``: text that holds any JSON value.
+    :ivar name: the name of the row's field, prefixed with ``row_`` if it is taken.
+    :ivar type: ``string``, ``bigint``, ``double``, ``boolean``, ``strings`` (a list of
+        them), or ``json``: text with any JSON value.
     """
 
     name: str
@@ -124,25 +125,25 @@ class Column:
 
     @property
     def arrow(self) -> pa.Field:
-        """The same for Arrow. Null where a row of an older version has no value."""
+        """The Arrow field; null for rows of an older version without a value."""
         metadata = {TYPE_METADATA: self.type} if self.type == "json" else None
         return pa.field(self.name, _ARROW[self.type], metadata=metadata)
 
     @property
     def spark(self) -> str:
-        """The same in Spark's DDL."""
+        """The column in Spark's DDL."""
         return f"`{self.name}` {_SPARK.get(self.type, self.type)}"
 
 
 @attrs.frozen
 class StreamTable:
-    """The table of a stream: its columns, and how they make a row of the wire.
+    """The table of a stream: its columns, and their relation to rows of the wire.
 
     :ivar name: the name of the stream on the wire.
     :ivar columns: in order, without :data:`KEY_COLUMNS`.
-    :ivar kinds: pairs of the kind of a row (the value of the column ``kind``) and
-        the names of the columns that its JSON array holds. A stream whose rows are
-        of one kind has a single pair, of the kind ``None``.
+    :ivar kinds: pairs of the kind of a row (the value of the column ``kind``) and the
+        names of the columns in its JSON array. A stream with rows of one kind has a
+        single pair, with the kind ``None``.
     """
 
     name: str
@@ -189,12 +190,12 @@ def _type_of(hint: Any) -> str:
         (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
     if typing.get_origin(hint) is list:
         return "strings"
-    # Any other value has no fixed form: JSON text holds it.
+    # Values of other types have no fixed form, and are stored as JSON.
     return _TYPES.get(hint, "json")
 
 
 def table_of_codec(name: str, codec: RowCodec[Any]) -> StreamTable:
-    """Return the table of a stream by the codec of its rows."""
+    """Return the table of a stream, derived from the codec of its rows."""
     if not isinstance(codec, EventsRowCodec):
         columns = _columns_of(codec.row_type)
         return StreamTable(
@@ -210,12 +211,12 @@ def table_of_codec(name: str, codec: RowCodec[Any]) -> StreamTable:
 
 
 def table_of_declaration(declaration: TableStream) -> StreamTable:
-    """Return the table of a stream that a table of the user's own declares."""
+    """Return the table of a stream that the configuration declares."""
     return table_of_codec(declaration.name, declaration.description.codec)
 
 
 def standard_tables() -> dict[str, StreamTable]:
-    """Return the table of each standard stream, also of those held in memory."""
+    """Return the table of each standard stream, including those held in memory."""
     return {
         name: table_of_codec(name, stream.description.codec)
         for name, stream in STANDARD_STREAMS.items()
@@ -223,9 +224,9 @@ def standard_tables() -> dict[str, StreamTable]:
 
 
 def tables_of(declared: Iterable[TableStream] = ()) -> dict[str, StreamTable]:
-    """Return all tables by the names of their streams.
+    """Return the tables of all streams, by name.
 
-    :param declared: streams of the user's own tables.
+    :param declared: the streams that the configuration declares.
     """
     return {
         **standard_tables(),

@@ -1,16 +1,14 @@
-"""Recordings of the wire as data frames: what ``follow --json`` and ``record`` write.
+"""Reads recordings, as ``follow --json`` and ``record`` write them, as data frames.
 
-Theory of operation: the driver lists files; executors read them, a plain file in
-ranges of bytes. A line belongs to the range that its first byte lies in. Its number
-is that of the range's first line, counted beforehand, plus its place in the range.
-So numbers are exact however a file is cut. A compressed file cannot be
-entered in the middle: one task reads it from the beginning to the end.
+Theory of operation: the driver lists files, and executors read them. A plain file is
+divided into ranges of bytes; a line belongs to the range that contains its first byte.
+The lines of each range are counted first, so that line numbers are exact for any
+division. A compressed file is not seekable, so one task reads all of it.
 
-Files are read where they lie: the folder must be seen by the same path by the driver
-and all executors. What a file holds beyond its size when it was listed is left out.
-
-What is no record (a torn line, a damaged file) is a row in its place, with no command
-and an empty line. Nothing of USER_IP but its name leaves the task that reads it.
+The driver and all executors must see the folder under the same path. Data that is
+appended to a file after it was listed is ignored. An invalid record (an incomplete
+line, a damaged file) becomes a row without a command and with an empty line. The
+content of USER_IP never leaves the task that reads it.
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RANGE_BYTES", "SUFFIXES", "find_recordings", "read_recordings"]
 
-#: What the names of recordings in a folder end with.
+#: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 
-#: The part of a plain file that one task reads, in bytes.
+#: The size of the range of a plain file that one task reads, in bytes.
 RANGE_BYTES: Final = 32 * 2**20
 
-#: Lines in a batch for Arrow.
+#: The number of lines in an Arrow batch.
 _BATCH_LINES: Final = 8192
 _COUNTED_AT_ONCE: Final = 2**20
 
@@ -63,9 +61,9 @@ _COUNTED_AT_ONCE: Final = 2**20
 class _Range:
     """A part of a file that one task reads.
 
-    :ivar recording: the name that it is given.
-    :ivar end: where it ends, in bytes; ``None`` for a compressed file.
-    :ivar number: of its first line.
+    :ivar recording: the name of the recording.
+    :ivar end: the end of the range, in bytes; ``None`` for a compressed file.
+    :ivar number: the number of its first line.
     """
 
     path: str
@@ -81,13 +79,13 @@ def read_recordings(
     *,
     range_bytes: int = RANGE_BYTES,
 ) -> DataFrame:
-    """Read recordings: a data frame of WIRE_SCHEMA, in no order.
+    """Return the lines of recordings as a data frame of WIRE_SCHEMA, unordered.
 
-    ``recording`` is the name of the file; with as much of its folder as it takes to
-    tell it from the others.
+    ``recording`` is the name of the file, with as many parts of its path as are needed
+    to make it unique.
 
-    :param paths: of files, or of folders: of those, all files below whose names end
-        with one of :data:`SUFFIXES`.
+    :param paths: files, and folders; of a folder, all files below it with one of
+        :data:`SUFFIXES` are read.
     :raises PipelineError: if a path does not exist, or a folder holds no recording.
     """
     files = find_recordings(paths)
@@ -116,7 +114,7 @@ def read_recordings(
 
 
 def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files of recordings: those that are named, and those in folders.
+    """Return the files of recordings, including those in folders.
 
     :raises PipelineError: if a path does not exist, or a folder holds no recording.
     """
@@ -131,7 +129,7 @@ def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
             )
             if not found:
                 raise PipelineError(
-                    f"{path} holds no recording: their names end with "
+                    f"{path} contains no recording: their names end with "
                     f"{' or '.join(SUFFIXES)}"
                 )
             files |= dict.fromkeys(found)
@@ -143,7 +141,7 @@ def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """Name each by its last parts: as few as tell it from all others."""
+    """Return unique names: as few of the last parts of each path as possible."""
     names: dict[Path, str] = {}
     parts = 1
     left = list(files)
@@ -205,7 +203,7 @@ def _count_lines(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for each in _ranges_of(batches):
         assert each.end is not None
         with open(each.path, "rb") as file:
-            # A line begins behind each end of a line, and at the beginning.
+            # Lines begin at the start of the file and after each line end.
             file.seek(max(each.start - 1, 0))
             left = each.end - 1 - file.tell()
             lines = int(each.start == 0)
@@ -255,7 +253,7 @@ class _LinesOf:
         self._end = end
         self._within_line = False
         if start > 0:
-            # What began before belongs to the range before.
+            # A line that began earlier belongs to the previous range.
             file.seek(start - 1)
             self._within_line = True
             self._place = start - 1
@@ -263,7 +261,7 @@ class _LinesOf:
                 pass
 
     def readline(self, size: int, /) -> bytes:
-        """Return a line, or ``size`` bytes of it; nothing behind the last one."""
+        """Return up to ``size`` bytes of a line; nothing after the last one."""
         if not self._within_line and self._place >= self._end:
             return b""
         text = self._file.readline(size)

@@ -1,7 +1,7 @@
-"""Batches: which ids of which streams are archived by one commit each.
+"""Batches: the ids that the archive commits together.
 
-Pure. What is complete is planned once, cut into parts of ids, and archived batch by
-batch, so that a crash loses little work and progress shows.
+Complete rows are planned once, divided into parts by their ids, and archived batch by
+batch, so that a crash loses little work and progress is visible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Batch", "batches_of"]
 class Batch:
     """Parts that are read together.
 
-    :ivar offsets: up to where each of their streams is archived then.
+    :ivar offsets: the offsets of their streams after this batch.
     """
 
     parts: tuple[Part, ...]
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def ids(self) -> int:
-        """How many ids may be in it."""
+        """The number of ids in its ranges, whether used or not."""
         return sum(part.size for part in self.parts)
 
 
@@ -38,10 +38,10 @@ def batches_of(
     end: Mapping[str, StreamOffset],
     limit: int,
 ) -> Iterator[Batch]:
-    """Put parts together to batches, stream after stream.
+    """Group parts into batches, one stream after another.
 
-    :param parts: all rows between ``start`` and ``end`` are in one of them.
-    :param limit: ids of a batch, unless a single part has more.
+    :param parts: the parts, which cover all rows between ``start`` and ``end``.
+    :param limit: the most ids of a batch, unless a single part has more.
     """
     waiting: list[Part] = []
     size = 0
@@ -72,7 +72,8 @@ def _batch(
     for part in parts:
         name = part.stream.name
         left[name] -= 1
-        # All rows of the stream up to the part's last id are in this batch or before.
+        # This batch or earlier ones have all rows of the stream up to the part's last
+        # id.
         offsets[name] = (
             start[name].towards(end[name], part.span.high) if left[name] else end[name]
         )

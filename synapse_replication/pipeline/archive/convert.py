@@ -1,9 +1,9 @@
-"""Converts an archive of versions before Delta tables.
+"""Converts an archive of a version that did not use Delta tables.
 
 Such an archive has Parquet files with rows as JSON below ``rows/stream=NAME/day=DAY``,
 commands below ``wire/day=DAY``, and manifests of its batches below ``_meta``: the
-newest one of rows tells the offsets, those of the wire which recordings are in. Rows
-keep their days, so that what was purged stays purged.
+newest manifest of rows has the offsets, and those of the wire name the archived
+recordings. Rows retain their days, so that purged days are not added again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from synapse_replication.pipeline.tables import (
 
 __all__ = ["Converted", "convert_archive"]
 
-#: Rows of a stream that are converted at once.
+#: The number of rows that are converted at a time.
 _AT_ONCE: Final = 50_000
 
 
 @attrs.frozen
 class Converted:
-    """What was converted."""
+    """The result of a conversion."""
 
     rows: int
     commands: int
@@ -51,10 +51,10 @@ class Converted:
 def convert_archive(
     old: str, archive: str, tables: Mapping[str, StreamTable] | None = None
 ) -> Converted:
-    """Convert an archive to a new place; the old one is left as it is.
+    """Convert an archive to a new location; the old one is not changed.
 
     :param tables: the columns of streams beyond the standard ones.
-    :raises PipelineError: if the old one cannot be read, or the new place holds an
+    :raises PipelineError: if the old one cannot be read, or the new location has an
         archive.
     """
     source = Path(old).absolute()
@@ -207,7 +207,7 @@ def _typed(batch: pa.RecordBatch, table: StreamTable) -> pa.RecordBatch:
 
 def _timestamp(values: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(type_) and values.type.tz is None:
-        # Without a zone in the old files, and UTC.
+        # The old files have times in UTC, without a zone.
         return values.cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
     return values.cast(type_)
 

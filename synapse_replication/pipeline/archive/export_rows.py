@@ -1,4 +1,4 @@
-"""Rows in the form of files that other programs read."""
+"""Converts rows to formats that other programs read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["as_json_lines"]
 
 
 def as_json_lines(rows: DataFrame) -> DataFrame:
-    """Make each row a JSON object on a line; ``row`` is an array, and no text.
+    """Convert each row to a line with a JSON object; ``row`` becomes an array.
 
-    :param rows: any columns; ``row``, if it is there, holds JSON.
+    :param rows: rows with any columns; ``row``, if present, contains JSON.
     :return: ``value``.
     """
     others = [name for name in rows.columns if name != "row"]
     named = rows.select(*rows.columns)
-    # In the order of the columns, and null where there is no value.
+    # Keep the order of the columns, and write null for missing values.
     plain = sf.to_json(
         sf.struct(*(sf.col(name) for name in others)), {"ignoreNullFields": "false"}
     )

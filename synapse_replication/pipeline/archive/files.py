@@ -1,8 +1,8 @@
-"""Parquet files of a table, as tasks write them, before any commit.
+"""Parquet files of a table, which tasks write before the driver's commit.
 
-A task writes one file per day that its rows have, under a name of its own, below the
-table. Until the driver commits it, no reader sees it; a file that is never committed,
-of an attempt that failed or a driver that was killed, is removed by a vacuum.
+A task writes one file for each day of its rows, with a unique name, below the table's
+folder. Readers do not see a file until the driver commits it. A file that is never
+committed, because the attempt failed or the driver was killed, is removed by a vacuum.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 __all__ = ["DayWriter", "WrittenFile"]
 
-#: Days whose files a task has open at once; it closes the one it used last longest ago.
+#: The most files that a task has open; the least recently used one is closed.
 _OPEN_DAYS: Final = 16
 
-#: Columns whose smallest and greatest value stand in the log.
+#: The columns whose minimum and maximum are stored in the log.
 _WITH_STATISTICS: Final = ("stream_id", "line_number")
 
 
 @attrs.frozen
 class WrittenFile:
-    """A file that waits for its commit.
+    """A file that is not committed yet.
 
-    :ivar uri: of the table.
-    :ivar path: below the table.
-    :ivar size: in bytes.
-    :ivar statistics: from column to its smallest and greatest value.
+    :ivar uri: the URI of the table.
+    :ivar path: the path of the file, relative to the table.
+    :ivar size: the size of the file, in bytes.
+    :ivar statistics: the minimum and maximum of each column.
     """
 
     uri: str
@@ -54,7 +54,7 @@ class WrittenFile:
     statistics: dict[str, tuple[int, int]]
 
     def to_action(self) -> AddAction:
-        """Return what a commit says of it."""
+        """Return the action that adds the file to a commit."""
         from deltalake.transaction import AddAction
 
         return AddAction(
@@ -77,8 +77,8 @@ class WrittenFile:
 class DayWriter:
     """Writes the rows of one table into a file per day.
 
-    :param uri: of the table.
-    :param time_column: whose day decides.
+    :param uri: the URI of the table.
+    :param time_column: the column that determines the day.
     :param today: the day of rows without a time.
     """
 
@@ -95,7 +95,7 @@ class DayWriter:
         self._written: list[WrittenFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows, each into the file of its day."""
+        """Write each row to the file of its day."""
         days = pc.fill_null(
             batch.column(self._time_column).cast(pa.date32()), self._today
         )
@@ -124,7 +124,7 @@ class DayWriter:
                 self._filesystem.create_dir(f"{self._root}/{folder}", recursive=True)
             path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
             file = _OpenFile(path, f"{self._root}/{path}", self._filesystem, schema)
-        # Behind those that were used earlier.
+        # Mark it as the most recently used.
         self._open[day] = file
         return file
 
@@ -170,7 +170,7 @@ class _OpenFile:
 
 
 def _sync(path: Path) -> None:
-    """Make a file survive a loss of power, before a commit names it."""
+    """Sync a file to disk, before a commit refers to it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     sync_folder(path.parent)

@@ -1,10 +1,10 @@
-"""An archive as data frames of Spark, without a jar.
+"""An archive as Spark data frames, without Delta's Java library.
 
-The list of a table's files comes from its Delta log, at one version; Spark's own
-reader of Parquet reads them where the archive is a folder, and pyarrow does, in
-tasks, where it is an object store. So a frame shows one moment, whatever is archived,
-compacted or purged meanwhile: files that are replaced stay until a vacuum, which
-leaves them for a week.
+The list of a table's files comes from one version of its Delta log. Spark's Parquet
+reader reads the files of a local archive; those of an object store are read by pyarrow
+in tasks. A frame is therefore a snapshot: archiving, compacting or purging in the
+meantime does not change it, because replaced files are retained until a vacuum, by
+default for a week.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ARCHIVE_KEYS: Final = (
     DAY,
 )
 
-#: What a frame of all streams has of these, if it is not asked for more.
+#: The columns of these that a frame of all streams has by default.
 _KEYS_SCHEMA: Final = (
     "stream string NOT NULL, instance_name string NOT NULL, stream_id bigint NOT NULL, "
     "row_index int NOT NULL, written_ts timestamp, day date"
@@ -76,10 +76,9 @@ class ArchivedTables:
 
     :ivar streams: from stream to a frame of :data:`ARCHIVE_KEYS` and the typed columns
         of its rows. A stream without rows may be missing.
-    :ivar wire: the commands of recordings, of ARCHIVED_WIRE_SCHEMA; empty if there
-        are none.
-    :ivar offsets: up to where each stream is archived.
-    :ivar purged: the rows that were purged.
+    :ivar wire: the commands of recordings, with ARCHIVED_WIRE_SCHEMA; it may be empty.
+    :ivar offsets: the offset up to which each stream is archived.
+    :ivar purged: the ranges of rows that were purged.
     """
 
     streams: Mapping[str, DataFrame]
@@ -91,7 +90,7 @@ class ArchivedTables:
     _tables: Mapping[str, StreamTable] = attrs.field(repr=False)
 
     def lacks(self, recording: Path) -> bool:
-        """Return whether a recording is not in the archive, or was shorter then."""
+        """Return whether the archive lacks a recording, or has a shorter one."""
         if self._wire_table is None:
             return True
         size = archived_size(self._wire_table, recording.name)
@@ -100,8 +99,8 @@ class ArchivedTables:
     def keys(self, *more: str) -> DataFrame:
         """Return the rows of all streams without their content.
 
-        :param more: names of text columns to keep besides, such as ``room_id``; null
-            for streams that have none of that name.
+        :param more: the names of further text columns, such as ``room_id``; null for
+            streams without such a column.
         :return: ``stream``, ``instance_name``, ``stream_id``, ``row_index``,
             ``written_ts``, ``day``, and ``more``.
         """
@@ -126,11 +125,11 @@ class ArchivedTables:
         return _union(self._session, frames, ddl)
 
     def rows(self, *streams: str) -> DataFrame:
-        """Return rows, of ARCHIVED_ROWS_SCHEMA: each as JSON in ``row``.
+        """Return rows with ARCHIVED_ROWS_SCHEMA, with the content as JSON in ``row``.
 
-        Costs more than :meth:`keys` and than the typed columns of :attr:`streams`.
+        This is slower than :meth:`keys`, and than the typed columns of :attr:`streams`.
 
-        :param streams: whose; of all if not given.
+        :param streams: the streams to read; by default all.
         """
         frames = [
             with_json(frame, self._tables[stream])
@@ -141,7 +140,7 @@ class ArchivedTables:
 
 
 def with_json(frame: DataFrame, table: StreamTable) -> DataFrame:
-    """Return typed rows as rows of the wire, of ARCHIVED_ROWS_SCHEMA."""
+    """Convert typed rows to rows of the wire, with ARCHIVED_ROWS_SCHEMA."""
     names = [
         name for name in ARCHIVED_ROWS_SCHEMA.names if name not in ("stream", "row")
     ]
@@ -172,8 +171,8 @@ def read_archive(
 ) -> ArchivedTables:
     """Read an archive.
 
-    :param tables: the columns of streams beyond the standard ones; those of a stream
-        that is not named are taken from its table in the archive.
+    :param tables: the columns of streams other than the standard ones; by default, they
+        are read from the archive.
     :raises PipelineError: if there is no archive, or it has an older format.
     """
     store = open_archive(archive)
@@ -184,7 +183,7 @@ def read_archive(
     for stream in store.streams():
         table = store.table(store.stream_uri(stream))
         if table is None:
-            # Being made by a driver.
+            # A driver is creating the table.
             continue
         if stream not in known:
             known[stream] = _table_of(stream, table)
@@ -210,7 +209,7 @@ def _union(
 
 
 def _table_of(stream: str, table: DeltaTable) -> StreamTable:
-    """Read the columns of a stream that nobody declares here off its table."""
+    """Read the columns of an undeclared stream from its table in the archive."""
     types = {"long": "bigint", "double": "double", "boolean": "boolean"}
     columns = tuple(
         Column(
@@ -259,7 +258,7 @@ def _read_files(
     schema: pa.Schema,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Read files, in a task. Columns that a file lacks are null."""
+    """Read files within a task. Columns that a file lacks become null."""
     from pyarrow import parquet
 
     filesystem, _ = store.filesystem()

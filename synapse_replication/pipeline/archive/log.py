@@ -1,13 +1,13 @@
-"""What the commits of an archive's tables say besides their files.
+"""The metadata in the commits of an archive's tables.
 
-A commit that adds rows of a stream carries the offset up to which the stream is
-archived then, and an application transaction with the number of the batch: rows and
-offset become visible together, or not at all. Delta Lake keeps the number in its
-checkpoints, and refuses a second commit of a number. Maintenance repeats offset and
-number, so that the newest commit always tells them, however often the log is cleaned.
+A commit that adds rows of a stream contains the resulting offset of the stream, and an
+application transaction with the number of the batch. Rows and offset therefore become
+visible atomically. Delta Lake stores the number in its checkpoints, and rejects a
+second commit with the same number. Maintenance commits repeat offset and number, so
+that the newest commit always has them, even after the log was cleaned.
 
-Recordings are known by an application transaction each: the name is that of the
-recording, the version its size in bytes.
+Each archived recording has an application transaction: its application id contains the
+name of the recording, its version is the size in bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
     "who_committed",
 ]
 
-#: The application whose transactions are the batches of a table.
+#: The application id of the transactions of batches.
 APPLICATION: Final = "synapse_replication.archive"
 
 _OFFSET: Final = "synapse_replication.offset"
@@ -48,17 +48,17 @@ _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
 
-#: Commits of the log that are read at once, newest first.
+#: The number of commits that are read at a time, newest first.
 _LOOK_BACK: Final = (1, 20, 1000, None)
 
 
 @attrs.frozen
 class TableState:
-    """How far a table is.
+    """The progress of a table.
 
-    :ivar version: of the table.
-    :ivar batch: the number of the last batch; 0 if there is none.
-    :ivar offset: up to where the stream is archived.
+    :ivar version: the version of the table.
+    :ivar batch: the number of the last batch; 0 before the first.
+    :ivar offset: the offset up to which the stream is archived.
     """
 
     version: int
@@ -67,9 +67,9 @@ class TableState:
 
 
 def read_state(table: DeltaTable) -> TableState:
-    """Read how far a table is at the version that is loaded.
+    """Read the progress of a table at its loaded version.
 
-    :raises PipelineError: if the log does not tell.
+    :raises PipelineError: if the log no longer contains it.
     """
     batch = table.transaction_version(APPLICATION)
     if batch is None:
@@ -89,7 +89,7 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
     seen = 0
     for limit in _LOOK_BACK:
         found = table.history(limit)
-        # Nothing newer than what is loaded: another driver may be at work.
+        # Ignore commits after the loaded version: another driver may be running.
         yield from (
             commit for commit in found[seen:] if commit["version"] <= table.version()
         )
@@ -101,11 +101,12 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
 def commit_properties(
     state: TableState, *, recordings: Mapping[str, int] | None = None, new: bool
 ) -> CommitProperties:
-    """Describe a commit: who made it, and how far the table is then.
+    """Return the metadata of a commit: its origin, and the table's progress.
 
-    :param state: after the commit.
-    :param recordings: names and sizes of those that the commit holds.
-    :param new: the commit holds the batch; false for maintenance, which repeats it.
+    :param state: the state after the commit.
+    :param recordings: the names and sizes of the recordings that the commit adds.
+    :param new: whether the commit adds the batch; false for maintenance, which repeats
+        it.
     """
     from deltalake import CommitProperties, Transaction
 
@@ -126,7 +127,7 @@ def commit_properties(
 
 
 def who_committed(table: DeltaTable, batch: int) -> str:
-    """Say who committed a batch, and when."""
+    """Describe who committed a batch, and when."""
     for commit in table.history(100):
         if commit.get(_BATCH) == str(batch):
             when = datetime.datetime.fromtimestamp(
@@ -151,9 +152,9 @@ def archived_size(table: DeltaTable, name: str) -> int | None:
 
 @attrs.frozen
 class PurgedRange:
-    """Rows that an archive had and that were purged.
+    """A range of rows that were purged from an archive.
 
-    :ivar first_token: the smallest of them; ``last_token`` the greatest.
+    :ivar first_token: the smallest purged token; ``last_token`` is the greatest.
     """
 
     stream: str
@@ -163,7 +164,7 @@ class PurgedRange:
 
 
 def read_purged_ranges(table: DeltaTable, stream: str) -> list[PurgedRange]:
-    """Return which rows of a stream were purged, one range per writer.
+    """Return the purged rows of a stream, one range per writer.
 
     :raises PipelineError: if the record is damaged.
     """

@@ -1,4 +1,4 @@
-"""How far the archive is, for Prometheus."""
+"""Prometheus metrics of the archive job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PREFIX = "synapse_replication_archive"
 
 
 class ArchiveMetrics:
-    """What an archive's driver did, and how it stands. Thread-safe.
+    """The metrics of an archive's driver. Thread-safe.
 
-    :param registry: where it is found.
+    :param registry: the registry of the metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -71,7 +71,7 @@ class ArchiveMetrics:
         )
 
     def set_offsets(self, archived: Mapping[str, StreamOffset]) -> None:
-        """Show up to where each writer is archived."""
+        """Set the token up to which each writer's rows are archived."""
         for stream, offset in archived.items():
             for writer, token in offset.writers.items():
                 self.position.labels(stream, writer).set(token)
@@ -79,9 +79,9 @@ class ArchiveMetrics:
                 self.position.labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
-        """Show how far each ``(stream, writer)`` is behind the database.
+        """Set the distance of each ``(stream, writer)`` to the database, in ids.
 
-        :param now: s since the epoch.
+        :param now: the time, in s since 1970.
         """
         for place, ids in lag.items():
             self.lag.labels(*place).set(ids)
@@ -92,10 +92,10 @@ class ArchiveMetrics:
 def serve_metrics(
     registry: CollectorRegistry, host: str, port: int
 ) -> Callable[[], None]:
-    """Serve them over HTTP, in a thread of its own.
+    """Serve the metrics over HTTP, in a separate thread.
 
-    :param port: 0 takes any that is free.
-    :return: stops it.
+    :param port: the port; 0 for any free one.
+    :return: a function that stops the server.
     :raises PipelineError: if the port cannot be used.
     """
     try:

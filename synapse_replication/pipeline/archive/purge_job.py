@@ -17,9 +17,9 @@ __all__ = ["purge_archive"]
 def purge_archive(
     archive: str, before: datetime.date, *, dry_run: bool = False
 ) -> list[OldDay]:
-    """Remove all days before a date, and return which.
+    """Remove all days before a date, and return them.
 
-    :raises PipelineError: if there is no archive, or it cannot be written.
+    :raises PipelineError: if the archive does not exist or cannot be written.
     """
     store = open_archive(archive)
     return find_old_days(store, before) if dry_run else purge_days(store, before)

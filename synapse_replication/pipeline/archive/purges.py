@@ -1,10 +1,10 @@
-"""Old days leave an archive, and a record stays of what they held.
+"""Removes old days from an archive, and records which rows they had.
 
-First a property of the table says which tokens go, then one commit removes the days. A
-crash between the two leaves a record of rows that are still there: purging again
-removes them, and until then an audit misses nothing that it would have to find. The
-commit stands in the table's history; the files go with a vacuum, once no reader needs
-them. The offset does not change, so what was purged is not read again.
+First, a table property records the tokens to be purged, then one commit removes the
+days. After a crash between the two, the record covers rows that still exist; purging
+again removes them, and audits are not affected in the meantime. The commit is part of
+the table's history; a vacuum removes the files once no reader needs them. The offset
+does not change, so purged rows are not archived again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["OldDay", "find_old_days", "purge_days"]
 
-#: How often a purge begins again because a driver committed meanwhile.
+#: The most attempts of a purge, each of which a driver's commit may invalidate.
 _ATTEMPTS: Final = 10
 
 
 @attrs.frozen
 class OldDay:
-    """A day of a table that is to go.
+    """A day of a table that is to be purged.
 
     :ivar stream: ``None`` for the wire.
-    :ivar size: of its files, in bytes.
+    :ivar size: the size of its files, in bytes.
     """
 
     stream: str | None
@@ -63,7 +63,7 @@ def find_old_days(store: ArchiveStore, before: datetime.date) -> list[OldDay]:
 def purge_days(store: ArchiveStore, before: datetime.date) -> list[OldDay]:
     """Remove all days before a date; return what was removed.
 
-    A driver may be at work.
+    It may be called while a driver is running.
 
     :raises PipelineError: if the archive cannot be read or written.
     """
@@ -121,7 +121,7 @@ def _purge(
                 f"{DAY} < DATE '{before.isoformat()}'", commit_properties=properties
             )
         except CommitFailedError as error:
-            # A driver committed meanwhile: look again at what there is.
+            # A driver has committed in the meantime: start again with the new version.
             if attempt == _ATTEMPTS - 1:
                 raise _failed(table, error) from error
             table.update_incremental()
@@ -135,7 +135,7 @@ def _purge(
 def _record(
     store: ArchiveStore, stream: str, table: DeltaTable, before: datetime.date
 ) -> bool:
-    """Note which rows go; return false if more came meanwhile."""
+    """Record the rows to be purged; return false if rows were added meanwhile."""
     noted = {action["path"] for action in _old_actions(table, before)}
     ranges = [
         *read_purged_ranges(table, stream),
@@ -147,7 +147,7 @@ def _record(
         commit_properties=commit_properties(read_state(table), new=False),
     )
     table.update_incremental()
-    # From here on, the delete itself is refused if a driver adds to these days.
+    # If a driver adds rows to these days from now on, the delete is rejected.
     return noted == {action["path"] for action in _old_actions(table, before)}
 
 
@@ -162,7 +162,7 @@ def _failed(table: DeltaTable, error: Exception) -> PipelineError:
 def _ranges(
     store: ArchiveStore, stream: str, table: DeltaTable, before: datetime.date
 ) -> list[PurgedRange]:
-    """Return which tokens of which writers the old days hold."""
+    """Return the range of each writer's tokens in the old days."""
     from pyarrow import parquet
 
     filesystem, _ = store.filesystem()

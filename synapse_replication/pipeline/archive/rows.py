@@ -1,4 +1,4 @@
-"""Rows of the database, on their way into the archive's tables."""
+"""Archives rows of the database in the tables of the archive."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ArchivedBatch", "RowsArchiver", "lag_of"]
 
-#: What Spark says when a worker took more than 10 s to start. That cannot be set.
+#: Spark's message if a worker took more than 10 s to start, a limit that cannot be
+#: configured.
 _SLOW_START: Final = "Python worker failed to connect back"
 
-#: Tasks of a batch for each core: at its end, cores wait for the last one.
+#: The number of tasks per core in a batch. With more, cores are idle for a smaller part
+#: of the time while the last tasks finish.
 _TASKS_PER_CORE: Final = 4
 
-#: How often a batch is begun, when workers are slow to start.
+#: The number of attempts to write a batch when workers are slow to start.
 _STARTS: Final = 12
 
 
 @attrs.frozen
 class ArchivedBatch:
-    """A batch that is in the archive.
+    """A batch that was archived.
 
-    :ivar rows: of each stream.
-    :ivar left: ids that are complete and wait for the next batches.
+    :ivar rows: the number of rows of each stream.
+    :ivar left: the number of complete ids that are left for the next batches.
     """
 
     rows: Mapping[str, int]
@@ -55,10 +57,10 @@ class ArchivedBatch:
 
 
 class RowsArchiver:
-    """Archives what is complete. Not thread-safe.
+    """Archives complete rows. Not thread-safe.
 
-    :param batch_ids: ids that a batch covers at most; ``None`` for
-        :data:`_TASKS_PER_CORE` tasks per core.
+    :param batch_ids: the most ids of a batch; ``None`` for :data:`_TASKS_PER_CORE`
+        tasks per core.
     :raises PipelineError: if a table of the archive cannot be read.
     """
 
@@ -78,12 +80,12 @@ class RowsArchiver:
         self._batch_ids = batch_ids or _TASKS_PER_CORE * cores * IDS_PER_TASK
         self._planner = Planner(options, continuous=True)
         self._tables: dict[str, ArchiveTable] = {}
-        #: Up to where each stream is archived, ids without rows included.
+        #: The offset up to which each stream is archived, including ids without rows.
         self.offsets: dict[str, StreamOffset] = {}
 
     @property
     def tables(self) -> Mapping[str, ArchiveTable]:
-        """The tables of the streams that the database has."""
+        """The archive's tables of the streams that the database has."""
         return self._tables
 
     def archive(
@@ -92,12 +94,12 @@ class RowsArchiver:
         stopped: Callable[[], bool],
         tell: Callable[[str], object],
     ) -> None:
-        """Archive all that is complete now.
+        """Archive all rows that are complete at the time of the call.
 
         :param done: called after each batch.
-        :param stopped: asked between batches.
-        :param tell: called with what happens besides.
-        :raises PipelineError: if it cannot go on; nothing is lost by that.
+        :param stopped: called between batches; returns whether to stop.
+        :param tell: called with further messages for the user.
+        :raises PipelineError: if it cannot continue. No rows are lost.
         """
         parts, start, end = self._plan()
         left = sum(part.size for part in parts)
@@ -202,7 +204,7 @@ def lag_of(
 ) -> dict[tuple[str, str], int]:
     """Return how many ids each ``(stream, writer)`` is behind the database.
 
-    Rows of a stream without positions are of the writer ``""``.
+    Rows of a stream without positions are attributed to the writer ``""``.
     """
     lag = {}
     for stream, latest in database.items():

@@ -1,10 +1,11 @@
 """The run of ``synapse-replication pipeline archive``.
 
-Theory of operation: the driver plans what is complete, hands tasks of ids to Spark's
-executors, which write Parquet files, and commits the files of a batch to the table of
-each stream together with the offset that they reach. Nothing else is stored: a restart
-reads from the tables where it is, and a driver that was killed leaves whole batches,
-and at most files that no reader sees. Rows and recordings share nothing but the place.
+Theory of operation: the driver determines which rows are complete, and assigns ranges
+of ids to tasks on Spark's executors, which write Parquet files. It then commits the
+files of a batch to the table of each stream, together with the resulting offset. No
+other state is stored: after a restart, the driver reads its progress from the tables. A
+driver that is killed leaves complete batches, and possibly files that no reader sees.
+Rows and recordings are archived independently of each other.
 """
 
 from __future__ import annotations
@@ -41,32 +42,33 @@ if TYPE_CHECKING:
 
 __all__ = ["ENOUGH_FILES", "RETENTION_HOURS", "ArchiveSettings", "run_archive"]
 
-#: Small files of a day that are made into one.
+#: The number of small files of a day that are merged into one.
 ENOUGH_FILES: Final = 8
 
-#: How long readers may use files that were replaced, in hours.
+#: How long replaced files are retained for readers, in hours.
 RETENTION_HOURS: Final = 168
 
-#: Tables are looked through for small files after so many batches with rows.
+#: The number of batches with rows between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 
-#: How often files are removed that nobody needs any more, in s.
+#: The interval at which unused files are removed, in s.
 _VACUUM_SECONDS: Final = 86_400
 
 
 @attrs.frozen
 class ArchiveSettings:
-    """What to archive, and how.
+    """The settings of an archive run.
 
     :ivar archive: a folder, or ``s3://bucket/path``.
     :ivar source: the database; ``None`` to archive recordings alone.
     :ivar recordings: files, and folders of them.
-    :ivar streams: names; empty for all.
-    :ivar once: stop when everything that is there now is archived.
-    :ivar every: s between two looks at the database and at folders of recordings.
-    :ivar batch_ids: ids that one batch covers at most; ``None`` to choose.
-    :ivar compact_files: how many small files of a day are made into one.
-    :ivar retention_hours: how long files that were replaced are left to readers.
+    :ivar streams: the names of the streams to archive; empty for all.
+    :ivar once: whether to stop when all rows that are complete now are archived.
+    :ivar every: the interval in s at which the database and folders of recordings are
+        read.
+    :ivar batch_ids: the most ids of a batch; ``None`` to choose it automatically.
+    :ivar compact_files: the number of small files of a day that are merged into one.
+    :ivar retention_hours: how long replaced files are retained for readers, in hours.
     """
 
     archive: str
@@ -83,7 +85,7 @@ class ArchiveSettings:
     def source_options(self) -> SourceOptions | None:
         """Return the options of the data source; ``None`` without a database.
 
-        :raises PipelineError: if one is wrong.
+        :raises PipelineError: if an option is invalid.
         """
         if self.source is None:
             return None
@@ -106,15 +108,16 @@ def run_archive(
     with_signals: bool = False,
     watch: Watch = _pass,
 ) -> Numbers:
-    """Archive; return when all rows are archived, or when ``stopping`` is set.
+    """Archive until ``stopping`` is set, or, with ``once``, until all is archived.
 
-    :param stopping: set from elsewhere, it ends a continuous run after its batch.
-    :param with_signals: SIGTERM and SIGINT end it, too; the main thread only.
-    :param watch: called at each point of the writing.
-    :raises PipelineError: if it cannot go on; nothing is lost by that.
+    :param stopping: an event that another thread sets to end the run after its batch.
+    :param with_signals: whether SIGTERM and SIGINT end the run; only in the main
+        thread.
+    :param watch: called at each :class:`Point`, for tests.
+    :raises PipelineError: if it cannot continue. No rows are lost.
     """
     stopping = stopping or threading.Event()
-    # Before Spark is started: what is wrong is reported at once.
+    # Check the options before Spark is started, to report errors without delay.
     options = settings.source_options()
     store = open_store(settings.archive)
     store.streams()
@@ -129,7 +132,8 @@ def run_archive(
             )
         )
         if with_signals:
-            # Not before: Spark sets a handler of its own.
+            # Install the handlers after Spark is started, because Spark installs its
+            # own.
             stack.enter_context(_set_by_signals(stopping))
         job = _Archive(
             settings,
@@ -206,7 +210,7 @@ class _Archive:
         lag = rows.lag()
         self._metrics.set_offsets(rows.offsets)
         self._metrics.set_lag(lag, time.time())
-        # Writers of a stream share its ids.
+        # The writers of a stream share its ids, so take the maximum and not the sum.
         by_stream: dict[str, int] = {}
         for (stream, _), ids in lag.items():
             by_stream[stream] = max(ids, by_stream.get(stream, 0))

@@ -1,13 +1,13 @@
-"""Where an archive is: a local folder or an object store, and the tables in it.
+"""The location of an archive, in a local folder or an object store, and its tables.
 
 ::
 
     ARCHIVE/streams/NAME/     a Delta table per stream
     ARCHIVE/wire/             a Delta table of the commands of recordings
 
-Credentials of an object store come from the usual environment variables of the
-driver. Tasks get them with their work, as they get the database's password, so the
-hosts of executors need no configuration of their own.
+Credentials of an object store come from the usual environment variables of the driver.
+They are sent to tasks, like the database's password, so that executors need no
+configuration.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["ArchiveStore", "open_archive", "open_store"]
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
-#: What an archive of versions before 2 has: a table format of its own.
+#: The marker file of an archive in the format before version 2.
 _OLD_DESCRIPTION: Final = "_meta/archive.json"
 
-#: Environment variables that tell how an object store is reached.
+#: The environment variables that configure access to an object store.
 _ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
@@ -56,10 +56,11 @@ def _environment(uri: str) -> dict[str, str]:
 
 @attrs.frozen
 class ArchiveStore:
-    """The place of an archive. Can be handed to tasks.
+    """The location of an archive. It can be sent to tasks.
 
     :ivar uri: an absolute path, or ``s3://bucket/path``; without a slash at its end.
-    :ivar options: how an object store is reached, credentials included. Never shown.
+    :ivar options: the options of the object store, including credentials. They must not
+        be shown.
     """
 
     uri: str
@@ -67,20 +68,20 @@ class ArchiveStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a folder of a file system that is mounted here."""
+        """Whether it is a local folder."""
         return "://" not in self.uri
 
     @property
     def wire_uri(self) -> str:
-        """Where the table of the wire is."""
+        """The URI of the table of recorded commands."""
         return f"{self.uri}/{_WIRE}"
 
     def stream_uri(self, stream: str) -> str:
-        """Return where the table of a stream is."""
+        """Return the URI of a stream's table."""
         return f"{self.uri}/{_STREAMS}/{_folder_name(stream)}"
 
     def streams(self) -> list[str]:
-        """List the streams that the archive has a table of.
+        """Return the streams that have a table in the archive.
 
         :raises PipelineError: if the store cannot be reached.
         """
@@ -99,7 +100,7 @@ class ArchiveStore:
         )
 
     def table(self, uri: str) -> DeltaTable | None:
-        """Open a table at its newest version; ``None`` if there is none.
+        """Open a table at its newest version; return ``None`` if it does not exist.
 
         :raises PipelineError: if the store cannot be reached, or the log is damaged.
         """
@@ -115,13 +116,13 @@ class ArchiveStore:
 
     @property
     def delta_options(self) -> dict[str, str] | None:
-        """The options for delta-rs."""
+        """The storage options for delta-rs."""
         return dict(self.options) or None
 
     def filesystem(self) -> tuple[FileSystem, str]:
         """Return the file system for pyarrow, and the path of the archive in it.
 
-        :raises PipelineError: if the scheme of the URI is not known.
+        :raises PipelineError: if the scheme of the URI is unknown.
         """
         import pyarrow as pa
         from pyarrow import fs
@@ -172,7 +173,7 @@ def _s3(options: Mapping[str, str]) -> FileSystem:
 
 
 def _folder_name(stream: str) -> str:
-    """Return a name that is safe in paths and URIs, and not hidden."""
+    """Encode a stream's name so that it is safe in paths and URIs, and not hidden."""
     encoded = "".join(
         chr(byte) if _PLAIN.match(bytes([byte])) else f"~{byte:02X}"
         for byte in stream.encode()
@@ -187,10 +188,10 @@ def _stream_name(folder: str) -> str:
 
 
 def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
-    """Return the store of an archive that may be missing yet.
+    """Return the store of an archive that need not exist yet.
 
-    :raises PipelineError: if the place is unusable, or holds an archive of an older
-        format; names the command that converts it.
+    :raises PipelineError: if the location is unusable, or has an archive of an older
+        format. The text then names the command that converts it.
     """
     text = os.fspath(archive).rstrip("/")
     if "://" in text:
@@ -214,7 +215,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
 def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
     """Return the store of an archive that exists.
 
-    :raises PipelineError: if there is none, or it has an older format.
+    :raises PipelineError: if it does not exist, or has an older format.
     """
     store = open_store(archive)
     if not store.streams() and store.table(store.wire_uri) is None:

@@ -1,9 +1,9 @@
-"""A table of the archive, as its one driver changes it.
+"""A table of the archive, which only one driver may change.
 
-Delta Lake does what this leaves out: a commit is visible whole or not at all; a commit
-that another one made impossible is refused. Each change starts from a version that was
-read, so a second driver cannot slip in between: whichever commits a batch first wins,
-and the other one stops.
+Delta Lake guarantees that a commit is atomic, and that a commit which conflicts with
+another one is rejected. Each change is based on the version that was read before. If
+two drivers run by mistake, the first one to commit a batch wins, and the other one
+stops.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["ArchiveTable", "Compaction", "Point", "Watch"]
 
 _logger = logging.getLogger(__name__)
 
-#: A file of fewer bytes is small.
+#: The size below which a file counts as small, in bytes.
 SMALL_BYTES: Final = 16 * 2**20
 
-#: How large a file may become when small ones are made into one, in bytes.
+#: The target size when small files are merged, in bytes.
 TARGET_BYTES: Final = 256 * 2**20
 
 
 class Point(enum.Enum):
-    """Where the writing can be cut off; the kill tests do so at each."""
+    """Points at which writing can be interrupted; the kill tests use each of them."""
 
     PLANNED = "planned"
     WRITTEN = "written"
@@ -56,16 +56,16 @@ class Point(enum.Enum):
     VACUUMED = "vacuumed"
 
 
-#: Called at each point; does nothing but in tests.
+#: A function that is called at each point; only tests set one.
 Watch: TypeAlias = Callable[[Point], object]
 
 
 @attrs.frozen
 class Compaction:
-    """What a compaction did.
+    """The result of a compaction.
 
-    :ivar before: files that were small.
-    :ivar after: files that they became.
+    :ivar before: the number of small files that were merged.
+    :ivar after: the number of files that replaced them.
     """
 
     before: int = 0
@@ -73,9 +73,9 @@ class Compaction:
 
 
 class ArchiveTable:
-    """One table of the archive, held at a version by its driver. Not thread-safe.
+    """One table of the archive, loaded at a version. Not thread-safe.
 
-    :param name: of the stream, or ``the wire``; for messages.
+    :param name: the name of the stream, or ``the wire``; for messages.
     :param schema: the columns that this version writes.
     :raises PipelineError: if the table cannot be read, or has a column of another type.
     """
@@ -94,7 +94,7 @@ class ArchiveTable:
             self._evolve(self._table)
 
     def archived_size(self, recording: str) -> int | None:
-        """Return the size of a recording as archived; ``None`` if it is not."""
+        """Return the archived size of a recording; ``None`` if it is not archived."""
         return None if self._table is None else archived_size(self._table, recording)
 
     def commit(
@@ -103,9 +103,9 @@ class ArchiveTable:
         offset: StreamOffset | None = None,
         recordings: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files, with the offset or the recordings that they reach up to.
+        """Commit files, with the resulting offset or the recordings.
 
-        :raises PipelineError: if another driver was first; nothing is added then.
+        :raises PipelineError: if another driver was first. Nothing is added then.
         """
         from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -136,12 +136,12 @@ class ArchiveTable:
         self.check_alone()
 
     def check_alone(self) -> None:
-        """Make sure that no other driver has committed to the table.
+        """Check that no other driver has committed to the table.
 
         :raises PipelineError: if one has.
         """
         if self._table is None:
-            # The first commit tells.
+            # The driver's first commit performs this check.
             return
         self._table.update_incremental()
         self._check_batch(self._table)
@@ -154,11 +154,11 @@ class ArchiveTable:
     # -- maintenance -------------------------------------------------------------------
 
     def compact(self, enough_files: int) -> Compaction:
-        """Make the small files of each day into larger ones, where they are many.
+        """Merge the small files of each day that has many of them.
 
-        Readers of older versions go on with the files of those.
+        Readers of older versions continue to use the old files.
 
-        :param enough_files: small files of a day that are worth it.
+        :param enough_files: the least number of small files of a day to merge.
         :raises PipelineError: if the store fails.
         """
         from deltalake import WriterProperties
@@ -176,7 +176,8 @@ class ArchiveTable:
                     commit_properties=commit_properties(self.state, new=False),
                 )
             except CommitFailedError:
-                # The day was purged meanwhile. What is left is looked at next time.
+                # The day was purged in the meantime. The others are merged the next
+                # time.
                 self._table.update_incremental()
                 continue
             except DeltaError as error:
@@ -188,7 +189,7 @@ class ArchiveTable:
         return done
 
     def vacuum(self, retention_hours: int) -> int:
-        """Remove files that no version of the retention needs; return how many.
+        """Remove files that no retained version needs; return their number.
 
         These are the files that compactions and purges replaced, and those of attempts
         that were never committed.
@@ -227,7 +228,8 @@ class ArchiveTable:
         from deltalake.exceptions import DeltaError
 
         try:
-            # If another driver makes it at the same time, its first commit decides.
+            # If another driver creates the table at the same time, the first commit
+            # wins.
             self._table = DeltaTable.create(
                 self.uri,
                 schema=self._schema,
@@ -245,9 +247,9 @@ class ArchiveTable:
         return self._table
 
     def _evolve(self, table: DeltaTable) -> None:
-        """Add the columns that a newer version brought.
+        """Add the columns that a newer version of this package has.
 
-        Rows from before have nulls there; files need no change.
+        They are null in existing rows, whose files do not change.
         """
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError

@@ -1,4 +1,4 @@
-"""What tasks do for an archive: read, and write Parquet files of their own."""
+"""The work of archive tasks: each reads rows and writes them to Parquet files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_rows(
     """Read parts from the database into files, on the executors.
 
     :param tasks: the parts of each task.
-    :param today: the day of rows whose tables do not tell when they were written.
+    :param today: the day to assign to rows whose time of writing is unknown.
     :return: the files of each stream.
     :raises PipelineError: if the database or the store fails.
     """
@@ -79,7 +79,7 @@ def write_recordings(
 ) -> list[WrittenFile]:
     """Read recordings into files of the table of the wire, on the executors.
 
-    :param today: the day of lines whose recording does not tell when it was made.
+    :param today: the day to assign to lines of recordings without a date.
     :raises PipelineError: if a recording cannot be read.
     """
     uri = store.wire_uri

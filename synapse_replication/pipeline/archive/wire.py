@@ -1,7 +1,8 @@
-"""Recordings come into an archive once each, when they are closed.
+"""Archives each closed recording once.
 
-A recording is known by its name without its folder, so that it may be moved, and the
-rest of a folder be deleted; and by its size, so that one that went on is noticed.
+A recording is identified by its name without its folder, so that it may be moved to
+another folder. Its size is stored, to detect a recording that was continued after it
+was archived.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from synapse_replication.pipeline.wire_lines import SUFFIXES
 
 __all__ = ["BATCH_BYTES", "Recording", "find_closed_recordings", "plan_recordings"]
 
-#: Bytes of recordings that one batch holds, unless a single one is larger.
+#: The most bytes of recordings in a batch, unless a single recording is larger.
 BATCH_BYTES: Final = 1024**3
 
 
@@ -26,7 +27,7 @@ BATCH_BYTES: Final = 1024**3
 class Recording:
     """A closed recording.
 
-    :ivar size: in bytes.
+    :ivar size: its size, in bytes.
     """
 
     path: Path
@@ -34,17 +35,17 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """What it is known by."""
+        """The name that identifies it."""
         return self.path.name
 
 
 def find_closed_recordings(
     paths: Iterable[str | os.PathLike[str]],
 ) -> list[Recording]:
-    """Find the recordings that are whole.
+    """Return the complete recordings among files and folders.
 
-    A folder may hold none yet. What its recorder still writes has another name. A
-    file that is named itself is taken as it is.
+    A folder may be empty. A file that a recorder is still writing has another suffix. A
+    file that is named explicitly is always included.
 
     :raises PipelineError: if a path does not exist, or two recordings have one name.
     """
@@ -76,10 +77,10 @@ def plan_recordings(
     archived_size: Callable[[str], int | None],
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Recording]]:
-    """Return the recordings that are new, in batches.
+    """Return the new recordings, in batches.
 
-    :param archived_size: the size of a recording when it was archived, by its name;
-        ``None`` if it was not.
+    :param archived_size: returns the archived size of a recording by its name; ``None``
+        if it is not archived.
     :raises PipelineError: if a recording changed after it was archived.
     """
     new: list[Recording] = []

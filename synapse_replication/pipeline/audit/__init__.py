@@ -1,1 +1,1 @@
-"""The audit: checks of what the wire, the tables and the archive say."""
+"""The audit: compares recordings, tables and archive to find lost rows."""

@@ -166,7 +166,7 @@ def audited(
             if archived is None
             else archived.keys()
         )
-        # Lines that are in the archive twice have a finding of their own.
+        # Lines that are in the archive twice are reported by a separate check.
         archived_once = archived_wire.dropDuplicates(["recording", "line_number"])
         lines = keep(wire_lines(wire.unionByName(archived_once)))
         tokens = wire_tokens(lines)

@@ -1,4 +1,4 @@
-"""What an audit found, on a terminal or as JSON."""
+"""Prints and writes the findings of an audit, as text, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Counts", "print_findings", "print_json", "write_findings"]
 
-#: How many findings there are of each severity.
+#: The number of findings of each severity.
 Counts = Counter[Severity]
 
-#: Errors and warnings that are shown one by one, on a terminal.
+#: The most errors, and the most warnings, that are printed individually.
 MAX_SHOWN: Final = 100
 
-#: Characters of evidence that are shown of each, on a terminal.
+#: The most characters of evidence that are printed for each.
 _MAX_EVIDENCE: Final = 600
 
 
@@ -54,7 +54,7 @@ def write_findings(findings: DataFrame, folder: str) -> None:
     """Write findings as one Parquet file and as lines of JSON, in place of older ones.
 
     :param findings: of FINDINGS_SCHEMA; few enough for this process.
-    :param folder: made if it is missing.
+    :param folder: the folder, which is created if it is missing.
     :raises PipelineError: if it cannot be written.
     """
     table = findings.select(*FINDINGS_SCHEMA.names).toArrow()
@@ -71,7 +71,7 @@ def write_findings(findings: DataFrame, folder: str) -> None:
 
 
 def print_findings(findings: DataFrame, out: TextIO) -> Counts:
-    """Print errors and warnings, and how much there is of everything else.
+    """Print errors and warnings, and totals of all other findings.
 
     :param findings: of FINDINGS_SCHEMA.
     """

@@ -1,4 +1,4 @@
-"""The job that finds positions in the rows there are."""
+"""The job that computes positions from the rows in the tables."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ __all__ = [
     "write_bootstrap",
 ]
 
-#: Reads ranges of ids from the database that the first argument leads to.
+#: Reads ranges of ids from a database, given its connection parameters.
 Reader = Callable[[Mapping[str, Any], Sequence[IdRange]], "list[Found]"]
 
 _FOUND_SCHEMA = "stream string, table string, instance_name string, token long"
 
-#: Partitions for each core: those that are done early take more.
+#: The number of partitions per core, so that faster tasks take over more of them.
 _PARTITIONS_PER_CORE = 2
 
 
 @attrs.frozen
 class Bootstrap:
-    """What was found, and what ought to be written.
+    """The positions that were found, and the changes to write.
 
-    :ivar nobody: the greatest token of rows that tell of no writer though their
-        table should, by stream.
+    :ivar nobody: for each stream, the greatest token of rows without a writer in tables
+        that have a column for it.
     """
 
     histories: Sequence[StreamHistory]
@@ -67,10 +67,10 @@ class Bootstrap:
 
 
 def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstrap:
-    """Read how far all writers got, in a session of Spark's own.
+    """Compute the positions of all writers in a new Spark session.
 
-    :param master: where Spark runs; this machine if ``None``.
-    :raises PipelineError: as :func:`read_bootstrap` does.
+    :param master: the URL of the Spark master; ``None`` for this machine.
+    :raises PipelineError: for the same reasons as :func:`read_bootstrap`.
     """
     with (
         JobProgress(sys.stderr, 2) as progress,
@@ -86,14 +86,14 @@ def run_bootstrap(settings: PipelineSettings, *, master: str | None) -> Bootstra
 
 
 def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
-    """Read how far the writers of all streams got.
+    """Compute the positions of the writers of all streams.
 
-    :param read: reads the ranges, given how to connect.
-    :raises PipelineError: if writers are running; a sequence is behind its tables; the
-        database cannot be read.
+    :param read: reads ranges of ids.
+    :raises PipelineError: if writers are running, a sequence is behind its tables, or
+        the database cannot be read.
     """
     with connected(settings.conninfo, readonly=True) as connection:
-        # Each query sees what is committed by then: what moves is to be noticed.
+        # Each query has a new snapshot, so that running writers are detected.
         connection.autocommit = True
         with connection.cursor() as cursor:
             before = read_histories(cursor, settings)
@@ -117,9 +117,9 @@ def read_bootstrap(settings: PipelineSettings, read: Reader) -> Bootstrap:
 
 
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
-    """Write what ought to be written, in one transaction.
+    """Write the changes in one transaction.
 
-    :raises PipelineError: if writers are running; nothing was written.
+    :raises PipelineError: if writers are running. Nothing is written then.
     """
     with (
         connected(settings.conninfo, readonly=False) as connection,

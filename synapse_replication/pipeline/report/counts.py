@@ -1,7 +1,7 @@
-"""Counts what a report shows, with Spark.
+"""Computes the contents of a report with Spark.
 
-What comes to the driver is bounded, whatever was read: windows, writers of streams,
-and the first so many of all else.
+The size of the results that reach the driver is bounded, independent of the input:
+windows are limited, and so is the number of events, findings, rooms and users.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReportInputs", "collect_report"]
 
-#: Rooms, and as many users.
+#: The most rooms, and the most users, that are shown.
 MAX_HOT = 15
 
 MAX_EVENTS = 50
 MAX_FINDINGS = 200
 
-#: Windows that somebody asks for, at most.
+#: The most windows that a given window length may produce.
 MAX_WINDOWS = 2000
 
 _T = TypeVar("_T")
@@ -53,13 +53,14 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class ReportInputs:
-    """What a report is made of.
+    """The input of a report.
 
     :ivar rows: the columns of ROWS_SCHEMA, or ``room_id`` and ``user_id`` in place of
-        ``row``; ``None`` if only the wire is known.
-    :ivar wire: of WIRE_SCHEMA.
-    :ivar findings: of FINDINGS_SCHEMA; ``None`` if nobody looked for any.
-    :ivar sources: what these are, for people.
+        ``row``; ``None`` if only recordings are given.
+    :ivar wire: the lines of recordings, with WIRE_SCHEMA; ``None`` if there are none.
+    :ivar findings: an audit's findings, with FINDINGS_SCHEMA; ``None`` without an
+        audit.
+    :ivar sources: descriptions of the sources, for display.
     """
 
     rows: DataFrame | None
@@ -75,11 +76,11 @@ def collect_report(
     identify: bool = False,
     now: datetime.datetime | None = None,
 ) -> ReportData:
-    """Count what there is, and fetch the small results.
+    """Count rows and lines, and fetch the results.
 
-    :param window_s: of plots; chosen if not given.
-    :param identify: names of rooms and users stay.
-    :param now: when the report was made, UTC.
+    :param window_s: the window of plots, in s; chosen automatically if ``None``.
+    :param identify: whether to show the names of rooms and users.
+    :param now: the time of the report, in UTC; by default the current time.
     :raises PipelineError: if there would be too many windows.
     """
     data = ReportData(
@@ -92,7 +93,7 @@ def collect_report(
         rows = report_rows.with_names(rows)
     wire = None
     if inputs.wire is not None:
-        # It is read several times over.
+        # Several queries read it.
         wire = inputs.wire.select(*WIRE_SCHEMA.names).persist()
     try:
         if rows is not None:
@@ -237,7 +238,7 @@ def _fetch(frame: DataFrame, to: Callable[..., _T]) -> list[_T]:
 
 
 def _utc(value: Any) -> Any:
-    """Return times their zone: PySpark makes them naive, in this process's zone."""
+    """Add the zone to a time: PySpark returns naive times in this process's zone."""
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.timezone.utc)
     return value

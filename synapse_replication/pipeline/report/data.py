@@ -1,4 +1,4 @@
-"""What a report shows, as values: small, whatever was read."""
+"""The contents of a report, as values whose size does not depend on the input."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
     "hide_names",
 ]
 
-#: Windows in a plot at most.
+#: The most windows in a plot.
 MAX_WINDOWS = 120
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
-#: Lengths of windows to choose from, s.
+#: The lengths of windows to choose from, in s.
 _WINDOWS = (
     *(1, 2, 5, 10, 15, 30),
     *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
@@ -42,7 +42,7 @@ _WINDOWS = (
 class WriterTotal:
     """The rows of one writer of a stream.
 
-    :ivar timed: rows of which it is known when they were written.
+    :ivar timed: the number of rows whose time of writing is known.
     """
 
     stream: str
@@ -58,9 +58,9 @@ class WriterTotal:
 
 @attrs.frozen(kw_only=True)
 class WindowCount:
-    """Rows of a writer in a window.
+    """The number of rows of a writer in a window.
 
-    :ivar start: of the window, s since 1970.
+    :ivar start: the start of the window, in s since 1970.
     """
 
     stream: str
@@ -73,9 +73,10 @@ class WindowCount:
 class LagLine:
     """Percentiles of lags, in ms.
 
-    :ivar start: of the window, s since 1970; ``None`` for all of a stream.
-    :ivar tokens: that were measured.
-    :ivar least: below zero where the clocks of writer and recorder differ.
+    :ivar start: the start of the window, in s since 1970; ``None`` for the whole
+        stream.
+    :ivar tokens: the number of tokens that were measured.
+    :ivar least: the smallest lag; negative if the clocks of writer and recorder differ.
     """
 
     stream: str
@@ -89,10 +90,12 @@ class LagLine:
 
 @attrs.frozen(kw_only=True)
 class BatchBucket:
-    """How many tokens of a stream have about so many rows.
+    """The number of tokens of a stream whose number of rows is in a range.
 
-    :ivar bucket: from so many rows to less than twice as many.
-    :ivar largest: of the stream, in rows; ``p50`` and ``p99`` likewise.
+    :ivar bucket: the lower bound of the range, in rows; the upper bound is twice as
+        large.
+    :ivar largest: the largest token of the stream, in rows; ``p50`` and ``p99`` are
+        percentiles of the stream, in rows.
     """
 
     stream: str
@@ -105,10 +108,10 @@ class BatchBucket:
 
 @attrs.frozen(kw_only=True)
 class StreamEvent:
-    """A POSITION after which readers catch up, or begin again.
+    """A POSITION that makes readers catch up, or that resets the stream.
 
     :ivar kind: ``catch-up`` or ``reset``.
-    :ivar known: the writer's token that was seen before.
+    :ivar known: the last token of the writer before it.
     """
 
     kind: str
@@ -124,7 +127,7 @@ class StreamEvent:
 
 @attrs.frozen(kw_only=True)
 class CommandCount:
-    """Lines of a command; of ``None`` those that nobody can read."""
+    """The number of lines of a command; ``None`` counts the unreadable lines."""
 
     command: str | None
     lines: int
@@ -132,7 +135,7 @@ class CommandCount:
 
 @attrs.frozen(kw_only=True)
 class Hot:
-    """A room or a user that many rows are about.
+    """A room or a user to which many rows refer.
 
     :ivar kind: ``room`` or ``user``.
     """
@@ -144,7 +147,7 @@ class Hot:
 
 @attrs.frozen(kw_only=True)
 class FindingLine:
-    """A finding of an audit, without its evidence, which may hold names."""
+    """A finding of an audit, without its evidence, which may contain names."""
 
     kind: str
     severity: str
@@ -158,11 +161,11 @@ class FindingLine:
 
 @attrs.frozen(kw_only=True)
 class Notes:
-    """What happens without a fault: the findings of one kind in one stream.
+    """The findings of one kind in one stream that do not indicate a fault.
 
-    :ivar findings: how many there are.
-    :ivar count: rows or ids concerned.
-    :ivar example: the sentence of one of them.
+    :ivar findings: the number of findings.
+    :ivar count: the number of affected rows or ids.
+    :ivar example: the text of one of the findings.
     """
 
     kind: str
@@ -174,17 +177,18 @@ class Notes:
 
 @attrs.frozen(kw_only=True)
 class ReportData:
-    """All that is shown.
+    """The contents of a report.
 
-    :ivar sources: what was read, for people.
-    :ivar rows_window: s, of ``over_time``; ``wire_window`` of the recordings.
-    :ivar wire_relative: recordings do not say when they were made: their times are
-        since the beginning of each, as if that were 1970.
-    :ivar event_count: of ``events``, which are the last ones.
-    :ivar identified: names of rooms and users are real.
-    :ivar findings: errors and warnings, worst first; ``None`` if nobody looked for any.
-    :ivar notes: all other findings, in groups.
-    :ivar finding_count: by severity, of all there are.
+    :ivar sources: descriptions of the sources, for display.
+    :ivar rows_window: the window of ``over_time``, in s; ``wire_window`` is that of the
+        recordings.
+    :ivar wire_relative: whether the recordings have no date. Their times are then
+        relative to the beginning of each, expressed as a time after 1970-01-01.
+    :ivar event_count: the number of all events, of which ``events`` has the last ones.
+    :ivar identified: whether the names of rooms and users are the real ones.
+    :ivar findings: errors and warnings, worst first; ``None`` without an audit.
+    :ivar notes: all other findings, grouped.
+    :ivar finding_count: the number of all findings, by severity.
     """
 
     made: datetime.datetime
@@ -212,7 +216,7 @@ class ReportData:
 def choose_window(
     first: datetime.datetime | None, last: datetime.datetime | None
 ) -> int:
-    """Choose how long windows are, in s, so that there are not too many."""
+    """Return a window length, in s, that does not produce too many windows."""
     span = (last - first).total_seconds() if first and last else 0
     for window in _WINDOWS:
         if span / window <= MAX_WINDOWS:
@@ -221,7 +225,7 @@ def choose_window(
 
 
 def hide_names(found: Iterable[Hot], key: bytes) -> list[Hot]:
-    """Put a keyed hash in place of each name; without the key nobody can guess it."""
+    """Replace each name by a keyed hash, which cannot be guessed without the key."""
     return [
         attrs.evolve(
             hot,

@@ -1,8 +1,8 @@
-"""How the plots of a report are drawn: colours, panels, axes, and what comes of them.
+"""Drawing of the plots of a report: colours, panels, axes and output formats.
 
-Each plot is drawn three times: for a page on a screen, for one on a phone, and as an
-image. The SVG has no colours of its own but names of CSS variables, so that the page is
-light or dark as its reader likes.
+Each plot is drawn three times: for a wide page, for a narrow one, and as an image. The
+SVG refers to CSS variables instead of colours, so that it follows the page's light or
+dark theme.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = [
     "use_time",
 ]
 
-#: What does not have a colour of its own.
+#: The label of all series that do not get a colour of their own.
 OTHERS = "all others"
 
-#: Colours there are, the last of them for :data:`OTHERS`.
+#: The number of colours; the last one is for :data:`OTHERS`.
 COLOURS = 8
 
 
 @attrs.frozen
 class Plot:
-    """A plot, ready to be shown.
+    """A rendered plot.
 
-    :ivar name: of its file, without the suffix.
-    :ivar title: what it shows, also for those who cannot see it.
-    :ivar svg: an element for a page of HTML.
-    :ivar narrow: the same for a phone.
+    :ivar name: the name of its file, without the suffix.
+    :ivar title: its title, which is also the text for screen readers.
+    :ivar svg: an SVG element for a wide HTML page.
+    :ivar narrow: the same for a narrow page.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Plot:
 
 @attrs.frozen
 class Style:
-    """How a plot looks.
+    """The style of a plot.
 
     :ivar series: the colours of series, the last one that of :data:`OTHERS`.
-    :ivar width: in inches; ``columns`` of panels fit in.
-    :ivar names: entries of a legend in a line, at most.
-    :ivar ticks: along an axis of time, at most.
+    :ivar width: the width in inches, divided into at most ``columns`` panels.
+    :ivar names: the most entries in a line of the legend.
+    :ivar ticks: the most ticks of a time axis.
     """
 
     text: str
@@ -92,7 +92,7 @@ _LIGHT = Style(
     ),
 )
 
-#: Colours that stand for CSS variables.
+#: Placeholder colours, which are replaced by CSS variables.
 _NAMED = Style(
     "#010001",
     "#010002",
@@ -110,18 +110,18 @@ _VARIABLES = {
 
 Draw = Callable[[Style], Figure]
 
-#: Only in part typed.
+#: Matplotlib is only partially typed.
 _dates: Any = matplotlib.dates
 
 
 def colour_of(style: Style, name: str, names: Sequence[str]) -> str:
-    """Return the colour of a series by its place in ``names``."""
+    """Return the colour of a series, according to its index in ``names``."""
     index = names.index(name) if name in names else COLOURS - 1
     return style.series[index]
 
 
 def moment(start: int) -> datetime.datetime:
-    """Return a time, UTC.
+    """Return a time in UTC.
 
     :param start: s since 1970.
     """
@@ -129,7 +129,7 @@ def moment(start: int) -> datetime.datetime:
 
 
 def length(seconds: int) -> str:
-    """Write how long a window is."""
+    """Format the length of a window."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds % size == 0:
             return f"{seconds // size} {unit}"
@@ -141,7 +141,7 @@ def _since_beginning(days: float, _position: object = None) -> str:
 
 
 def duration(milliseconds: float, _position: object = None) -> str:
-    """Write ms at an axis."""
+    """Format a duration in ms for an axis."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
         if milliseconds >= 2 * size:
             return f"{milliseconds / size:.0f} {unit}"
@@ -153,10 +153,10 @@ def duration(milliseconds: float, _position: object = None) -> str:
 def make_panels(
     style: Style, count: int, *, height: float, share_x: bool = False
 ) -> tuple[Figure, list[Any]]:
-    """Make a figure with so many panels, below one another or side by side.
+    """Create a figure with a number of panels, stacked or side by side.
 
-    :param height: of each, in inches.
-    :param share_x: all have the same axis of time.
+    :param height: the height of each panel, in inches.
+    :param share_x: whether all panels share one time axis.
     """
     columns = 1 if count == 1 else style.columns
     lines = -(-count // columns)
@@ -179,9 +179,10 @@ def make_panels(
 
 
 def use_time(style: Style, axes: Any, *, relative: bool = False) -> None:
-    """Write times at an axis.
+    """Format an axis as times.
 
-    :param relative: times are since the beginning, as if that were 1970.
+    :param relative: whether times are relative to the beginning, expressed as times
+        after 1970-01-01.
     """
     locator = _dates.AutoDateLocator(minticks=3, maxticks=style.ticks)
     axes.xaxis.set_major_locator(locator)
@@ -194,7 +195,7 @@ def use_time(style: Style, axes: Any, *, relative: bool = False) -> None:
 
 
 def add_legend(figure: Figure, panels: Any, style: Style) -> None:
-    """Explain the colours of all panels, once."""
+    """Add one legend for all panels."""
     named: dict[str, Any] = {}
     for axes in panels if isinstance(panels, list) else [panels]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -213,9 +214,9 @@ def add_legend(figure: Figure, panels: Any, style: Style) -> None:
 
 
 def render(name: str, title: str, draw: Draw) -> Plot:
-    """Draw a plot in each of its forms.
+    """Draw a plot in each of its three forms.
 
-    :param draw: makes the figure in a style.
+    :param draw: returns the figure in a style.
     """
     with mpl.rc_context(_settings(_LIGHT, name)):
         png = io.BytesIO()
@@ -250,19 +251,19 @@ def _settings(style: Style, name: str) -> dict[Any, Any]:
         "xtick.color": style.soft,
         "ytick.color": style.soft,
         "font.size": 9.5,
-        # A dollar in a name is one.
+        # A dollar sign in a name does not start a formula.
         "text.parse_math": False,
         "svg.fonttype": "none",
-        # Ids that are the same each time, and differ from plot to plot.
+        # Make ids deterministic, and different for each plot.
         "svg.hashsalt": name,
     }
 
 
 def _for_page(svg: str, name: str, form: str) -> str:
-    """Make an element of a drawing that is a file."""
+    """Turn an SVG file into an element for an HTML page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Ids of groups (figure_1, axes_1 ...) are the same in each drawing, and unused.
+    # The ids of groups (figure_1, axes_1 ...) are unused, and equal in all drawings.
     svg = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)

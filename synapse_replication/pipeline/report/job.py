@@ -1,4 +1,4 @@
-"""The job that shows what there is, as a page to look at."""
+"""The job that writes a report: an HTML page with counts and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_report", "write_report"]
 
-#: Those of an audit aside: start Spark, count, draw.
+#: The steps without those of an audit: start Spark, count, draw.
 _STEPS: Final = 3
 
 
@@ -49,16 +49,17 @@ def run_report(
     identify: bool = False,
     master: str | None = None,
 ) -> Path:
-    """Write a report in a session of Spark's own, and return the path of its page.
+    """Write a report in a new Spark session, and return the path of its page.
 
-    :param out: the folder to make.
-    :param findings: the folder of an audit's, in place of an audit of the database.
-    :param window: the length of a window of a plot, s.
-    :param identify: show names of rooms and users.
-    :param master: where Spark runs; this machine if ``None``.
+    :param out: the folder to create.
+    :param findings: the folder of an audit's findings, to be used instead of a new
+        audit.
+    :param window: the length of a plot's window, in s.
+    :param identify: whether to show the names of rooms and users.
+    :param master: the Spark master URL; see :func:`make_session`.
     :raises PipelineError: if something cannot be read or written.
     """
-    # Mistakes are reported at once: Spark takes its time.
+    # Check the arguments first, because starting Spark takes a while.
     folder = new_folder(out)
     if archive:
         open_archive(archive)
@@ -100,11 +101,11 @@ def run_report(
 
 
 def write_report(data: ReportData, folder: Path) -> None:
-    """Write the page and the plots; the folder appears when all is there.
+    """Write the page and the plots; the folder appears once it is complete.
 
     :raises PipelineError: if it exists, or cannot be written.
     """
-    # Heavy, and not needed where the results are only counted.
+    # Import these here: they are slow to import, and counting does not need them.
     from synapse_replication.pipeline.report.page import render_page
     from synapse_replication.pipeline.report.plots import draw_plots
 
@@ -138,13 +139,13 @@ def _read(
         archived = read_archive(session, archive)
         rows = archived.keys(*ABOUT)
         wire = archived.wire.select(*WIRE_SCHEMA.names)
-        # What the archive has is not counted twice.
+        # Do not count rows of the archive twice.
         given = [path for path in given if archived.lacks(path)]
         if not recordings and wire.isEmpty():
             wire = None
     elif settings is not None:
         sources.append(f"rows that the {_name_of(settings)} has now")
-        # Each query would read the database again.
+        # Otherwise each query would read the database again.
         rows = with_names(read_rows(session, settings)).persist()
         stack.callback(rows.unpersist)
     if given:

@@ -1,4 +1,4 @@
-"""The page of a report: one file of HTML that needs nothing else."""
+"""The page of a report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Verdict", "judge", "render_page"]
 
 @attrs.frozen
 class Verdict:
-    """What there is to say first.
+    """The overall result, shown first.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.
     """
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
-    """Make the page."""
+    """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("synapse_replication.pipeline.report"),
         autoescape=True,
@@ -47,7 +47,7 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
     return environment.get_template("report.html").render(
         data=data,
         verdict=judge(data),
-        # Drawn by us, and escaped by who drew it.
+        # Matplotlib has escaped the texts of the SVG.
         plots={
             plot.name: {"title": plot.title, "svg": Markup(plot.svg + plot.narrow)}
             for plot in plots
@@ -65,9 +65,9 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
 
 
 def judge(data: ReportData) -> Verdict:
-    """Say in one line what an audit found."""
+    """Summarize the result of an audit in one line."""
     if data.findings is None:
-        return Verdict("busy", "Not audited: nobody compared what is where")
+        return Verdict("busy", "Not audited: the sources were not compared")
     errors = data.finding_count.get("error", 0)
     warnings = data.finding_count.get("warning", 0)
     if errors:
@@ -96,7 +96,7 @@ def _moment(value: datetime.datetime | None) -> str:
 
 
 def _passed(value: datetime.datetime | None) -> str:
-    """Write the time since 1970, where that stands for the beginning."""
+    """Format a relative time, which is expressed as a time after 1970-01-01."""
     return "unknown" if value is None else f"+{_duration(value.timestamp() * 1000)}"
 
 
@@ -105,7 +105,7 @@ def _window(seconds: int) -> str:
 
 
 def _duration(milliseconds: float) -> str:
-    """Write ms as people say it, with three digits."""
+    """Format a duration in ms with a suitable unit and three digits."""
     if milliseconds < 0:
         return f"-{_duration(-milliseconds)}"
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):

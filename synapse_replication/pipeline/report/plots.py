@@ -1,6 +1,6 @@
-"""The plots of a report: values in, figures out.
+"""The plots of a report, drawn from its values.
 
-Each shows a bounded number of series and points.
+Each plot has a bounded number of series and points.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_BARS = 12
 
 
 def draw_plots(data: ReportData) -> list[Plot]:
-    """Draw what there is to show; a plot without data is left out."""
+    """Draw all plots for which there is data."""
     streams = _top(
         Counter({t.stream: 0 for t in data.totals})
         + _sum((t.stream, t.rows) for t in data.totals)
@@ -148,7 +148,7 @@ def _writers(
     streams = [name for name, _ in rows.most_common(_MAX_PANELS)]
     figure, panels = make_panels(style, len(streams), height=2.1, share_x=True)
     starts = sorted({count.start for count in counts})
-    # A window without rows is a point at zero.
+    # Show a window without rows as zero.
     steps = range(starts[0], starts[-1] + window_s, window_s)
     for axes, stream in zip(panels, streams, strict=True):
         by_writer: dict[str, Counter[int]] = defaultdict(Counter)
@@ -210,7 +210,7 @@ def _shares(
 
 
 def _batches(style: Style, batches: Sequence[BatchBucket]) -> Figure:
-    # Where each token has one row, there is nothing to see.
+    # Omit a stream in which each token has exactly one row.
     shown = [batch for batch in batches if batch.largest > 1]
     tokens = _sum((batch.stream, batch.tokens) for batch in shown)
     streams = [name for name, _ in tokens.most_common(_MAX_PANELS)]
@@ -274,5 +274,5 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _top(counted: Counter[str]) -> list[str]:
-    """Return the names that get a colour of their own, the greatest first."""
+    """Return the names that get a colour of their own, the largest first."""
     return [name for name, _ in counted.most_common(COLOURS - 1)]

@@ -1,7 +1,7 @@
-"""What a report says of rows: how many, when, by whom, in which batches.
+"""The report's queries over rows: counts by writer, time, batch size, room and user.
 
-``rows`` have the columns of ROWS_SCHEMA but for ``row``, if not said otherwise. The
-time of a row is when it was written, where its table tells.
+Unless stated otherwise, ``rows`` has the columns of ROWS_SCHEMA except ``row``. The
+time of a row is the time at which it was written, if its table stores that.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = [
     "with_names",
 ]
 
-#: Columns of rows that say which room and which user they are about.
+#: The columns with the room and the user to which a row refers.
 ABOUT = ("room_id", "user_id")
 
-#: Percentiles are exact to one in so many.
+#: The accuracy of percentiles, as Spark's ``percentile_approx`` defines it.
 ACCURACY = 10_000
 
 
 def with_names(rows: DataFrame) -> DataFrame:
-    """Put the room and the user that each row is about in place of its JSON.
+    """Replace each row's JSON by the room and the user to which it refers.
 
-    :param rows: with ``stream`` and ``row`` among the columns.
+    :param rows: the columns must include ``stream`` and ``row``.
     """
     return rows.select(
         *(name for name in rows.columns if name != "row"),
@@ -47,10 +47,11 @@ def with_names(rows: DataFrame) -> DataFrame:
 
 
 def by_place(rows: DataFrame) -> DataFrame:
-    """Count the rows of each place among those of their token, for others to share.
+    """Count rows by their index within their token; other queries use the result.
 
-    As a token's rows are numbered from 0, there are as many rows of one place as there
-    are tokens with more rows than that: so no token has to be looked at by itself.
+    The rows of a token are numbered from 0. The number of rows with index ``n`` is the
+    number of tokens with more than ``n`` rows, so batch sizes can be computed without
+    grouping by token.
 
     :return: ``stream``, ``instance_name``, ``row_index``, ``rows``, ``timed`` (rows
         whose time is known), ``first_token``, ``last_token``, ``first_ts``,
@@ -67,9 +68,9 @@ def by_place(rows: DataFrame) -> DataFrame:
 
 
 def totals(places: DataFrame) -> DataFrame:
-    """Count the rows of each writer, and say between which tokens and times.
+    """Count the rows of each writer, with their first and last token and time.
 
-    :param places: of :func:`by_place`.
+    :param places: the result of :func:`by_place`.
     :return: ``stream``, ``instance_name``, ``rows``, ``tokens``, ``first_token``,
         ``last_token``, ``timed``, ``first_ts``, ``last_ts``.
     """
@@ -99,7 +100,7 @@ def totals(places: DataFrame) -> DataFrame:
 def over_time(rows: DataFrame, window_s: int) -> DataFrame:
     """Count rows by the window in which they were written.
 
-    :param window_s: how long a window is, s.
+    :param window_s: the length of a window, in s.
     :return: ``stream``, ``instance_name``, ``start`` (s since 1970), ``rows``.
     """
     timed = rows.select("stream", "instance_name", "written_ts").where(
@@ -114,9 +115,9 @@ def over_time(rows: DataFrame, window_s: int) -> DataFrame:
 def batch_sizes(places: DataFrame) -> DataFrame:
     """Count tokens by the number of rows that share them.
 
-    :param places: of :func:`by_place`.
-    :return: ``stream``, ``bucket`` (1, 2, 4, 8 ...: sizes from there to below the
-        next), ``tokens``, ``p50``, ``p99``, ``largest`` (of the stream, rows).
+    :param places: the result of :func:`by_place`.
+    :return: ``stream``, ``bucket`` (the lower bound of sizes: 1, 2, 4, 8 ...),
+        ``tokens``, and the stream's ``p50``, ``p99`` and ``largest``, in rows.
     """
     in_order = Window.partitionBy("stream").orderBy("row_index")
     longer = sf.coalesce(sf.lead("rows").over(in_order), sf.lit(0))
@@ -156,10 +157,10 @@ def batch_sizes(places: DataFrame) -> DataFrame:
 
 
 def hottest(rows: DataFrame, limit: int) -> DataFrame:
-    """Find the rooms and the users that most rows are about.
+    """Find the rooms and the users to which most rows refer.
 
     :param rows: with ``room_id`` and ``user_id``.
-    :param limit: rooms at most, and as many users.
+    :param limit: the most rooms, and the most users.
     :return: ``kind`` (``room`` or ``user``), ``name``, ``rows``.
     """
     rooms, users = (
@@ -176,22 +177,22 @@ def hottest(rows: DataFrame, limit: int) -> DataFrame:
 
 
 def window_start(time: Column, window_s: int) -> Column:
-    """Return the beginning of the window that a time lies in, s since 1970."""
+    """Return the start of the window that contains a time, in s since 1970."""
     return (sf.floor(sf.unix_micros(time) / (window_s * 1_000_000)) * window_s).alias(
         "start"
     )
 
 
 def _bucket(size: Column) -> Column:
-    """Return the greatest power of two that is no greater."""
+    """Return the greatest power of two that is at most the value."""
     return sf.pow(sf.lit(2), sf.floor(sf.log2(size))).cast("long").alias("bucket")
 
 
 def _places(field: str) -> dict[str, str]:
-    """Find where the rows of each stream name something: a path into their JSON."""
+    """Return the path of a field in the JSON rows of each stream."""
     found = {}
     for stream in STANDARD_STREAMS.values():
-        # Those of events are of several types.
+        # Rows of events have several types.
         row_type: Any = getattr(stream.description.codec, "row_type", None)
         names = list(attrs.fields_dict(row_type)) if row_type else []
         if field in names:

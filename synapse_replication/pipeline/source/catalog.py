@@ -1,8 +1,8 @@
-"""What streams there are to read: facts alone, that executors can be handed.
+"""The streams that can be read from tables, as plain data for executors.
 
-The standard streams that have tables, and those that a user's own table declares.
-Typing, presence towards other servers and the like never reach a table: the wire is
-recorded for them.
+These are the standard streams that have tables, and streams that the configuration
+declares for other tables. Typing, presence to other servers and similar streams are
+never written to a table; they can only be recorded from the wire.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 
 @attrs.frozen
 class CatalogQuery:
-    """One of the queries for a stream's rows.
+    """One of the queries that a stream's rows come from.
 
-    :ivar distinct: its table has several rows for one row of the stream.
+    :ivar distinct: whether the table may have several rows for one row of the stream.
     """
 
     range: RangeQuery
@@ -48,14 +48,15 @@ class CatalogQuery:
 
 @attrs.frozen(kw_only=True)
 class CatalogStream:
-    """A stream, as far as reading its tables goes.
+    """A stream's tables and their relation to its rows.
 
-    :ivar table: its name on the wire, and the columns of its rows.
-    :ivar queries: within a token, rows of an earlier query come first.
-    :ivar sequence: where its ids come from.
-    :ivar positions_name: its name in ``stream_positions``; ``None`` if it is not in
+    :ivar table: the name of the stream on the wire, and the columns of its rows.
+    :ivar queries: its queries. Within a token, rows of an earlier query come first.
+    :ivar sequence: the sequence that allocates its ids.
+    :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no rows
         there.
-    :ivar negative: ids are below zero in the tables; tokens are not.
+    :ivar negative: whether the tables store ids as negative numbers; tokens are
+        positive.
     """
 
     table: StreamTable
@@ -66,7 +67,7 @@ class CatalogStream:
 
     @property
     def name(self) -> str:
-        """The name on the wire."""
+        """The name of the stream on the wire."""
         return self.table.name
 
 
@@ -75,7 +76,7 @@ def catalog_of(
 ) -> dict[str, CatalogStream]:
     """Return all streams with tables, by their names on the wire.
 
-    :param declared: those of the user's own tables.
+    :param declared: the streams that the configuration declares.
     """
     tables = standard_tables()
     streams = {
@@ -108,9 +109,9 @@ def _of_declaration(declaration: TableStream) -> CatalogStream:
 def select_streams(
     catalog: Mapping[str, CatalogStream], names: Sequence[str]
 ) -> list[CatalogStream]:
-    """Look up streams that were asked for by name.
+    """Look up streams by name.
 
-    :raises PipelineError: if there is no such stream, or it has no tables.
+    :raises PipelineError: if a stream is unknown or has no tables.
     """
     for name in names:
         if name in catalog:
@@ -129,12 +130,12 @@ def select_streams(
 
 
 def declared_to_json(declared: Iterable[TableStream]) -> str:
-    """Write declared streams down, for a process without the configuration."""
+    """Encode declared streams for a process that lacks the configuration."""
     return json.dumps([attrs.asdict(_of_declaration(stream)) for stream in declared])
 
 
 def declared_from_json(text: str) -> list[CatalogStream]:
-    """Read what :func:`declared_to_json` wrote."""
+    """Decode the result of :func:`declared_to_json`."""
     return [_from_dict(fields) for fields in json.loads(text)]
 
 
@@ -145,7 +146,7 @@ def _from_dict(fields: dict[str, Any]) -> CatalogStream:
                 **{
                     **query["range"],
                     "columns": tuple(query["range"]["columns"]),
-                    # A declared stream has none.
+                    # A declared stream has no details.
                     "details": (),
                 }
             ),

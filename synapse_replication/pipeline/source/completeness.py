@@ -1,23 +1,25 @@
-"""Up to where the rows of a stream are complete, as the database tells.
+"""Determines, from the database, up to which token a stream is complete.
 
-Theory of operation. A row is written by a transaction that may commit late, below
-rows that are there already. Whoever reads on from an offset would skip it; so
-an offset never goes beyond what is complete for good:
+Theory of operation: a row is written by a transaction, which may commit after
+transactions with higher ids. A reader that had already continued beyond the row's id
+would skip it. An offset therefore never exceeds the token up to which no more rows can
+be committed:
 
-* A declared writer's rows are complete up to its position in ``stream_positions``:
-  a writer stores one when all its ids up to there are finished.
-* Rows of which nobody knows the writer (account data, rows older than the column)
-  are complete up to the smallest of these positions.
-* A writer that the configuration declares and that has no position has finished
-  nothing. A continuous reader waits for it by name.
-* ``caches`` is written by everybody and has no positions. There the sequence tells:
-  each transaction that took an id from it holds a lock on it to its end, which
-  everybody may see. The last id that was given out is complete as soon as all have
-  ended that held the lock after it was read: newer ones take greater ids. (The row
-  must be written by the transaction that took the id, as Synapse does.)
+* A declared writer's rows are complete up to its position in ``stream_positions``,
+  which a writer stores only when all of its ids up to the position are finished.
+* Rows without a known writer (account data, rows older than the column) are complete up
+  to the smallest of these positions.
+* A declared writer without a position has not finished any id. A continuous reader
+  waits for that writer.
+* All instances write ``caches``, which has no positions. Its sequence is used instead:
+  a transaction that has allocated an id holds a lock on the sequence until it ends, and
+  ``pg_locks`` shows these locks. The last allocated id is complete once all
+  transactions have ended that held the lock after that id was read; later transactions
+  allocate greater ids. (This requires that the transaction which allocates the id also
+  writes the row, as in Synapse.)
 
-Positions on a standby are as good as on the primary; locks are not to be seen
-there.rst, "Offsets".
+A standby has the same positions as the primary, but does not show its locks.
+docs/pipeline.rst, "Offsets", describes the guarantees.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ __all__ = [
     "stored_positions",
 ]
 
-#: How long to wait for transactions that write ``caches``, s.
+#: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
@@ -71,7 +73,7 @@ _TABLES = """
     WHERE to_regclass(wanted.name) IS NOT NULL
 """
 
-# Tables where a key leads to one row at most.
+# Tables in which a key identifies at most one row.
 _JOINABLE = """
     SELECT wanted.name FROM unnest(%s::text[], %s::text[]) AS wanted (name, key)
     WHERE EXISTS (
@@ -93,7 +95,7 @@ _HOLDERS = """
       AND mode = 'RowExclusiveLock' AND pid IS DISTINCT FROM pg_backend_pid()
 """
 
-# Each next writer is looked up in the index: rows are not read.
+# Each writer is found by one step in the index; rows are not read.
 _WRITERS = """
     WITH RECURSIVE known (writer) AS (
         SELECT min({writer}) FROM {table}
@@ -106,7 +108,7 @@ _WRITERS = """
 
 
 def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
-    """Look up, in the catalogue, what the database has of each stream."""
+    """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
     tables = {q.range.table: q.range for s in streams for q in s.queries}
     names = {identifier(table): table for table in tables}
@@ -145,7 +147,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
 
 
 def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
-    """Return what ``stream_positions`` holds of a stream, as distances from zero."""
+    """Return the stream's positions in ``stream_positions``, as absolute values."""
     if stream.positions_name is None:
         return {}
     txn.execute("SELECT to_regclass('stream_positions') IS NOT NULL")
@@ -153,12 +155,12 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
         return {}
     txn.execute(_POSITIONS, (stream.positions_name,))
     sign = -1 if stream.negative else 1
-    # One of the wrong sign is that of a stream nobody has written.
+    # A stream that was never written has a position with the wrong sign.
     return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
 
 
 def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
-    """Return the last id that the sequence gave out; ``None`` if there is none."""
+    """Return the last id that the sequence allocated; ``None`` without a sequence."""
     name = identifier(stream.sequence)
     txn.execute("SELECT to_regclass(%s) IS NOT NULL", (name,))
     if txn.fetchall() != [(True,)]:
@@ -170,14 +172,14 @@ def last_given_out(txn: cursor, stream: CatalogStream) -> int | None:
 
 @attrs.define
 class CompletenessReader:
-    """Finds out how far streams are complete.
+    """Determines up to which offset streams are complete.
 
     :ivar declared: the writers of each stream that a configuration declares.
-    :ivar continuous: whoever asks will read on from the answer: what is not complete
-        for good is left for later. Otherwise a stream without any positions is
-        read up to its last row, and declared writers without one are not waited for.
-    :ivar clock: tells the time, s.
-    :ivar sleep: waits, s.
+    :ivar continuous: whether a continuous read resumes from the result, so that it must
+        not exceed what is complete. Otherwise a stream without positions is read up to
+        its last row, and declared writers without a position are not waited for.
+    :ivar clock: returns the monotonic time in s.
+    :ivar sleep: blocks for a time in s.
     """
 
     declared: Mapping[str, Sequence[str]]
@@ -188,9 +190,9 @@ class CompletenessReader:
     def survey(
         self, txn: cursor, stream: CatalogStream, present: Present, start: StreamOffset
     ) -> StreamOffset:
-        """Return the offset up to which a stream is complete; never before ``start``.
+        """Return the offset up to which a stream is complete, but at least ``start``.
 
-        :raises PipelineError: if that cannot be known.
+        :raises PipelineError: if the offset cannot be determined.
         """
         if stream.positions_name is None and self.continuous:
             return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))
@@ -223,8 +225,8 @@ class CompletenessReader:
         if greatest and self.continuous:
             raise PipelineError(
                 f"stream {stream.name} has rows up to {greatest}, but nothing in "
-                "stream_positions tells which are complete; fill that in with "
-                "synapse-replication pipeline bootstrap"
+                "stream_positions shows which of them are complete; fill that table "
+                "with synapse-replication pipeline bootstrap"
             )
         return StreamOffset(greatest)
 
@@ -232,9 +234,9 @@ class CompletenessReader:
         txn.execute("SELECT pg_is_in_recovery()")
         if txn.fetchall() == [(True,)]:
             raise PipelineError(
-                f"stream {stream.name} cannot be read from a standby: what is complete "
-                "is only known on the primary; read it there, or leave it out of "
-                "streams"
+                f"stream {stream.name} cannot be read from a standby, because only the "
+                "primary knows which of its rows are complete; read it from the "
+                "primary, or omit it from the option streams"
             )
         last = last_given_out(txn, stream)
         if last is None:
@@ -245,9 +247,10 @@ class CompletenessReader:
             if self.clock() > deadline:
                 raise PipelineError(
                     f"stream {stream.name}: a transaction that may write it has been "
-                    f"open for {LOCK_PATIENCE:.0f} s, so what is complete is unknown; "
-                    "end it (pg_locks and pg_stat_activity tell which holds sequence "
-                    f"{stream.sequence}), or leave the stream out of streams"
+                    f"open for {LOCK_PATIENCE:.0f} s, so it is unknown which rows are "
+                    "complete; end it (pg_locks and pg_stat_activity show which one "
+                    f"has locked sequence {stream.sequence}), or omit the stream from "
+                    "the option streams"
                 )
             self.sleep(_LOCK_INTERVAL)
             waiting &= self._holders(txn, stream)
@@ -265,7 +268,7 @@ def _greatest_sql(table: str, id_column: str) -> str:
 
 
 def find_writers(txn: cursor, stream: CatalogStream, present: Present) -> set[str]:
-    """Look up all writers in tables whose index begins with the writer."""
+    """Return all writers in tables that have an index by writer and id."""
     writers: set[str] = set()
     for query in stream.queries:
         range_ = query.range

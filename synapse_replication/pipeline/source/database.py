@@ -1,6 +1,6 @@
-"""Connections that only read: short errors, time limits, and no full scans.
+"""Read-only connections with short errors and time limits, without full scans.
 
-Used on the driver and on executors; each opens its own, where it reads.
+They are used on the driver and on executors; each opens its own.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = [
     "session_settings",
 ]
 
-#: How long to wait for the database to let us in, s.
+#: The timeout for connecting, in s.
 CONNECT_TIMEOUT = 10
 
-#: How long one statement may take that looks for positions and ids, s.
+#: The timeout of a statement that queries positions and ids, in s.
 PLAN_TIMEOUT = 60
 
-#: How long the rows of one partition may take, s: Spark may be slow to take them.
+#: The timeout for the rows of one partition, in s: Spark may read them slowly.
 READ_TIMEOUT = 3600
 
-#: A query walks indexes, in this process of the server alone, and waits for nobody
-#: long. Compiling a query takes longer than it saves.
+#: Queries are index scans: parallel workers and JIT compilation would cost more than
+#: they save. Waiting for locks is limited.
 SESSION_SETTINGS: Mapping[str, str] = {
     "lock_timeout": "30s",
     "jit": "off",
@@ -43,13 +43,13 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
 }
 
-# A range is read by its index, in its order, whatever the planner thinks of it: what
-# looks cheaper reads a whole table for each range, or sorts on disk.
+# Force a range to be read through its index, in order. Plans that look cheaper to the
+# planner read the whole table for each range, or sort on disk.
 _WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
 
 
 def describe(conninfo: Mapping[str, Any]) -> str:
-    """Return which database it is, without its password."""
+    """Describe a database for messages, without its password."""
     shown = [
         f"{key}={conninfo[key]}"
         for key in ("service", "host", "port", "dbname", "user")
@@ -59,9 +59,9 @@ def describe(conninfo: Mapping[str, Any]) -> str:
 
 
 def connect(conninfo: Mapping[str, Any]) -> connection:
-    """Open a connection whose transactions only read, each at one moment.
+    """Open a connection whose transactions are read-only, each with one snapshot.
 
-    :raises PipelineError: if the database cannot be reached, or does not let us in.
+    :raises PipelineError: if the database cannot be reached, or refuses the connection.
     """
     import psycopg2
 
@@ -87,10 +87,10 @@ def connect(conninfo: Mapping[str, Any]) -> connection:
 def reading(
     conninfo: Mapping[str, Any], timeout: float, *, walk_indexes: bool = True
 ) -> Iterator[cursor]:
-    """Return a cursor in one transaction that only reads; it ends with the context.
+    """Provide a cursor in a read-only transaction, which ends with the context.
 
-    :param timeout: how long one statement may take, s.
-    :param walk_indexes: scan no table.
+    :param timeout: the statement timeout, in s.
+    :param walk_indexes: whether to force index scans.
     :raises PipelineError: if the database cannot be reached or refuses a statement.
     """
     import psycopg2
@@ -102,13 +102,12 @@ def reading(
         except psycopg2.Error as error:
             reason = " ".join(str(error).split())
             raise PipelineError(
-                f"the database ({describe(conninfo)}) did not answer as it should: "
-                f"{reason}"
+                f"a query to the database ({describe(conninfo)}) failed: {reason}"
             ) from error
 
 
 def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
-    """Limit the statements of a transaction."""
+    """Apply the settings for reading to the current transaction."""
     settings = session_settings(timeout, walk_indexes=walk_indexes)
     for name, value in settings.items():
         txn.execute(f"SET LOCAL {name} = '{value}'")
@@ -117,7 +116,7 @@ def begin(txn: cursor, timeout: float, *, walk_indexes: bool) -> None:
 def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
     """Return the server's settings for reading.
 
-    :param timeout: how long one statement may take, s.
+    :param timeout: the statement timeout, in s.
     """
     return {
         **SESSION_SETTINGS,

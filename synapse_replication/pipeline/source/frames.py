@@ -24,10 +24,10 @@ def read_rows(
     form: RowForm = RowForm.JSON,
     **options: str,
 ) -> DataFrame:
-    """Read the rows that the database has now.
+    """Read the rows that are currently in the database.
 
-    :param form: what of each row; without its content it costs least.
-    :param options: of the data source, for instance ``streams`` or ``endingToken``.
+    :param form: which columns to read; the fewest are the fastest.
+    :param options: options of the data source, for instance ``streams``.
     :raises PipelineError: if an option is wrong, or the database cannot be reached.
     """
     given = {**reader_options(settings), "rows": form.value, **options}
@@ -35,12 +35,12 @@ def read_rows(
 
 
 def latest_token(settings: PipelineSettings, **options: str) -> str:
-    """Return the token up to which all is complete for good, as JSON.
+    """Return the token up to which no more rows can be committed, as JSON.
 
-    A read that ends there, by ``endingToken``, may be followed by a continuous read
-    that begins there, by ``startingToken``.
+    After a read with this ``endingToken``, a continuous read can resume with the same
+    ``startingToken``.
 
-    :param options: of the data source, for instance ``streams``.
+    :param options: options of the data source, for instance ``streams``.
     :raises PipelineError: if an option is wrong, or the database cannot be reached.
     """
     checked = SourceOptions.parse({**reader_options(settings), **options})

@@ -1,9 +1,9 @@
-"""How far each stream has been read: vector clocks, and their arithmetic.
+"""Offsets: vector clocks of the rows read from each stream, and their arithmetic.
 
-An offset names every writer that was known when it was made, also one that stands
-behind the others; whoever is not named stands at the minimum. So a writer that is
-slow, or has not written yet, is waited for by name, and nothing of it is passed
-over. Pure: no database, no Spark.rst, "Offsets".
+An offset contains every writer that was known when it was created, even one that is
+behind the others; all other writers are at its minimum. So rows of a slow writer, or of
+one that has not written yet, are not skipped. This module uses neither a database nor
+Spark.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def _freeze(writers: Mapping[str, int]) -> Mapping[str, int]:
 
 @attrs.frozen
 class StreamOffset:
-    """Up to where each writer of a stream has been read.
+    """The position up to which each writer of a stream has been read.
 
-    Other than a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`,
-    it also keeps writers that are at the minimum or behind it.
+    Unlike a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`, it
+    also contains writers at or below the minimum.
 
-    :ivar minimum: where everybody is who is not in ``writers``; also rows of tables
-        that do not tell their writer.
-    :ivar writers: where known writers are.
+    :ivar minimum: the position of all writers that are not in ``writers``, and of rows
+        whose table does not store the writer.
+    :ivar writers: the positions of known writers.
     """
 
     minimum: int = 0
@@ -50,7 +50,7 @@ class StreamOffset:
 
     @classmethod
     def of_token(cls, token: MultiWriterStreamToken) -> StreamOffset:
-        """Take a token."""
+        """Convert a token."""
         return cls(token.stream, token.instance_map)
 
     @property
@@ -59,11 +59,11 @@ class StreamOffset:
         return max(self.minimum, *self.writers.values(), 0)
 
     def position(self, writer: str) -> int:
-        """Where a writer is."""
+        """Return the position of a writer."""
         return self.writers.get(writer, self.minimum)
 
     def advance(self, other: StreamOffset) -> StreamOffset:
-        """Return the least offset that covers what either covers."""
+        """Return the least offset that covers all rows that either offset covers."""
         return StreamOffset(
             max(self.minimum, other.minimum),
             {
@@ -73,7 +73,7 @@ class StreamOffset:
         )
 
     def retreat(self, other: StreamOffset) -> StreamOffset:
-        """Return the greatest offset that covers what both cover."""
+        """Return the offset that covers exactly the rows that both offsets cover."""
         return StreamOffset(
             min(self.minimum, other.minimum),
             {
@@ -83,11 +83,11 @@ class StreamOffset:
         )
 
     def towards(self, target: StreamOffset, read_upto: int) -> StreamOffset:
-        """Return the offset after some of the rows between this and ``target``.
+        """Return the offset after reading some of the rows between this and ``target``.
 
-        :param target: at or after this.
-        :param read_upto: all rows between the two whose id is at or below it were
-            read, of every writer.
+        :param target: an offset at or after this one.
+        :param read_upto: the id up to which all rows between the two offsets were read,
+            of every writer.
         """
         bounded = StreamOffset(
             min(target.minimum, read_upto),
@@ -96,7 +96,7 @@ class StreamOffset:
         return self.advance(bounded)
 
     def covers(self, writer: str, token: int) -> bool:
-        """Return whether a row is covered."""
+        """Return whether the offset covers a row."""
         return token <= self.position(writer)
 
     def to_json(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Any) -> StreamOffset:
-        """Read a JSON value; a number is a minimum alone.
+        """Parse a JSON value; a plain number is a minimum without writers.
 
-        :raises PipelineError: if it is none.
+        :raises PipelineError: if the value is not a position.
         """
         if _is_id(value):
             return cls(value)
@@ -120,7 +120,7 @@ class StreamOffset:
         ):
             return cls(value.get("minimum", 0), value.get("writers", {}))
         raise PipelineError(
-            f"{excerpt(json.dumps(value))} is no position of a stream; write a number, "
+            f"{excerpt(json.dumps(value))} is not a position; write a number, "
             'or {"minimum": 5, "writers": {"master": 7}}, all of 0 or more'
         )
 
@@ -134,15 +134,15 @@ def _is_id(value: Any) -> bool:
 def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
     """Return the JSON value of the offsets of streams.
 
-    Spark compares offsets as text: keys are sorted.
+    Keys are sorted, because Spark compares offsets as text.
     """
     return {name: offsets[name].to_json() for name in sorted(offsets)}
 
 
 def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
-    """Read what :func:`offsets_to_json` gave.
+    """Parse the result of :func:`offsets_to_json`.
 
-    :raises PipelineError: if it is none; the text says what to write.
+    :raises PipelineError: if the value is not an offset; the text says what to write.
     """
     if not isinstance(value, dict):
         raise PipelineError(
@@ -160,14 +160,14 @@ def offsets_from_json(value: Any) -> dict[str, StreamOffset]:
 
 @attrs.frozen
 class Span:
-    """Rows of some writers between two ids.
+    """The rows of some writers between two ids.
 
-    :ivar low: open.
-    :ivar high: closed.
-    :ivar writers: whose rows.
-    :ivar others: the rows of everybody who is not in ``known``, too.
-    :ivar nameless: rows that do not tell their writer, too.
-    :ivar known: all writers that are distinguished.
+    :ivar low: the exclusive lower bound.
+    :ivar high: the inclusive upper bound.
+    :ivar writers: the writers whose rows are included.
+    :ivar others: whether rows of writers that are not in ``known`` are included.
+    :ivar nameless: whether rows without a writer are included.
+    :ivar known: all known writers.
     """
 
     low: int
@@ -178,9 +178,9 @@ class Span:
     known: tuple[str, ...]
 
     def only(self, writers: Collection[str], *, nameless: bool) -> Span:
-        """Leave out all writers but these.
+        """Restrict the span to some writers.
 
-        :param nameless: rows that do not tell their writer are theirs.
+        :param nameless: whether rows without a writer belong to one of them.
         """
         return attrs.evolve(
             self,
@@ -191,10 +191,10 @@ class Span:
 
 
 def spans(start: StreamOffset, end: StreamOffset) -> list[Span]:
-    """Cut what lies between two offsets where the set of writers changes.
+    """Divide the rows between two offsets into spans with a constant set of writers.
 
-    Together the spans hold each row that ``end`` covers and ``start`` does not,
-    once. They are in ascending order.
+    Each row that ``end`` covers and ``start`` does not is in exactly one span. Spans
+    are in ascending order.
     """
     known = tuple(sorted({*start.writers, *end.writers}))
     ranges = {w: (start.position(w), end.position(w)) for w in known}

@@ -1,6 +1,6 @@
-"""The options of the data source, checked.
+"""The validated options of the data source.
 
-Each mistake names its option and says what to write instead.
+Each error names its option and says what to write instead.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["EARLIEST", "LATEST", "SourceOptions", "parse_token", "reader_options
 EARLIEST = "earliest"
 LATEST = "latest"
 
-#: What ``format("synapse_replication")`` understands. Spark compares without regard
-#: to case. ``deployment`` is what jobs deliver of a configuration.
+#: The options of ``format("synapse_replication")``. Spark ignores their case. Jobs set
+#: ``deployment``, the relevant part of a configuration.
 _NAMES = (
     "dsn",
     "config",
@@ -50,7 +50,7 @@ _NAMES = (
 
 
 def reader_options(settings: PipelineSettings) -> dict[str, str]:
-    """Write settings as options of the data source, for ``.options(**...)``."""
+    """Convert settings to options of the data source, for ``.options(**...)``."""
     from psycopg2.extensions import make_dsn
 
     return {
@@ -66,20 +66,22 @@ def reader_options(settings: PipelineSettings) -> dict[str, str]:
 
 @attrs.frozen
 class SourceOptions:
-    """What is to be read, from where.
+    """The rows to read, and the database to read them from.
 
-    :ivar conninfo: libpq's parameters by name. Never shown.
-    :ivar declared_writers: of each stream, as configured.
-    :ivar catalog: all streams that there are to name.
-    :ivar streams: the names of those to read; ``None`` for all that the database
+    :ivar conninfo: libpq's parameters by name. They must not be shown.
+    :ivar declared_writers: the configured writers of each stream.
+    :ivar catalog: all streams that can be read.
+    :ivar streams: the names of the streams to read; ``None`` for all that the database
         has.
     :ivar writers: the instances whose rows to read; ``None`` for all.
-    :ivar starting_token: as given.
-    :ivar ending_token: as given.
-    :ivar max_rows: most rows of a batch of a continuous read; ``None`` for no limit.
-    :ivar num_partitions: how many tasks read; ``None`` for as many as are worth it.
-    :ivar filter_pushdown: answer conditions by reading less.
-    :ivar form: what is read of each row.
+    :ivar starting_token: the option's value, not parsed yet.
+    :ivar ending_token: the option's value, not parsed yet.
+    :ivar max_rows: the most rows in a batch of a continuous read; ``None`` for no
+        limit.
+    :ivar num_partitions: the number of tasks; ``None`` to choose it by the number of
+        ids.
+    :ivar filter_pushdown: whether to apply filters when reading.
+    :ivar form: which columns of each row to read.
     """
 
     conninfo: Mapping[str, str] = attrs.field(repr=False)
@@ -96,15 +98,15 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Check options as they were given to Spark.
+        """Validate the options that were passed to Spark.
 
-        :raises PipelineError: if one is unknown, missing or makes no sense.
+        :raises PipelineError: if an option is unknown, missing or invalid.
         """
         given = {name.lower(): value for name, value in options.items()}
         unknown = given.keys() - {name.lower() for name in _NAMES}
         if unknown:
             raise PipelineError(
-                f"option {excerpt(min(unknown))}: there is none of that name; known "
+                f"option {excerpt(min(unknown))}: no option has that name; known "
                 f"are {', '.join(_NAMES[:-1])}"
             )
         settings, declared = _deployment(given)
@@ -170,7 +172,7 @@ def _token(given: Mapping[str, str], name: str, default: str) -> str:
     lowered = text.lower()
     if lowered in (EARLIEST, LATEST):
         return lowered
-    # Whether its streams and instances exist, the database tells; its form is known.
+    # Check the syntax only; whether its streams and instances exist is checked later.
     parse_token(name, text, [], str)
     return text
 
@@ -212,12 +214,13 @@ def _form(given: Mapping[str, str], streams: Sequence[str] | None) -> RowForm:
 def parse_token(
     option: str, text: str, streams: Sequence[str], name_of: Callable[[int], str]
 ) -> dict[str, StreamOffset]:
-    """Read a token that is neither ``earliest`` nor ``latest``.
+    """Parse a token that is neither ``earliest`` nor ``latest``.
 
-    :param streams: those that are read: a token that is not JSON is of each.
-    :param name_of: from the number of an instance to its name; raises
-        :exc:`LookupError` for one that is not known.
-    :raises PipelineError: if it is no token; names the option and what to write.
+    :param streams: the streams that are read; a token that is not JSON applies to each.
+    :param name_of: maps the number of an instance to its name; raises
+        :exc:`LookupError` for an unknown number.
+    :raises PipelineError: if it is not a token. The text names the option and says what
+        to write.
     """
     try:
         if not text.startswith("{"):
@@ -226,7 +229,7 @@ def parse_token(
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise PipelineError(f"it is no JSON ({error})") from error
+            raise PipelineError(f"it is not JSON ({error})") from error
         texts = {n: v for n, v in value.items() if isinstance(v, str)}
         offsets = offsets_from_json({n: v for n, v in value.items() if n not in texts})
         for name, position in texts.items():

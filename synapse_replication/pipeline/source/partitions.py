@@ -1,8 +1,8 @@
-"""Cutting what is to be read into parts for tasks, without reading it.
+"""Divides the rows to read into parts for tasks, without reading them.
 
-A part is a span of a stream: rows of some writers between two ids, so that the rows
-of one token are never in two parts. Where to cut is found by single steps in the
-indexes of ids.
+A part is a span of a stream: rows of some writers between two ids, so that the rows of
+one token are never in two parts. The bounds are found by single lookups in the indexes
+of ids.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "cut_by_rows", "narrow", "pack", "split"]
 
-#: Ids that are worth a task of their own.
+#: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: Ids of which details are joined rather than looked up one by one: five lookups for
-#: each of many rows cost several times what all else does.
+#: The number of ids from which details are joined instead of looked up row by row: five
+#: lookups per row would take several times as long as everything else.
 IDS_TO_JOIN = 20_000
 
-#: Tasks, unless more are asked for.
+#: The most tasks, unless the option asks for more.
 MOST_TASKS = 400
 
 
@@ -45,32 +45,32 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many ids may be in it."""
+        """The number of ids in its range, whether used or not."""
         return self.span.high - self.span.low
 
     @property
     def is_indexed(self) -> bool:
-        """Whether all tables have an index that leads to its rows."""
+        """Whether all tables have an index for its ids."""
         return self.present.tables <= self.present.by_id | self.present.by_writer
 
     @property
     def joins_details(self) -> bool:
-        """Whether details are better joined than looked up, row by row."""
+        """Whether joining details is faster than looking them up row by row."""
         return self.size >= IDS_TO_JOIN and any(
             query.range.details for query in self.stream.queries
         )
 
     @property
     def walks_indexes(self) -> bool:
-        """Whether the server is kept from any other way to the rows.
+        """Whether the server is forced to use index scans.
 
-        Where there is no index, a scan of the table is better than any detour.
+        Without an index, a sequential scan is the fastest plan.
         """
         return self.is_indexed and not self.joins_details
 
 
 def narrow(txn: cursor, part: Part) -> Part | None:
-    """Cut off ids without rows at both ends; ``None`` if there is no row at all."""
+    """Trim ids without rows at both ends; return ``None`` if no row is left."""
     lows: list[int] = []
     highs: list[int] = []
     for query in part.stream.queries:
@@ -82,7 +82,7 @@ def narrow(txn: cursor, part: Part) -> Part | None:
                     txn.execute(sql)
                     ends += [id_ for (id_,) in txn.fetchall()]
         elif table in part.present.tables:
-            # Its ids cannot be looked up.
+            # Without an index, its ids cannot be looked up.
             return part
     if not lows:
         return None
@@ -91,13 +91,13 @@ def narrow(txn: cursor, part: Part) -> Part | None:
 
 
 def split(parts: Iterable[Part], count: int | None) -> list[Part]:
-    """Cut parts into smaller ones of about the same number of ids.
+    """Divide parts into smaller ones with about the same number of ids.
 
-    Tables without an index of their ids are not cut: each part would read them
-    whole.
+    Parts with a table without an index of its ids are not divided, because each part
+    would read the whole table.
 
-    :param count: how many there should be in all; as many as are worth it if not
-        given. There is at least one for each that is given.
+    :param count: the desired number of parts, at least one for each given part;
+        ``None`` to choose it by the number of ids.
     """
     parts = list(parts)
     total = sum(part.size for part in parts)
@@ -121,10 +121,10 @@ def _cut(part: Part, target: int) -> list[Part]:
 
 
 def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
-    """Put small parts together, so that each task is worth its start.
+    """Group small parts, so that each task has enough work.
 
-    :param count: how many tasks there should be; if not given, as many as are worth
-        it.
+    :param count: the desired number of tasks; ``None`` to choose it by the number of
+        ids.
     """
     largest_first = sorted(parts, key=lambda part: -part.size)
     total = sum(part.size for part in largest_first)
@@ -132,7 +132,7 @@ def pack(parts: Iterable[Part], count: int | None) -> list[tuple[Part, ...]]:
         count = -(-total // IDS_PER_TASK)
     count = min(max(count, 1), len(largest_first))
     tasks: list[list[Part]] = [[] for _ in range(count)]
-    # Each to the task that has least to do.
+    # Assign each part to the task with the least work.
     load = [(0, place) for place in range(count)]
     for part in largest_first:
         size, place = heapq.heappop(load)
@@ -148,12 +148,13 @@ def cut_by_rows(
     end: Mapping[str, StreamOffset],
     limit: int,
 ) -> dict[str, StreamOffset]:
-    """Return an offset at or before ``end``, at most ``limit`` rows after ``start``.
+    """Return an offset up to ``end``, with at most ``limit`` rows after ``start``.
 
-    More only where one token has more, so that there is progress. Streams share the
-    limit: what one does not need is for the others.
+    The limit is exceeded only if a single token has more rows, so that there is always
+    progress. All streams share the limit equally; the unused part of a stream's share
+    goes to the others.
 
-    :param start: of each stream.
+    :param start: the start of each stream.
     """
     tokens = {
         stream.name: _Tokens(txn, stream, present, start, end, limit)
@@ -162,7 +163,7 @@ def cut_by_rows(
     counts = {name: of_stream.count() for name, of_stream in tokens.items()}
     cut: dict[str, StreamOffset] = {}
     left = limit
-    # Those with least to read first: what they leave is known then.
+    # Smallest first, so that the unused part of their shares is known for the others.
     waiting = sorted(counts, key=lambda name: counts[name])
     for place, name in enumerate(waiting):
         share = left // (len(waiting) - place)
@@ -170,7 +171,7 @@ def cut_by_rows(
             cut[name] = end[name]
             left -= counts[name]
             continue
-        # The token that does not fit is left for the next time.
+        # The first token that exceeds the share is left for the next batch.
         beyond = tokens[name].at(share)
         taken = tokens[name].count_up_to(beyond - 1)
         if not taken and share == left == limit:
@@ -184,7 +185,7 @@ def cut_by_rows(
 class _Tokens:
     """The tokens of the first rows of a stream between two offsets.
 
-    They stay in the database: there may be millions.
+    They are queried, not fetched: there may be millions.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class _Tokens:
         self._sql = " UNION ALL ".join(walks)
 
     def count(self) -> int:
-        """Count rows; of more than the limit, one more than that."""
+        """Count the rows, up to one more than the limit."""
         if not self._sql:
             return 0
         return self._one(
@@ -217,14 +218,14 @@ class _Tokens:
         )
 
     def at(self, place: int) -> int:
-        """Return the token of a row by its place, from 0."""
+        """Return the token of the row with an index, from 0."""
         return self._one(
             f"SELECT stream_id FROM ({self._sql}) AS found ORDER BY stream_id "
             f"OFFSET {place} LIMIT 1"
         )
 
     def count_up_to(self, token: int) -> int:
-        """Count rows of tokens up to one, of those that are seen by :meth:`at`."""
+        """Count the rows with tokens up to and including ``token``."""
         return self._one(
             f"SELECT count(*) FROM ({self._sql}) AS found WHERE stream_id <= {token}"
         )

@@ -1,4 +1,4 @@
-"""What is read, from which offset to which, in which tasks: decided on the driver."""
+"""Plans a read on the driver: its streams, offsets and tasks."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _START = StreamOffset()
 
 @attrs.frozen
 class Selection:
-    """A stream that is read, and what the database has of it.
+    """A stream to read, and the relevant parts of the database's schema.
 
-    :ivar sole_writer: the writer of rows that do not tell theirs; empty if there
-        are several.
+    :ivar sole_writer: the writer of rows whose table does not store it; empty if the
+        stream has several writers.
     """
 
     stream: CatalogStream
@@ -50,10 +50,10 @@ class Selection:
 
 
 class Planner:
-    """Answers what there is to read.
+    """Plans reads.
 
-    :param options: checked.
-    :param continuous: reading goes on from what is answered.
+    :param options: the validated options.
+    :param continuous: whether the read resumes from the end of each batch.
     """
 
     def __init__(self, options: SourceOptions, *, continuous: bool) -> None:
@@ -63,11 +63,11 @@ class Planner:
         )
 
     def batch(self, wanted: Wanted = EVERYTHING) -> list[tuple[Part, ...]]:
-        """Cut all that the options ask for into tasks.
+        """Plan the tasks of a batch query.
 
-        :param wanted: what more is known of the rows to read.
-        :raises PipelineError: if the database cannot be reached, or has not what is
-            asked for.
+        :param wanted: further restrictions of the rows to read.
+        :raises PipelineError: if the database cannot be reached, or lacks a requested
+            stream or token.
         """
         options = self._options
         with reading(options.conninfo, PLAN_TIMEOUT) as txn:
@@ -81,9 +81,9 @@ class Planner:
     # -- streams -----------------------------------------------------------------------
 
     def select(self, txn: cursor) -> list[Selection]:
-        """Look up what the database has of the streams that are asked for.
+        """Look up the requested streams in the database.
 
-        :raises PipelineError: if it has no table of one that is named.
+        :raises PipelineError: if it has no table of a stream that was named.
         """
         options = self._options
         asked = options.streams
@@ -97,8 +97,8 @@ class Planner:
             elif asked is not None:
                 tables = ", ".join(query.range.table for query in stream.queries)
                 raise PipelineError(
-                    f"stream {stream.name}: the database has no table {tables}; leave "
-                    "the stream out of streams, or name the database that it is in"
+                    f"stream {stream.name}: the database has no table {tables}; omit "
+                    "the stream from the option streams, or name its database"
                 )
         return selections
 
@@ -115,7 +115,8 @@ class Planner:
     ) -> dict[str, StreamOffset]:
         """Return the offset that an option names.
 
-        :raises PipelineError: if it is ahead of the database, or of unknown streams.
+        :raises PipelineError: if it is ahead of the database, or names an unknown
+            stream.
         """
         options = self._options
         is_start = option == "startingToken"
@@ -135,16 +136,16 @@ class Planner:
         for selection in selections:
             name = selection.stream.name
             self.check_not_ahead(txn, selection, found.get(name, _START), option)
-        # Of what is not named, all is read.
+        # Streams that the option does not name are read completely.
         rest = {} if is_start else self.latest(txn, selections)
         return {name: found.get(name, rest.get(name, _START)) for name in names}
 
     def check_not_ahead(
         self, txn: cursor, selection: Selection, offset: StreamOffset, what: str
     ) -> None:
-        """Refuse an offset of ids that were never given out.
+        """Reject an offset with ids that were never allocated.
 
-        :param what: where the offset comes from, for the message.
+        :param what: the origin of the offset, for the message.
         :raises PipelineError: if it is ahead.
         """
         stream = selection.stream
@@ -166,7 +167,7 @@ class Planner:
         selections: list[Selection],
         start: Mapping[str, StreamOffset] | None = None,
     ) -> dict[str, StreamOffset]:
-        """Return the offset up to which all is complete, at or after ``start``."""
+        """Return the offset up to which each stream is complete, at least ``start``."""
         start = start or {}
         return {
             s.stream.name: self._surveyor.survey(
@@ -185,7 +186,7 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> list[tuple[Part, ...]]:
-        """Cut what is between two offsets into tasks."""
+        """Divide the rows between two offsets into tasks."""
         count = self._options.num_partitions
         return pack(self.parts(txn, selections, start, end, wanted), count)
 
@@ -197,7 +198,7 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> list[Part]:
-        """Cut what is between two offsets into parts, none too large for a task."""
+        """Divide the rows between two offsets into parts that fit into a task."""
         options = self._options
         if options.writers is not None:
             wanted = wanted.only_writers(options.writers)

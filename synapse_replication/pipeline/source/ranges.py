@@ -1,7 +1,7 @@
-"""The SQL that reads a span of a stream: raw columns, cast to their types.
+"""SQL queries that read a span of a stream: raw columns, cast to their types.
 
-Pure text. Numbers are put in as they are; names of writers, which come from a
-database or a configuration, are quoted.
+The functions only build text. Numbers are inserted unchanged; names of writers, which
+come from a database or a configuration, are quoted.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ _SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 
 @attrs.frozen
 class Present:
-    """What a database has of a stream: older ones are without some of it.
+    """The parts of a stream's schema that a database has; older ones lack some.
 
-    :ivar tables: the tables.
-    :ivar written: those of them with the column for the time of writing.
-    :ivar by_id: those of them with an index that begins with the id.
-    :ivar by_writer: those of the others with one that begins with writer and id;
-        their writers are looked up first, so that all are known.
-    :ivar joinable: those of the tables with details that have a unique index of
-        their key.
+    :ivar tables: the existing tables.
+    :ivar written: the tables with a column for the time of writing.
+    :ivar by_id: the tables with an index that begins with the id.
+    :ivar by_writer: the other tables that have an index on writer and id; their writers
+        are looked up first, so that all are known.
+    :ivar joinable: the tables with details whose key has a unique index.
     """
 
     tables: frozenset[str]
@@ -60,16 +59,16 @@ def range_sql(
     with_columns: bool = True,
     many: bool = False,
 ) -> str:
-    """Write the query for the rows of a span.
+    """Return the query for the rows of a span.
 
     Its columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since the
-    epoch) and those of the stream's table. Rows are in the order of their tokens;
-    those of one token are in the order of the queries, then of their columns, so
-    that each reading finds them in the same order.
+    epoch) and those of the stream's table. Rows are ordered by token; those of one
+    token by query, then by column values, so that every read returns them in the same
+    order.
 
-    :param sole_writer: the writer of rows that do not tell theirs.
-    :param with_columns: false for the first three columns alone.
-    :param many: rows are so many that details are better joined than looked up.
+    :param sole_writer: the writer of rows whose table does not store it.
+    :param with_columns: whether to read columns other than the first three.
+    :param many: whether to join details instead of looking them up row by row.
     """
     columns = stream.table.columns if with_columns else ()
     names = "".join(f", {identifier(column.name)}" for column in columns)
@@ -85,7 +84,7 @@ def range_sql(
         select = _select(stream, query, of_query, present, sole_writer, place)
         select += f" {_details(query, present, many=many) if of_query else ''}"
         select += f" WHERE {condition}"
-        # Read in the order of the index, rows need no more than a little sorting.
+        # Rows that are read in index order need only incremental sorting.
         if not query.range.negative and not many:
             select += f" ORDER BY {_column(query, query.range.id_column)}"
         (distinct if query.distinct else plain).append(select)
@@ -171,7 +170,7 @@ def _column(query: CatalogQuery, column: str) -> str:
 
 
 def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
-    """Write what rows of the table are in the span; ``None`` if none can be."""
+    """Return the condition for a span; ``None`` if no row can satisfy it."""
     range_ = query.range
     id_ = _column(query, range_.id_column)
     if range_.negative:
@@ -181,7 +180,7 @@ def _condition(query: CatalogQuery, span: Span, present: Present) -> str | None:
     if range_.writer_column is None:
         return bounds if span.nameless else None
     writer = _column(query, range_.writer_column)
-    # Where the index begins with the writer, all of them were looked up.
+    # If the index begins with the writer, all writers are known.
     walks_writers = range_.table in present.by_writer
     excluded = [w for w in span.known if w not in span.writers]
     of_whom: list[str] = []
@@ -212,12 +211,12 @@ def ids_sql(
     limit: int | None = None,
     last: bool = False,
 ) -> str | None:
-    """Write the query for the tokens of a span in one table, in order.
+    """Return the query for the tokens of a span in one table, in order.
 
-    It walks the index of ids and stops after ``limit`` rows.
+    It scans the index of ids and stops after ``limit`` rows.
 
-    :param last: the greatest first.
-    :return: ``None`` if no row of the table can be in the span.
+    :param last: whether to return the greatest token first.
+    :return: the query; ``None`` if no row of the table can be in the span.
     """
     condition = _condition(query, span, present)
     if condition is None:

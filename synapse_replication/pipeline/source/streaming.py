@@ -1,8 +1,8 @@
-"""Reading on and on: offsets for Spark's micro-batches.
+"""The data source's streaming reader: offsets for Spark's micro-batches.
 
-Spark keeps the offsets in its checkpoint and says where it is; nothing here is kept
-beyond a run. An offset is never before the one it follows, and never beyond what is
-complete for good (:mod:`synapse_replication.pipeline.source.completeness`).
+Spark persists offsets in its checkpoint and passes them in; the reader persists nothing
+itself. Offsets never decrease, and never exceed what is complete
+(:mod:`synapse_replication.pipeline.source.completeness`).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _Offsets = Mapping[str, StreamOffset]
 
 
 class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what is complete, and what comes to be.
+    """Reads existing and new rows, once they are complete.
 
-    :param options: checked.
+    :param options: the validated options.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._planner = Planner(options, continuous=True)
         self._selections: list[Selection] = []
-        # Where to end, if that is known: of endingToken, and of a run that reads
-        # only what was there at its beginning.
+        # Upper bounds of the read: endingToken, and, with the trigger availableNow, the
+        # offset at the start of the run.
         self._ends: list[_Offsets] = []
         self._newest: dict[str, Any] | None = None
         self._checked = False
@@ -61,7 +61,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -----------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins."""
+        """Return the initial offset of a query without a checkpoint."""
         with self._reading() as txn:
             selections = self._select(txn)
             return offsets_to_json(
@@ -69,7 +69,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note what is there now: the query ends there."""
+        """Record the current end of the streams as the end of the query."""
         with self._reading() as txn:
             self._ends.append(self._planner.latest(txn, self._select(txn)))
 
@@ -80,7 +80,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends.
+        """Return the end offset of the next batch.
 
         :raises PipelineError: if the database cannot be reached, or ``start`` is ahead
             of it.
@@ -100,7 +100,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 self._checked = True
             end = self._planner.latest(txn, selections, at)
-            # Streams of the checkpoint that are not read now stay where they are.
+            # Streams that are in the checkpoint but not read now retain their offsets.
             self._newest = offsets_to_json({**begun, **end})
             for bound in self._ends:
                 end = {
@@ -113,7 +113,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets_to_json({**begun, **end})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return up to where all is complete, whatever the limit; for the lag."""
+        """Return the latest complete offset, without limits, to compute the lag."""
         return self._newest
 
     # -- rows --------------------------------------------------------------------------
@@ -121,10 +121,10 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
-        """Cut a batch into tasks."""
+        """Divide a batch into tasks."""
         begun, ended = offsets_from_json(start), offsets_from_json(end)
         with self._reading() as txn:
-            # Of a batch that is done again, streams may not be read any more.
+            # A repeated batch may have streams that are no longer read.
             selections = [s for s in self._select(txn) if s.stream.name in ended]
             at = {
                 s.stream.name: begun.get(s.stream.name, StreamOffset())

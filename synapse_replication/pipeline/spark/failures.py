@@ -1,7 +1,9 @@
-"""What went wrong, in one line: Spark wraps a sentence of ours in a hundred.
+"""Shortens exceptions of Spark to one line.
 
-Our own errors say what and what to do; from the driver's processes they come back as
-text within Spark's exceptions. Of any other failure the first line is given.
+This package's errors name the problem and the remedy; raised in a Python worker, they
+reach the driver as text within one of Spark's exceptions, among a hundred lines of
+stack traces. They are extracted from there. Any other failure is shortened to its first
+line.
 """
 
 from __future__ import annotations
@@ -14,34 +16,34 @@ from synapse_replication.errors import PipelineError
 
 __all__ = ["short_failures", "shorten"]
 
-# "synapse_replication.errors.PipelineError: text", to the end of its line; Spark
-# puts its own state behind it.
+# "synapse_replication.errors.PipelineError: text", up to the end of the line, without
+# the SQLSTATE that Spark appends.
 _OURS = re.compile(
     r"synapse_replication\.errors\.\w+Error: (.+?)(?:\s*SQLSTATE: \w+)*\s*$",
     re.MULTILINE,
 )
 
-#: What Spark says when a file was there when it looked, and is not when it reads.
+#: Messages of Spark about a file that was removed after it was listed.
 _FILE_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException")
 
-#: What stands before the failure where it came from Java as it is.
+#: A line that Py4J puts before a Java exception.
 _OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
 
-#: Characters of a failure that is not ours.
+#: The longest text of a foreign failure, in characters.
 _LONGEST = 400
 
 
 def shorten(error: BaseException) -> str:
-    """Return what an exception of Spark is about, without its traces."""
+    """Return the message of a Spark exception, without stack traces."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:
-        # The last one was raised last: the cause of the others.
+        # The last one in the text is the cause of the others.
         return str(ours[-1])
     if _FILE_GONE.search(text):
         return (
-            "a file was removed while it was read: an archive that is compacted or "
-            "purged meanwhile does so. Nothing is lost; run this again"
+            "a file was removed while it was read, because the archive was compacted "
+            "or purged in the meantime. Nothing is lost; run this again"
         )
     lines = (line.strip(": \t") for line in text.splitlines())
     first = next((line for line in lines if line and not _OF_PY4J.match(line)), "")
@@ -51,14 +53,14 @@ def shorten(error: BaseException) -> str:
 
 @contextmanager
 def short_failures() -> Iterator[None]:
-    """Turn what Spark raises within the context into one line.
+    """Shorten the exceptions that Spark raises within the context.
 
-    :raises PipelineError: if in place of any exception of Spark.
+    :raises PipelineError: if Spark raises an exception.
     """
     try:
         yield
     except Exception as error:
-        # Looked at by name: where Spark is missing, its classes are, too.
+        # Compare names, because the classes cannot be imported without Spark.
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
         raise PipelineError(shorten(error)) from error

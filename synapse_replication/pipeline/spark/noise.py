@@ -1,7 +1,7 @@
-"""What Java and Python workers write to standard error, without what nobody needs.
+"""Filters the standard error of Java and of Python workers.
 
-Java inherits the standard error of the process that starts it. While it starts, that
-is a pipe here; a thread reads its lines and writes those on that say something.
+Java inherits the standard error of the process that starts it. While Java is started,
+standard error is a pipe, from which a thread copies the lines that are relevant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["quiet_start", "without_noise"]
 
-#: Lines that say nothing about the job.
+#: Lines that are irrelevant to the job.
 _NOISE: Final = re.compile(
     r"Using incubator modules"
     r"|Failed to cancel job group"
@@ -26,14 +26,14 @@ _NOISE: Final = re.compile(
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
-#: Bytes of a line, at most; the rest is a line of its own.
+#: The longest line, in bytes; a longer one is split.
 _LONGEST: Final = 65_536
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:
-    """Return lines without noise; of a traceback, the line that says what it was.
+    """Return the relevant lines; of a traceback, only the line with the exception.
 
-    What failed for good is raised in the driver, with all of it.
+    If the failure is permanent, the driver raises it with its complete traceback.
     """
     within = False
     for line in lines:
@@ -50,14 +50,14 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Have processes that start within the context write to a filter.
+    """Filter the standard error of processes started within the context.
 
-    It lasts as long as they do.
+    The filter runs until these processes have ended.
     """
     try:
         before = os.dup(2)
     except OSError:
-        # There is no standard error.
+        # This process has no standard error.
         yield
         return
     reader, writer = os.pipe()
@@ -77,10 +77,11 @@ def _copy(reader: int) -> None:
     with os.fdopen(reader, "rb") as pipe:
         read = (line.decode(errors="replace") for line in _lines(pipe.readline))
         for line in without_noise(read):
-            # A stream that was closed must not stop what drains the pipe: Java would
-            # wait for it for good.
+            # A closed stream must not stop the copying: Java would block on a full
+            # pipe.
             with contextlib.suppress(OSError, ValueError):
-                # Looked up each time: what shows a bar puts itself in its place.
+                # Look it up each time: a progress bar replaces sys.stderr while it is
+                # shown.
                 sys.stderr.write(line)
                 sys.stderr.flush()
 

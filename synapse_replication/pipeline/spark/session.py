@@ -1,4 +1,4 @@
-"""The Spark session that the jobs run in: one way to make it, checked beforehand.
+"""Creates the Spark session of the jobs, after checking its requirements.
 
 Works on a laptop (``local[*]``) and with any ``--master``. docs/pipeline.rst says how
 to run it on a cluster, and how to change Spark's settings.
@@ -38,14 +38,16 @@ def make_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Make the session of this process, or give the one there is.
+    """Create the session of this process, or return the existing one.
 
     The data source ``synapse_replication`` is registered with it.
 
-    :param app_name: shown in Spark's own pages.
-    :param master: where it runs; as Spark is configured, else ``local[*]``.
-    :param settings: more of Spark's settings, which win over ours.
-    :raises SparkMissingError: if Java or PySpark is missing; says what to do.
+    :param app_name: the name that Spark's web UI shows.
+    :param master: the master URL; by default the one that Spark is configured with,
+        else ``local[*]``.
+    :param settings: further Spark settings, which override the defaults of this module.
+    :raises SparkMissingError: if Java or PySpark is missing. The text says how to
+        install it.
     """
     check_java()
     try:
@@ -56,9 +58,9 @@ def make_session(
         ) from error
     from synapse_replication.pipeline.source.source import SynapseReplicationDataSource
 
-    # It prints what is raised besides, as one line with all of Java's stack.
+    # It logs each exception, which is raised as well, with its Java stack on one line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    # Executors on this machine run the Python that we run.
+    # Executors on this machine use the same Python as this process.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -70,8 +72,8 @@ def make_session(
     with quiet_start():
         session = builder.getOrCreate()
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
-        # Spark's own number, 200, makes most tasks of a job idle: their starts cost
-        # more than the work. What needs more, by its size, asks for more.
+        # With Spark's default of 200, most tasks would be empty, and starting them
+        # would cost more than the work. Queries over more data set a larger number.
         tasks = str(2 * session.sparkContext.defaultParallelism)
         session.conf.set(_SHUFFLE_PARTITIONS, tasks)
     session.dataSource.register(SynapseReplicationDataSource)
@@ -86,11 +88,11 @@ def job_session(
     settings: Mapping[str, str] | None = None,
     progress: JobProgress | None = None,
 ) -> Iterator[SparkSession]:
-    """Make the session of a job, as :func:`make_session`, and stop it at its end.
+    """Provide a job with the session of :func:`make_session`; stop it at the end.
 
-    A session that was there before is used, and goes on.
+    A session that exists already is used and not stopped.
 
-    :param progress: shows that Spark starts, as a step, and then Spark's tasks.
+    :param progress: shows the start of Spark as a step, and then Spark's tasks.
     """
     if progress is not None:
         progress.begin("start Spark")
@@ -110,16 +112,16 @@ def job_session(
             session.stop()
 
 
-#: For sessions that are over soon, or whose tasks leave the work to Python: to compile
-#: Java any further costs more than it saves.
+#: Settings of short sessions, and of those whose tasks do their work in Python: there,
+#: optimized compilation of Java costs more than it saves.
 SCHEDULES_ONLY = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def _settings() -> dict[str, str]:
     log_settings = files("synapse_replication.pipeline.spark") / "log4j2.properties"
     java_options = (
-        # Times are UTC everywhere. The stack: a query that is stopped within
-        # foreachBatch overflows the usual one.
+        # All times are UTC. Stopping a query within foreachBatch overflows the default
+        # stack.
         f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={log_settings}"
     )
     return {
@@ -128,15 +130,15 @@ def _settings() -> dict[str, str]:
         "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss8m",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # On a busy machine a worker takes longer to start than the usual 15 s.
+        # On a busy machine a worker takes longer to start than the default of 15 s.
         "spark.python.authenticate.socketTimeout": "120s",
-        # Looking up files that a table's log has named already needs no job of its own.
+        # Do not start a job to list files that the table's log has already named.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(
             Path(tempfile.gettempdir(), "synapse-replication-warehouse")
         ),
-        # What a dsn holds is no business of plans, logs and pages.
+        # A dsn contains secrets: redact it in plans, logs and the web UI.
         "spark.redaction.regex": "(?i)secret|password|token|dsn|access[.]?key|url",
     }

@@ -65,7 +65,7 @@ class CheckJavaTests(SynchronousTestCase):
         """Something else of that name is no Java."""
         self._fake_java("echo hello")
         error = self.assertRaises(SparkMissingError, check_java)
-        self.assertIn("does not tell its version", str(error))
+        self.assertIn("has no version of Java", str(error))
 
     def test_present(self) -> None:
         """The version of a Java that works is told."""

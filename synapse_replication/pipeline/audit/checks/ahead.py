@@ -1,7 +1,8 @@
-"""Tokens that were announced, sent or archived, and that no sequence has given out.
+"""Checks for tokens beyond the last id that the stream's sequence has allocated.
 
-The database is older than what was heard: restored from a backup, or failed over to a
-standby that was behind. Its next ids were used before.
+If such a token was announced, sent or archived, the database is older than it: it was
+restored from a backup, or failed over to a standby that was behind. Its next ids have
+been used before.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from synapse_replication.pipeline.audit.findings import Kind, finding
 
 __all__ = ["ahead_findings"]
 
-#: A stream that nobody has written is announced at this, whatever its sequence says.
+#: The position of a stream that was never written, independent of its sequence.
 _FIRST_POSITION = 1
 
 
 def ahead_findings(
     tokens: DataFrame, archive: DataFrame, given_out: Mapping[str, int]
 ) -> DataFrame:
-    """Find streams that were farther than their sequences are.
+    """Find streams with tokens beyond their sequences.
 
-    :param tokens: of :func:`.audit_wire.wire_tokens`.
-    :param archive: of ROWS_SCHEMA; may have more columns.
-    :param given_out: the last id that each stream's sequence gave out, read later
-        than the two others.
+    :param tokens: the result of :func:`.wire.wire_tokens`.
+    :param archive: the archived rows, with at least the columns of ROWS_SCHEMA.
+    :param given_out: the last id that each stream's sequence has allocated, read later
+        than the other two.
     """
     heard = (
         tokens.select(*TOKEN_COLUMNS)
@@ -63,7 +64,7 @@ def ahead_findings(
             sf.col("farthest")
             > sf.greatest(sf.col("given_out"), sf.lit(_FIRST_POSITION))
         )
-        # Null where there is no sequence: nothing is known then.
+        # Without a sequence the value is null, and nothing can be concluded.
         .where(sf.col("given_out").isNotNull())
     )
     return ahead.select(
@@ -80,9 +81,9 @@ def ahead_findings(
                 sf.col("stream"),
                 " at ",
                 sf.col("farthest"),
-                ", but the database has given out ids up to ",
+                ", but the database has allocated ids only up to ",
                 sf.col("given_out"),
-                ": it was set back, or is not the one that was recorded",
+                ": it was restored to an earlier state, or is a different one",
             ],
             evidence={
                 "seen": sf.col("seen"),

@@ -1,14 +1,14 @@
 """Rows that a writer announced as absent, though it had written them.
 
-``POSITION stream writer prev new`` says that the writer wrote nothing in
-``(prev, new]``. If a row of it lies there, and it never sent that row, then every
-reader that stood at ``prev`` skipped it, for good. What a recorder did not hear
-changes nothing about that: the line and the row are the proof. A row that was sent
-before is none of that, nor is a POSITION that repeats its token: readers that are
-behind it ask the database.
+``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
+new]``. If the tables have a row of the writer in that range, and the writer never sent
+it, then every reader whose position was ``prev`` has permanently skipped that row. The
+line and the row prove this, even if the recording is incomplete. A row that was sent
+earlier is not lost. A POSITION that repeats its token makes no such statement: readers
+that are behind it query the database.
 
-Where rows are delivered whenever they come (``caches``), a late one may still come:
-there, the recording must go on for a while after the line.
+Late rows of an idempotent stream (``caches``) are still delivered. For such a stream,
+the recording must therefore continue for a while after the line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "not_seen_findings",
 ]
 
-#: Of :func:`announced_absent`: an id and the line that skipped it.
+#: The columns of :func:`announced_absent`: an id and the line that skipped it.
 LOST_COLUMNS = (
     "stream",
     "instance_name",
@@ -43,7 +43,7 @@ LOST_COLUMNS = (
     "token",
 )
 
-#: How long after a POSITION a late row of an idempotent stream is waited for, s.
+#: How long after a POSITION a late row of an idempotent stream may arrive, in s.
 PATIENCE: Final = 60.0
 
 _WRITER = ("stream", "instance_name")
@@ -55,7 +55,7 @@ def announced_absent(
     idempotent: Collection[str],
     sole_writers: Mapping[str, str],
 ) -> DataFrame:
-    """Find rows that were never sent, and which a POSITION of their writer covers.
+    """Find rows that were never sent, but are covered by a POSITION of their writer.
 
     :param ids: of :func:`.audit_ids.known_ids`.
     :param tokens: of :func:`.audit_wire.wire_tokens`.
@@ -81,12 +81,12 @@ def announced_absent(
 def announced_findings(
     lost: DataFrame, rows: DataFrame, tables: Mapping[str, Sequence[str]]
 ) -> DataFrame:
-    """Write a finding for each POSITION that skipped rows.
+    """Return a finding for each POSITION that skipped rows.
 
-    :param lost: of :func:`announced_absent`.
-    :param rows: of ROWS_SCHEMA, and ``source``, where each was found; those of the
-        lost ids at least.
-    :param tables: of each stream.
+    :param lost: the result of :func:`announced_absent`.
+    :param rows: at least the rows of the lost ids, with ROWS_SCHEMA and a column
+        ``source`` that says where each was found.
+    :param tables: the tables of each stream.
     """
     columns = lost.select(*LOST_COLUMNS)
     line = ["recording", "line_number", "t", "stream", "is_row", "prev_token", "token"]
@@ -138,9 +138,10 @@ def not_seen_findings(
     idempotent: Collection[str],
     sole_writers: Mapping[str, str],
 ) -> DataFrame:
-    """Find rows that were in no recording, though their writer's next one is.
+    """Find rows that no recording has, although it has a later row of the writer.
 
-    Readers took themselves to be past them. But the recorder may have been cut off.
+    Readers that received the later row have skipped the missing one. However, the
+    recorder itself may have been disconnected.
 
     :param ids: of :func:`.audit_ids.known_ids`.
     :param tokens: of :func:`.audit_wire.wire_tokens`.
@@ -187,8 +188,8 @@ def not_seen_findings(
                 sf.col("instance_name"),
                 "'s ",
                 sf.col("stream"),
-                " are missing between others: the recorder was cut off, or they were "
-                "lost on their way",
+                " are missing between others: the recorder was disconnected, or the "
+                "rows were lost in transit",
             ],
             evidence={"recording": sf.col("recording"), "ids": sf.col("ids")},
         )
@@ -212,10 +213,11 @@ def _never_sent(ids: DataFrame, sole_writers: Mapping[str, str]) -> DataFrame:
 
 
 def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
-    """Find ids in ``(prev_token, token]`` of a line of their writer, and the line.
+    """Find the ids that a line of their writer covers, with that line.
 
-    Of all lines that begin below an id, the one that reaches farthest covers it if
-    any does. So one pass in the order of ids is enough, however lines overlap.
+    A line covers the ids in ``(prev_token, token]``. If any of the lines that begin
+    below an id covers it, then the one with the greatest ``token`` does. So one pass in
+    the order of ids suffices, even if lines overlap.
     """
     reach = spans.groupBy(*_WRITER).agg(
         sf.min("prev_token").alias("low"), sf.max("token").alias("high")
@@ -236,7 +238,7 @@ def _covered(ids: DataFrame, spans: DataFrame) -> DataFrame:
     begun = spans.select(
         *_WRITER, sf.col("prev_token").alias("place"), sf.struct(*fields).alias("span")
     )
-    # At the same place, ids come first: a line does not cover where it begins.
+    # Sort an id before a line that begins at it, which does not cover it.
     in_order = (
         Window.partitionBy(*_WRITER)
         .orderBy("place", sf.col("span").isNotNull())

@@ -1,8 +1,8 @@
-"""Which of many ids an audit has to look at: few, where all is well. Pure.
+"""Selects the ids that an audit has to examine; few, in a healthy deployment.
 
-A sound row is in the tables, in the archive and on the wire, and of one writer. Of
-millions of ids such ones tell nothing; they are put aside here, a task's share at a
-time, before anything is joined, sorted or kept.
+A healthy row is in the tables, in the archive and on the wire, with the same writer.
+Such rows, which may be millions, are filtered out here, within each task, before
+anything is joined, sorted or cached.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import pyarrow.compute as pc
 
 __all__ = ["NOTABLE_SCHEMA", "Bounds", "Place", "notable"]
 
-#: From stream to the least and the greatest id that matter.
+#: Maps a stream to the least and the greatest relevant id.
 Bounds = Mapping[str, tuple[int, int]]
 
 
 class Place(enum.IntEnum):
-    """Where an id was seen."""
+    """The place in which an id was found."""
 
     TABLES = 0
     ARCHIVE = 1
     WIRE = 2
 
 
-#: What is known of an id; see :func:`.ids.known_ids`.
+#: The columns that describe an id; see :func:`.ids.known_ids`.
 NOTABLE_SCHEMA: Final = pa.schema(
     [
         pa.field("stream", pa.string()),
@@ -49,16 +49,16 @@ NOTABLE_SCHEMA: Final = pa.schema(
 
 _Array = np.ndarray[Any, Any]
 
-#: Greater than any writer's number.
+#: A number greater than that of any writer.
 _NOBODY: Final = np.iinfo(np.int32).max
 
 
 @attrs.frozen
 class _Sightings:
-    """Sightings in the order of streams and ids, with numbers in place of names.
+    """Sightings, sorted by stream and id, with numbers instead of names.
 
-    :ivar starts: where each id begins.
-    :ivar streams: the names; ``names`` those of writers, in order.
+    :ivar starts: the index of each id's first sighting.
+    :ivar streams: the sorted names of streams; ``names`` are those of writers.
     """
 
     stream: _Array
@@ -80,7 +80,7 @@ class _Sightings:
         return np.maximum.reduceat(np.where(of, self.writer, -1), self.starts)
 
     def any(self, of: _Array) -> _Array:
-        """Return whether each id has one of some sightings."""
+        """Return whether each id has any of some sightings."""
         return np.logical_or.reduceat(of, self.starts)
 
 
@@ -90,17 +90,20 @@ def notable(
     heard: Bounds | None = None,
     archived: Bounds | None = None,
 ) -> pa.Table:
-    """Return the ids that an audit has to look at, of NOTABLE_SCHEMA.
+    """Return the ids that an audit has to examine, with NOTABLE_SCHEMA.
 
-    These are ids of two writers, in no table, missing on the wire or in the archive,
-    or archived more than once; the first id of each run without a gap, with the last
-    one; and the first and last archived id of each writer.
+    These are ids that have two writers, are in no table, are missing on the wire or in
+    the archive, or are archived more than once. In addition, the result has the first
+    id of each run without a gap, together with the last one, and the first and the last
+    archived id of each writer.
 
-    :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if the place
-        does not tell it), ``place`` and ``row_index`` (which matters in the archive
-        alone). All sightings of an id are in it, or none.
-    :param heard: where an id that was not sent matters; everywhere if not given.
-    :param archived: where an id that is not archived matters; likewise.
+    :param seen: sightings: ``stream``, ``stream_id``, ``writer`` (null if unknown),
+        ``place`` and ``row_index`` (used only for the archive). It must contain all
+        sightings of an id, or none.
+    :param heard: the ranges in which an id that was not sent is relevant; by default
+        all.
+    :param archived: the ranges in which an id that is not archived is relevant; by
+        default all.
     """
     found = [batch for batch in seen if batch.num_rows]
     if not found:
@@ -170,14 +173,14 @@ def _sort(table: pa.Table) -> _Sightings:
 
 
 def _numbered(texts: pa.ChunkedArray) -> tuple[tuple[str, ...], _Array]:
-    """Return the texts there are, in order, and the number of each; -1 for null."""
+    """Return the sorted distinct texts, and the number of each; -1 for null."""
     encoded = texts.combine_chunks().dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     order = pc.array_sort_indices(encoded.dictionary)
     rank = np.empty(len(order) + 1, dtype=np.int32)
     rank[order.to_numpy()] = np.arange(len(order))
-    # The last place is that of null.
+    # The last entry is for null.
     rank[-1] = -1
     places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return tuple(encoded.dictionary.take(order).to_pylist()), rank[places]
@@ -190,7 +193,7 @@ def _names(names: tuple[str, ...], numbers: _Array) -> pa.Array:
 
 
 def _repeated(all_: _Sightings) -> _Array:
-    """Return of which ids the archive has a row more than once, whoever wrote it."""
+    """Return whether the archive has a row of each id more than once."""
     archived = np.flatnonzero(all_.place == Place.ARCHIVE)
     stream, id_ = all_.stream[archived], all_.id[archived]
     row_index = all_.row_index[archived]
@@ -216,7 +219,7 @@ def _within(
 
 
 def _ends_of_writers(stream: _Array, writer: _Array, archived: _Array) -> _Array:
-    """Return the places of the first and the last archived id of each writer."""
+    """Return the indexes of the first and the last archived id of each writer."""
     places = np.flatnonzero(archived)
     pairs = stream[places].astype(np.int64) << 32 | writer[places]
     _, first = np.unique(pairs, return_index=True)

@@ -1,14 +1,14 @@
-"""What recordings show by themselves: rows out of order, twice, and resets.
+"""Checks of recordings alone: rows out of order or repeated, resets and damage.
 
-What is wrong follows from what readers do. A reader of a stream that is stored in the
-database has reached, for good, the token of each row that was sent, and the new token
-of each POSITION whose previous token is lower (a *claim*: "I wrote nothing between
-them"). A row at or below is dropped. A POSITION that repeats its token claims nothing:
-whoever is behind asks the database, and a row that its writer was just sending may
-follow it. So may anything that the recorder did not hear.
+The checks follow the behaviour of readers. In a stream that is stored in the database,
+a row advances a reader to its token, and a POSITION whose previous token is lower
+advances it to its new token (a *claim* that there are no rows between the two). Readers
+discard rows at or below their position. A POSITION that repeats its token is not a
+claim: readers that are behind it query the database, and it may be followed by a row
+that the writer was just sending, or by one that the recorder did not receive.
 
-Streams held in memory begin again when their writer does; nothing is out of order
-there.
+Streams held in memory are reset when their writer restarts, so their order is not
+checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "wire_tokens",
 ]
 
-#: Of :func:`wire_tokens`.
+#: The columns of :func:`wire_tokens`.
 TOKEN_COLUMNS = (
     "recording",
     "line_number",
@@ -45,19 +45,20 @@ TOKEN_COLUMNS = (
 _PLACE = ("recording", "stream", "instance_name")
 
 _ORDER_TEXTS = {
-    Kind.LATE_INVALIDATION: "behind newer ones, or again; such rows are delivered "
-    "whenever they come",
-    Kind.ROW_TWICE_ON_WIRE: "again; readers drop them",
-    Kind.ROW_OUT_OF_ORDER: "when readers were past them, and are lost to those",
+    Kind.LATE_INVALIDATION: "out of order or repeatedly; late rows of this stream are "
+    "delivered",
+    Kind.ROW_TWICE_ON_WIRE: "repeatedly; readers discard the repetitions",
+    Kind.ROW_OUT_OF_ORDER: "after readers had advanced beyond them; readers have lost "
+    "them",
 }
 
 
 def wire_lines(wire: DataFrame) -> DataFrame:
-    """Keep of each line of recordings what an audit asks for: no row's text.
+    """Return the columns of recorded lines that an audit needs, without rows.
 
-    :param wire: of WIRE_SCHEMA.
-    :return: TOKEN_COLUMNS, where ``is_row`` is null but for RDATA and POSITION; and
-        ``is_damaged``, of what is no record.
+    :param wire: the recorded lines, with WIRE_SCHEMA.
+    :return: TOKEN_COLUMNS, with ``is_row`` null except for RDATA and POSITION, and
+        ``is_damaged``, which is true for invalid records.
     """
     command = sf.col("command")
     return wire.select(
@@ -74,7 +75,7 @@ def wire_lines(wire: DataFrame) -> DataFrame:
 
 
 def wire_tokens(lines: DataFrame) -> DataFrame:
-    """Keep what says where a writer is: last rows of tokens, and positions.
+    """Return the lines that advance a position: POSITION, and last rows of tokens.
 
     :param lines: of :func:`wire_lines`.
     :return: TOKEN_COLUMNS.
@@ -85,7 +86,7 @@ def wire_tokens(lines: DataFrame) -> DataFrame:
 
 
 def line_text(prefix: str = "") -> Column:
-    """Write the line again, without the row of RDATA."""
+    """Return the text of a line, without the row of RDATA."""
 
     def of(name: str) -> Column:
         return sf.col(prefix + name)
@@ -107,12 +108,12 @@ def line_text(prefix: str = "") -> Column:
 def order_findings(
     tokens: DataFrame, kept: Collection[str], idempotent: Collection[str]
 ) -> DataFrame:
-    """Find rows that readers drop because they are past them, in each recording.
+    """Find rows that readers discard because their position is beyond them.
 
     :param tokens: of :func:`wire_tokens`.
-    :param kept: names of the streams that are kept in the database: their tokens
-        never go back.
-    :param idempotent: those of them whose late rows are delivered.
+    :param kept: the names of the streams that are stored in the database, whose tokens
+        never decrease.
+    :param idempotent: the streams among them whose late rows are delivered.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
     known = columns.where(sf.col("stream").isin(*kept))
@@ -133,7 +134,7 @@ def order_findings(
             | (sf.col("token") <= sf.col("claimed"))
         )
     )
-    # Few: what follows may join.
+    # Only a few lines are left, so that joins are cheap.
     with_first = _with_first_line(late, known.where("is_row"))
     with_claim = _with_claim(with_first, known.where(claim))
     twice = sf.col("first_line").isNotNull()
@@ -226,10 +227,10 @@ def _order_findings(judged: DataFrame) -> DataFrame:
 
 
 def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
-    """Find where a writer began again below where it was.
+    """Find the lines at which a writer reset a stream to a lower token.
 
     :param tokens: of :func:`wire_tokens`.
-    :param in_memory: names of the streams that begin again with their writer.
+    :param in_memory: the names of the streams that are held in memory.
     """
     columns = tokens.select(*TOKEN_COLUMNS)
     in_order = Window.partitionBy(*_PLACE).orderBy("line_number")
@@ -243,7 +244,8 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
     announced = ~sf.col("is_row") & (sf.col("prev_token") == sf.col("token"))
     back = sf.col("token") < sf.col("line_before.token")
     began_again = sf.when(sf.col("stream").isin(*in_memory), back).otherwise(
-        # Elsewhere, more was announced than was stored when its process ended.
+        # In other streams, more was announced than was persisted when the process
+        # ended.
         announced & back & (sf.col("token") < sf.col("row_before"))
     )
     resets = seen.where(began_again)
@@ -259,11 +261,11 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
                 sf.col("line_number"),
                 ": ",
                 sf.col("instance_name"),
-                " began ",
+                " reset ",
                 sf.col("stream"),
-                " again at ",
+                " to ",
                 sf.col("token"),
-                ", it had been at ",
+                " from ",
                 sf.col("line_before.token"),
             ],
             evidence={
@@ -278,10 +280,10 @@ def reset_findings(tokens: DataFrame, in_memory: Collection[str]) -> DataFrame:
 
 
 def damage_findings(lines: DataFrame) -> DataFrame:
-    """Find lines of recordings that are no records.
+    """Find invalid records in recordings.
 
-    A torn last line is how a file ends that is being written, or whose recorder was
-    killed.
+    A file that is being written, or whose recorder was killed, may end with an
+    incomplete line.
 
     :param lines: of :func:`wire_lines`.
     """
@@ -296,8 +298,9 @@ def damage_findings(lines: DataFrame) -> DataFrame:
     at_end = (sf.col("count") == 1) & (sf.col("last") == sf.col("end"))
     nothing = sf.lit(None)
     text = sf.when(
-        at_end, "the recording breaks off; it was being written, or its recorder killed"
-    ).otherwise("no record of a command; what was there is not known")
+        at_end,
+        "the last line is incomplete; the recorder was still writing, or was killed",
+    ).otherwise("not a record; its content is unknown")
     kind = sf.when(at_end, Kind.RECORDING_CUT_OFF.value).otherwise(
         Kind.RECORDING_DAMAGED.value
     )
