@@ -263,7 +263,7 @@ def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
-    """Return what a process with this configuration would do, as facts."""
+    """Describe what a process with this configuration would do, for the user."""
     facts = []
     if config.redis is not None:
         redis = config.redis

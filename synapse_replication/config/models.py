@@ -1,10 +1,10 @@
-"""The shape of the keys that operators know, section by section.
+"""Models of Synapse's configuration sections.
 
-Sections that Synapse defines skip unknown keys: a real homeserver.yaml has hundreds.
+Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds.
 The section of this package (:mod:`synapse_replication.config.own_section`) reports
 them.
 
-Rules that involve more than one section, a file, or the kind of the process are in
+Checks that involve more than one section, a file, or the kind of the process are in
 :mod:`synapse_replication.config.process`. The descriptions of the fields become the
 manual's reference of configuration keys.
 """
@@ -37,7 +37,7 @@ __all__ = [
     "SharedFile",
 ]
 
-#: The resources of an http listener that we serve; others are skipped.
+#: The resources of HTTP listeners that this package serves; others are ignored.
 OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
@@ -58,31 +58,31 @@ class DatabaseSection(ForeignSection):
 
 
 class SentinelSection(StrictSection):
-    """Ask Sentinels for the host and port of Redis."""
+    """Sentinels that know the host and port of the Redis master."""
 
     master: Annotated[str, Field(pattern=r"^\S+$")] = Field(
-        description="Name under which the Sentinels watch the master."
+        description="Name by which the Sentinels know the master."
     )
     sentinels: Annotated[Names, Field(min_length=1)] = Field(
-        description="``HOST:PORT`` of each Sentinel; the port is 26379 if left out."
+        description="``HOST:PORT`` of each Sentinel; the default port is 26379."
     )
     username: str | None = Field(
-        default=None, description="User name at the Sentinels, not at Redis."
+        default=None, description="User name for the Sentinels, not for Redis."
     )
     password: SecretStr | None = Field(
-        default=None, description="Password at the Sentinels, not at Redis."
+        default=None, description="Password for the Sentinels, not for Redis."
     )
     password_path: str | None = Field(
-        default=None, description="File with that password."
+        default=None, description="File with the password for the Sentinels."
     )
 
 
 class RedisSection(ForeignSection):
-    """Redis, over which instances publish rows."""
+    """The Redis server over which instances replicate."""
 
     enabled: bool = Field(
         default=False,
-        description="Replicate over Redis; over direct TCP if false.",
+        description="Whether to replicate over Redis instead of direct TCP.",
     )
     host: str = Field(default="localhost", description="Host of Redis.")
     port: Port = Field(default=6379, description="Port of Redis.")
@@ -97,7 +97,7 @@ class RedisSection(ForeignSection):
         default=None, description="File with the password."
     )
     dbid: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Number of the database; the server's 0 if left out."
+        default=None, description="Number of the database; the default is 0."
     )
     use_tls: bool = Field(default=False, description="Connect with TLS.")
     certificate_file: str | None = Field(
@@ -108,10 +108,12 @@ class RedisSection(ForeignSection):
     )
     ca_file: str | None = Field(
         default=None,
-        description="Authorities (PEM) that vouch for Redis; those of the system if "
-        "neither this nor ``ca_path`` is set.",
+        description="Certificate authorities (PEM) that verify Redis; those of the "
+        "system if neither this nor ``ca_path`` is set.",
     )
-    ca_path: str | None = Field(default=None, description="Folder of such authorities.")
+    ca_path: str | None = Field(
+        default=None, description="Folder of certificate authorities."
+    )
     sentinel: SentinelSection | None = Field(
         default=None,
         description="Sentinels that know the host and port; takes precedence over "
@@ -129,7 +131,7 @@ class RedisSection(ForeignSection):
 
 
 class InstanceSection(ForeignSection):
-    """Where an instance serves HTTP replication."""
+    """The address at which an instance serves HTTP replication."""
 
     host: str | None = Field(default=None, description="Host of the instance.")
     port: Port | None = Field(
@@ -144,13 +146,13 @@ class InstanceSection(ForeignSection):
     def _check_place(self) -> InstanceSection:
         if self.path is None and (self.host is None or self.port is None):
             raise invalid(
-                "it does not say where the process listens",
+                "the address of the process is missing",
                 "write host and port, or path (of a Unix socket)",
             )
         if self.path is not None and (self.host or self.port):
             raise invalid(
-                "it names a socket's path and a host too",
-                "keep path, or host and port",
+                "it has both a path and a host or port",
+                "write either path, or host and port",
             )
         return self
 
@@ -160,7 +162,7 @@ class ResourceSection(ForeignSection):
 
     names: Names = Field(
         description="``replication``, ``health``, ``metrics``; other resources of "
-        "Synapse are skipped."
+        "Synapse are ignored."
     )
 
     @model_validator(mode="after")
@@ -168,7 +170,7 @@ class ResourceSection(ForeignSection):
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
-                raise invalid(f"{name!r} is no resource", f"did you mean {meant!r}?")
+                raise invalid(f"{name!r} is not a resource", f"did you mean {meant!r}?")
         return self
 
 
@@ -176,22 +178,22 @@ class ListenerSection(ForeignSection):
     """One listener of a process."""
 
     type: str = Field(
-        description="``http``, ``metrics`` (an HTTP listener with that resource "
-        "alone), ``replication`` (direct TCP), or ``manhole``, which is skipped."
+        description="``http``, ``metrics`` (an HTTP listener that serves only "
+        "metrics), ``replication`` (direct TCP), or ``manhole``, which is ignored."
     )
     port: Port | None = Field(
         default=None, description="Port; either this or ``path``."
     )
     path: str | None = Field(default=None, description="Unix socket.")
     bind_addresses: Names | None = Field(
-        default=None, description="Addresses to listen on; ``0.0.0.0`` if left out."
+        default=None, description="Addresses to listen on; ``0.0.0.0`` by default."
     )
     bind_address: str | None = Field(
-        default=None, description="The address, if there is one only."
+        default=None, description="A single address to listen on."
     )
-    tls: bool = Field(default=False, description="Speak TLS.")
+    tls: bool = Field(default=False, description="Serve over TLS.")
     resources: Annotated[list[ResourceSection], BeforeValidator(list_if_none)] = Field(
-        default_factory=list, description="What an ``http`` listener serves."
+        default_factory=list, description="Resources of an ``http`` listener."
     )
 
     @model_validator(mode="after")
@@ -199,14 +201,14 @@ class ListenerSection(ForeignSection):
         if self.type not in LISTENER_TYPES:
             meant = did_you_mean(self.type, LISTENER_TYPES)
             raise invalid(
-                f"{self.type!r} is no type of listener",
+                f"{self.type!r} is not a type of listener",
                 f"did you mean {meant!r}?"
                 if meant
                 else f"write one of {', '.join(LISTENER_TYPES)}",
             )
         if (self.port is None) == (self.path is None):
             raise invalid(
-                "a listener has a port or a path, one of the two",
+                "a listener needs either a port or a path",
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
         return self
@@ -232,7 +234,7 @@ _MAX_TORTURE_MS = 60_000
 
 
 class SharedFile(ForeignSection):
-    """All keys that are read, of all files."""
+    """All keys that this package reads, merged from all files."""
 
     server_name: Annotated[str, Field(pattern=r"^[^\s/]+$")] = Field(
         description="Name of the homeserver; also the name of the Redis channel."
@@ -247,15 +249,14 @@ class SharedFile(ForeignSection):
     )
     stream_writers: Annotated[dict[str, Names], BeforeValidator(empty_if_none)] = Field(
         default_factory=dict,
-        description="The instances that write a stream, by its name; ``master`` for "
-        "a stream that is left out.",
+        description="The writers of each stream, by its name; by default, ``master``.",
     )
     instance_map: Annotated[
         dict[str, InstanceSection], BeforeValidator(empty_if_none)
     ] = Field(
         default_factory=dict,
-        description="Where each instance serves HTTP replication, by its name; "
-        "``main`` for the main process.",
+        description="The address at which each instance serves HTTP replication, by "
+        "the instance's name; ``main`` is the main process.",
     )
     listeners: Annotated[list[ListenerSection], BeforeValidator(list_if_none)] = Field(
         default_factory=list, description="Listeners of the main process."
@@ -265,7 +266,7 @@ class SharedFile(ForeignSection):
     )
     worker_app: str | None = Field(
         default=None,
-        description="Read only to recognise the file of a worker.",
+        description="Used only to detect that a file is that of a worker.",
     )
     worker_listeners: Annotated[
         list[ListenerSection], BeforeValidator(list_if_none)
@@ -280,29 +281,29 @@ class SharedFile(ForeignSection):
     )
     worker_replication_secret: SecretStr | None = Field(
         default=None,
-        description="Secret of HTTP replication, the same for all instances.",
+        description="Secret for HTTP replication, the same for all instances.",
     )
     worker_replication_secret_path: str | None = Field(
-        default=None, description="File with that secret."
+        default=None, description="File with the replication secret."
     )
     tls_certificate_path: str | None = Field(
         default=None, description="Certificate (PEM) of listeners with ``tls``."
     )
     tls_private_key_path: str | None = Field(
-        default=None, description="Private key (PEM) of that certificate."
+        default=None, description="Private key (PEM) of ``tls_certificate_path``."
     )
     run_background_tasks_on: str | None = Field(
         default=None,
-        description="Instance that stores client IPs; the main process if left out.",
+        description="Instance that stores client IPs; by default, the main process.",
     )
     replication_torture_level: (
         Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
     ) = Field(
         default=None,
-        description="For tests: delay each stream by up to so many ms, in random "
-        "order.",
+        description="For tests: the longest random delay of each stream, in ms. "
+        "Streams are then sent in random order.",
     )
     synapse_replication: Annotated[OwnSection, BeforeValidator(empty_if_none)] = Field(
         default_factory=OwnSection,
-        description="Settings of this package that Synapse has no key for.",
+        description="Settings of this package for which Synapse has no key.",
     )

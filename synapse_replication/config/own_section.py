@@ -33,7 +33,7 @@ __all__ = [
 
 
 class FactorySection(StrictSection):
-    """A function of yours."""
+    """A function that you provide."""
 
     module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")] = Field(
         description="Dotted name of the function, for instance "
@@ -76,11 +76,11 @@ class DirectTcpSection(StrictSection):
 
 
 class HttpSection(StrictSection):
-    """What the HTTP listeners accept."""
+    """Limits of the HTTP listeners."""
 
     allowed_hosts: Names = Field(
         default_factory=list,
-        description="Names under which clients reach the listeners, besides "
+        description="Host names by which clients reach the listeners, in addition to "
         "``localhost``, the name of the machine and the hosts of ``instance_map``. "
         "IP addresses are always accepted.",
     )
@@ -90,27 +90,29 @@ class HttpSection(StrictSection):
 
 
 class ReceivingSection(StrictSection):
-    """How much is taken in, and believed, of what peers send."""
+    """Limits of the data and positions that are accepted from peers."""
 
-    # Far above what is announced between two looks at a sequence, far below what would
-    # use its ids up.
+    # Far more ids than are announced between two queries of the sequence, and far fewer
+    # than would exhaust its ids.
     plausible_distance: Annotated[int, Field(ge=1000, le=2**40)] = Field(
         default=PLAUSIBLE_DISTANCE,
-        description="How many ids beyond a stream's sequence a position is believed "
-        "without asking the database, or the process that has the stream in memory. "
-        "Positions further away are refuted, and never repaired by advancing the "
-        "sequence. Set it above the ids that a stream uses up in one transaction.",
+        description="The distance beyond a stream's sequence, in ids, up to which a "
+        "position is believed without querying the database, or the writer of a "
+        "stream held in memory. Positions beyond it are verified, and a sequence is "
+        "never advanced to them. The value must exceed the number of ids that a "
+        "stream uses in one transaction.",
     )
-    # Room for a row of the greatest size over Redis.
+    # Large enough for the largest row over Redis.
     max_queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=8 * 1024 * 1024,
-        description="Bytes of each stream that may be queued for a slow row sink, and "
-        "of an unfinished batch; what is beyond is dropped and fetched later.",
+        description="The most bytes of each stream that may be queued for a slow row "
+        "sink, and of an unfinished batch; rows beyond it are dropped and fetched "
+        "later.",
     )
     max_batch_rows: Annotated[int, Field(ge=100)] = Field(
         default=10_000,
-        description="Rows of a batch whose token has not arrived; beyond, the batch is "
-        "fetched.",
+        description="The most rows of an unfinished batch; a larger batch is dropped "
+        "and fetched later.",
     )
 
 

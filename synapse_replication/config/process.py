@@ -78,11 +78,12 @@ class Purpose(enum.Enum):
 
 @attrs.frozen
 class ReceivingConfig:
-    """How much is taken in, and believed, of what peers send.
+    """Limits of the data and positions that are accepted from peers.
 
-    :ivar plausible_distance: ids beyond a sequence at which a position is believed.
-    :ivar max_queue_bytes: of each stream, that wait for a slow row sink.
-    :ivar max_batch_rows: of a batch whose token has not arrived.
+    :ivar plausible_distance: the distance beyond a sequence, in ids, up to which a
+        position is believed.
+    :ivar max_queue_bytes: the most bytes of each stream that wait for a slow row sink.
+    :ivar max_batch_rows: the most rows of an unfinished batch.
     """
 
     plausible_distance: int = PLAUSIBLE_DISTANCE
@@ -115,7 +116,7 @@ class ProcessConfig:
     :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
     :ivar max_tcp_connections: the most open connections of a direct TCP listener.
     :ivar http: the limits of the HTTP listeners.
-    :ivar receiving: the limits of what is received, and believed, of peers.
+    :ivar receiving: the limits of the data and positions that are accepted from peers.
     :ivar tls: the files for TLS between instances.
     :ivar extension: ``None`` if this process does not use the extension.
     :ivar log_level: the lowest level that is logged.

@@ -36,8 +36,8 @@ synapse_replication:
                 "interpret input; write true or false",
                 "1.yaml:3: redis.port: input should be less than or equal to 65535; "
                 "write a port number from 1 to 65535",
-                "1.yaml:5: instance_map.persister1: it does not say where the process "
-                "listens; write host and port, or path (of a Unix socket)",
+                "1.yaml:5: instance_map.persister1: the address of the process "
+                "is missing; write host and port, or path (of a Unix socket)",
                 "2.yaml:2: worker_replication_port: input should be a valid integer, "
                 "unable to parse string as an integer; write a port number from 1 to "
                 "65535",
@@ -224,11 +224,11 @@ listeners:
 """,
             ),
             [
-                "1.yaml:2: listeners[0]: 'htpp' is no type of listener; did you mean "
-                "'http'?",
-                "1.yaml:3: listeners[1]: a listener has a port or a path, one of the "
-                "two; write port: 9093, or path: /run/synapse/main.sock",
-                "1.yaml:4: listeners[2].resources[0]: 'replicaton' is no resource; "
+                "1.yaml:2: listeners[0]: 'htpp' is not a type of listener; did you "
+                "mean 'http'?",
+                "1.yaml:3: listeners[1]: a listener needs either a port or a "
+                "path; write port: 9093, or path: /run/synapse/main.sock",
+                "1.yaml:4: listeners[2].resources[0]: 'replicaton' is not a resource; "
                 "did you mean 'replication'?",
             ],
         )
@@ -251,7 +251,7 @@ worker_listeners:
             HOMESERVER,
             "stream_writers:\ninstance_map: {a: {path: /a, host: b, port: 1}}\n",
         )
-        self.assertIn("instance_map.a: it names a socket's path and a host", invalid)
+        self.assertIn("instance_map.a: it has both a path and a host", invalid)
 
     def test_declaration_of_a_stream(self) -> None:
         """Mistakes in the declaration of a stream are told with their repair."""

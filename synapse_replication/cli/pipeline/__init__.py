@@ -1,1 +1,1 @@
-"""``synapse-replication pipeline``: one module a command."""
+"""``synapse-replication pipeline``: one module per command."""

@@ -33,12 +33,17 @@ __all__ = ["archive_command"]
     "recordings",
     multiple=True,
     metavar="PATH",
-    help="Archive this recording too, or those of this folder; each once, when it is "
-    "closed. May be given again.",
+    help="A recording to archive, or a folder of them. Each is archived once, after "
+    "it is closed. May be repeated.",
 )
-@click.option("--stream", "streams", multiple=True, help="Only this stream.")
 @click.option(
-    "--once", is_flag=True, help="Archive all that is there now, and stop then."
+    "--stream",
+    "streams",
+    multiple=True,
+    help="Archive only this stream. May be repeated.",
+)
+@click.option(
+    "--once", is_flag=True, help="Archive all existing rows and recordings, then stop."
 )
 @click.option(
     "--every",
@@ -52,19 +57,19 @@ __all__ = ["archive_command"]
     "--batch-ids",
     type=click.IntRange(min=1),
     show_default="1,000,000 per core",
-    help="Ids that one commit covers at most.",
+    help="The most ids in one commit.",
 )
 @click.option(
     "--compact-files",
     type=click.IntRange(min=2),
     show_default="8",
-    help="Make one file of the small ones of a stream and day, when there are as many.",
+    help="Merge the small files of a stream and day when there are this many.",
 )
 @click.option(
     "--retention-hours",
     type=click.IntRange(min=1),
     show_default="168",
-    help="How long files that were replaced are left to readers and to time travel.",
+    help="How long to retain replaced files for readers and time travel.",
 )
 @click.option(
     "--metrics-port",
@@ -75,7 +80,7 @@ __all__ = ["archive_command"]
     "--metrics-host",
     default="127.0.0.1",
     show_default=True,
-    help="The address to serve them on. Whoever reaches it can read them.",
+    help="The address for --metrics-port. Access is not restricted.",
 )
 @master_option
 @json_option
@@ -94,14 +99,14 @@ def archive_command(
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Archive all rows of all streams, and recordings, in Delta tables; each once.
+    """Archive all rows of all streams, and recordings, exactly once in Delta tables.
 
-    Resumes where it was, whatever ended it, until SIGTERM or SIGINT, or with --once
-    until everything that is there is archived.
+    Resumes after the last commit. Runs until SIGTERM or SIGINT, or, with --once, until
+    everything that exists is archived.
     """
     if settings is None and not recordings:
         raise click.UsageError(
-            "what to archive? Give -c or --dsn for the rows of a database, "
+            "nothing to archive: add -c or --dsn for the rows of a database, "
             "--recording for recordings, or both"
         )
     from synapse_replication.pipeline.archive.job import run_job

@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline audit``: proves or refutes that nothing was lost."""
+"""``synapse-replication pipeline audit``: checks whether any rows were lost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from synapse_replication.pipeline.settings import PipelineSettings
 
 __all__ = ["audit_command"]
 
-#: Exit status when something is wrong.
+#: Exit status if the audit found an error.
 EXIT_ERRORS = 1
 
 
 class AuditIncompleteError(click.ClickException):
-    """Nothing was proved: whoever asks by the exit status must not take it for that."""
+    """The audit failed; its exit status differs from that of an audit with errors."""
 
     exit_code = 2
 
@@ -40,13 +40,13 @@ class AuditIncompleteError(click.ClickException):
     "recordings",
     multiple=True,
     metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be given again.",
+    help="A recording of the wire, or a folder of them. May be repeated.",
 )
-@click.option("--archive", metavar="DIR", help="An archive, compared with the tables.")
+@click.option("--archive", metavar="DIR", help="An archive to compare with the tables.")
 @click.option(
     "--out",
     metavar="DIR",
-    help="Write all findings to findings.parquet and findings.json in there.",
+    help="Write all findings to findings.parquet and findings.json in this folder.",
 )
 @master_option
 @json_option
@@ -58,11 +58,11 @@ def audit_command(
     master: str | None,
     as_json: bool,
 ) -> None:
-    """Look for lost, doubled and misplaced rows.
+    """Check for lost, duplicate and misplaced rows.
 
     Compares tables, sequences, positions, recordings and archive. Changes nothing, and
-    can be run beside a deployment. Exit status 1 if there is an error, 2 if the audit
-    fails.
+    can be run while the deployment is running. Exit status 1 if an error is found, 2
+    if the audit fails.
     """
     try:
         with needs_spark():

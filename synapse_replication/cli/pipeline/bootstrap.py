@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline bootstrap``: positions from the rows there are."""
+"""``synapse-replication pipeline bootstrap``: computes positions from tables."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["bootstrap_command"]
     ),
 )
 @source_options
-@click.option("--write", is_flag=True, help="Write the positions, without asking.")
+@click.option("--write", is_flag=True, help="Write the positions without confirmation.")
 @master_option
 @json_option
 def bootstrap_command(
     settings: PipelineSettings, write: bool, master: str | None, as_json: bool
 ) -> None:
-    """Fill stream_positions from the rows there are. Stop all writers first.
+    """Fill stream_positions from existing rows. Stop all writers first.
 
-    Shows what would be written; with --write, or when you say yes, writes it in one
-    transaction. No position goes back.
+    Shows the changes; with --write, or after confirmation, writes them in one
+    transaction. No position is decreased.
     """
     from synapse_replication.pipeline.bootstrap.job import (
         run_bootstrap,
@@ -84,12 +84,12 @@ def _print(found: Bootstrap, settings: PipelineSettings) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     for stream, token in sorted(found.nobody.items()):
         click.echo(
-            f"{stream}: rows up to {token} tell of no writer; they count for none"
+            f"{stream}: rows up to {token} have no writer; they affect no position"
         )
     if not settings.writers:
         click.echo(
-            "The writers are not known without -c: these are those that left rows or "
-            "have a position."
+            "Without -c, the declared writers are unknown; only writers with rows or "
+            "positions are listed."
         )
 
 

@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline convert``: an older archive becomes Delta tables."""
+"""``synapse-replication pipeline convert``: converts an old archive to Delta tables."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["convert_command"]
     "old",
     required=True,
     metavar="DIR",
-    help="The archive of a version before Delta tables. It is left as it is.",
+    help="The archive of the older version. It is not changed.",
 )
 @archive_option
 @json_option
 def convert_command(
     settings: PipelineSettings | None, old: str, archive: str, as_json: bool
 ) -> None:
-    """Convert an archive of an older version to a new place.
+    """Convert an archive of an older version to a new location.
 
-    The new archive resumes where the old one was. Streams of your own tables need -c.
-    Needs no Java.
+    The new archive resumes where the old one ended. Streams of your own tables require
+    -c. Java is not required.
     """
     from synapse_replication.pipeline.archive.convert import convert_archive
     from synapse_replication.pipeline.tables import table_of_declaration

@@ -15,7 +15,7 @@ from synapse_replication.cli.pipeline.options import (
 
 __all__ = ["FORMATS", "export_command"]
 
-#: What can be written. Repeated here, so that help needs no Spark.
+#: The output formats. Repeated here, so that help does not import Spark.
 FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -30,7 +30,7 @@ FORMATS = ("parquet", "csv", "jsonl")
     "--out",
     required=True,
     metavar="DIR",
-    help="The folder to make for the files. It must not exist.",
+    help="The folder to create for the files. It must not exist.",
 )
 @click.option(
     "--format",

@@ -1,9 +1,9 @@
 """``synapse-replication pipeline``: the jobs on Spark.
 
-The commands are defined without Spark, and import their job when they run: help and
-mistakes on the command line are quick, and need no Spark. Exit status: 0 when all went
-well, 1 when something failed or an audit found an error, 2 when the command or the
-configuration is wrong, or an audit could not be made.
+The commands import their jobs, and so Spark, only when they run: help and usage errors
+are fast and work without Spark. Exit status: 0 for success, 1 if a job failed or an
+audit found an error, 2 if the command or the configuration is invalid, or an audit
+failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the commands of the pipeline have in common.
+"""Options that the pipeline's commands share.
 
-No password needs to stand in a command line, where every user of the machine can
-read it: a configuration file holds it, or the environment does.
+A password can be in a configuration file or in the environment, so that it need not be
+on the command line, which every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ json_option = click.option(
 
 
 def source_options(command: _Command) -> _Command:
-    """Return a command its database as ``settings``; it cannot do without.
+    """Add the required options for the database, passed to a command as ``settings``.
 
-    Adds ``-c`` and ``--dsn``. What is wrong with them ends the command with exit
+    The options are ``-c`` and ``--dsn``. If they are invalid, the command exits with
     status 2.
     """
     return _source_options(command, required=True)
 
 
 def optional_source_options(command: _Command) -> _Command:
-    """As :func:`source_options`, but ``settings`` is ``None`` if none is named."""
+    """Like :func:`source_options`, but ``settings`` is ``None`` without an option."""
     return _source_options(command, required=False)
 
 
@@ -127,7 +127,7 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
 
 @contextmanager
 def needs_spark() -> Iterator[None]:
-    """Report a missing part of Spark in one line that names the extra to install.
+    """Report a missing module of Spark in one line that names the extra to install.
 
     :raises SparkMissingError: if a module of the extra ``spark`` cannot be imported.
     """

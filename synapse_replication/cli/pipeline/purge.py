@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline purge``: old days leave the archive."""
+"""``synapse-replication pipeline purge``: removes old days from an archive."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ __all__ = ["purge_command"]
     required=True,
     type=click.DateTime(["%Y-%m-%d"]),
     metavar="DATE",
-    help="Days before it go, YYYY-MM-DD in UTC; the day itself stays.",
+    help="Remove all days before this one, YYYY-MM-DD in UTC.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go, change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be removed; change nothing."
+)
 @json_option
 def purge_command(
     archive: str, before: datetime.datetime, dry_run: bool, as_json: bool
 ) -> None:
-    """Remove whole days from an archive, rows and recordings, for good.
+    """Permanently remove whole days of rows and recordings from an archive.
 
-    A driver may be at work; what was purged does not come back. The archive's next
-    vacuum removes the files, once no reader needs them. Needs no Java.
+    The archive job may be running; it does not archive purged rows again. Its next
+    vacuum removes the files, once no reader needs them. Java is not required.
     """
     from synapse_replication.pipeline.archive.purge_job import purge_archive
 

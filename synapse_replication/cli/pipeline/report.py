@@ -1,4 +1,4 @@
-"""``synapse-replication pipeline report``: what there is, as a page to look at."""
+"""``synapse-replication pipeline report``: writes an HTML page with plots."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ __all__ = ["report_command"]
     "--out",
     required=True,
     metavar="DIR",
-    help="The folder to make, with report.html and a PNG of each plot. It must not "
+    help="The folder to create, for report.html and a PNG of each plot. It must not "
     "exist.",
 )
 @click.option(
     "--archive",
     metavar="DIR",
-    help="An archive: its rows, in place of the database's, and its recordings.",
+    help="Use the rows of this archive instead of the database's, and its recordings.",
 )
 @click.option(
     "--recording",
     "recordings",
     multiple=True,
     metavar="PATH",
-    help="A recording of the wire, or a folder of them. May be given again.",
+    help="A recording of the wire, or a folder of them. May be repeated.",
 )
 @click.option(
     "--findings",
     metavar="DIR",
-    help="What 'pipeline audit --out' wrote, in place of an audit of the database.",
+    help="Use the output of 'pipeline audit --out' instead of running an audit.",
 )
-@click.option("--no-audit", is_flag=True, help="Audit nothing: that takes the longest.")
+@click.option(
+    "--no-audit", is_flag=True, help="Skip the audit, which takes the longest."
+)
 @click.option(
     "--window",
     type=click.IntRange(min=1),
     metavar="SECONDS",
-    help="How long a window of a plot is; chosen by what there is if not given.",
+    help="The length of a plot's window; chosen automatically by default.",
 )
 @click.option(
     "--identify",
     is_flag=True,
-    help="Show the names of rooms and users, not hashes with a discarded key.",
+    help="Show the names of rooms and users instead of hashes with a discarded key.",
 )
 @master_option
 def report_command(
@@ -71,12 +73,12 @@ def report_command(
 ) -> None:
     """Write a page about streams and writers: rows over time, lags, shares, findings.
 
-    One file of HTML that needs no network, and PNGs. Of the database, or of an archive;
-    and of recordings.
+    The rows come from the database or an archive; recordings add what was sent. The
+    page is one HTML file that needs no network; each plot is also written as a PNG.
     """
     if settings is None and not archive and not recordings:
         raise click.UsageError(
-            "of what? Give -c or --dsn, or --archive, or --recording"
+            "nothing to report on: add -c or --dsn, --archive, or --recording"
         )
     from synapse_replication.pipeline.report.job import run_report
 

@@ -21,7 +21,7 @@ class CommandTests(SynchronousTestCase):
             archive_command, ["--archive", self.mktemp()], env={}
         )
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("what to archive?", result.output)
+        self.assertIn("nothing to archive", result.output)
 
     def test_recording(self) -> None:
         """The result is one line, or JSON."""
