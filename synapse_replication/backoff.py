@@ -20,8 +20,8 @@ class Backoff:
     :ivar initial: the delay after the first failure, in s.
     :ivar maximum: the longest delay, in s.
     :ivar factor: the ratio of one delay to the one before it.
-    :ivar jitter: returns a number in [0, 1); half of that fraction is cut off the
-        delay, so that clients which failed together do not retry together.
+    :ivar jitter: returns a number in [0, 1), half of which is the fraction by which the
+        delay is shortened, so that clients that failed together do not retry together.
     """
 
     initial: float = 0.5

@@ -5,8 +5,8 @@ earlier one. The one exception is this package's section (:data:`OWN_SECTION`), 
 merged key by key, so that a worker's file can add its sink to the streams that the
 shared file declares.
 
-This module logs nothing, because the files contain secrets. See
-docs/operators-guide.rst.
+This module logs nothing, because the files contain secrets. docs/operators-guide.rst
+describes the rules.
 """
 
 from __future__ import annotations

@@ -89,14 +89,14 @@ class _Peer:
 class PeerEpochs:
     """The epochs of all peers that speak the extension.
 
-    This object outlives connections, because a peer that reconnects keeps its epoch.
+    This object outlives connections, because a peer that reconnects has the same epoch.
     """
 
     def __init__(self) -> None:
         self._peers: RecentDict[str, _Peer] = RecentDict(MAX_INSTANCES)
 
     def epoch_of(self, instance_name: str) -> str | None:
-        """Return the current epoch; ``None`` if the peer is not known or has left."""
+        """Return the current epoch; ``None`` if the peer is unknown or has left."""
         peer = self._peers.get(instance_name)
         return None if peer is None or peer.is_gone else peer.epoch
 
@@ -111,7 +111,7 @@ class PeerEpochs:
         """Record a message of a peer.
 
         :param now: monotonic time in s.
-        :param has_backlog: the peer retains a backlog.
+        :param has_backlog: whether the peer retains a backlog.
         """
         peer = self._peers.pop(instance_name, None)
         if peer is None:

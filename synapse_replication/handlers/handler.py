@@ -1,13 +1,13 @@
-"""The command handler: the middle of replication in a process.
+"""The command handler: dispatches everything that the links receive.
 
-Theory of operation: connections of every kind pass what they receive to the handler,
-and send what it gives them. Rows and positions go to the
+Theory of operation: all connections pass received items to the handler, and send the
+commands that it passes to them. Rows and positions are enqueued at the
 :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver` of their
-stream; every other command goes straight to the host. What this process sends goes to
-all its connections.
+stream; every other command is delivered to the host. Commands of this process are sent
+on all connections.
 
-``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the
-host has something to wait for, and only then a background process is started.
+``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
+does; only then a background process is started.
 
 The connections count commands and refused lines.
 """
@@ -63,7 +63,7 @@ _Waiting: TypeAlias = Awaitable[None] | None
 
 @attrs.frozen
 class HandlerOptions:
-    """How a command handler behaves.
+    """Options of a command handler.
 
     :ivar passive: send nothing at all, REPLICATE included.
     :ivar expects_links: whether there will be links, so that commands are retained for
@@ -84,10 +84,10 @@ class HandlerOptions:
 
 
 class ReplicationCommandHandler(HostCommandHandler):
-    """Takes commands from all connections and sends to all of them.
+    """Handles the commands of all connections, and sends commands on all of them.
 
-    Used in the reactor's thread only. After :meth:`start_replication` no channel
-    can be added.
+    Use it in the reactor's thread only. After :meth:`start_replication` no channel can
+    be added.
 
     :raises StreamConfigurationError: if the host writes a stream that it does not
         know.
@@ -105,7 +105,7 @@ class ReplicationCommandHandler(HostCommandHandler):
             host,
             observer,
             passive=options.passive,
-            keeps_unsent=options.expects_links and not options.passive,
+            retains_unsent=options.expects_links and not options.passive,
         )
         self._is_started = False
         self._admission = WriterAdmission(options.writers)
@@ -119,10 +119,10 @@ class ReplicationCommandHandler(HostCommandHandler):
                     f"{self._instance_name} writes {stream.description.name}, which "
                     "is not among its streams; add it there"
                 )
-        self._takers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
-            RdataRun: self._take_rows,
-            InterleavedRun: self._take_interleaved,
-            RefusedLine: self._take_refusal,
+        self._item_handlers: dict[type[ReceivedItem], Callable[[Link, Any], None]] = {
+            RdataRun: self._handle_rows,
+            InterleavedRun: self._handle_interleaved,
+            RefusedLine: self._handle_refused_line,
         }
         self._handlers: dict[type[Command], Callable[..., _Waiting]] = {
             ReplicateCommand: self.on_REPLICATE,
@@ -156,9 +156,9 @@ class ReplicationCommandHandler(HostCommandHandler):
     # -- start and end ----------------------------------------------------------------
 
     def subscribe_to_channel(self, channel_name: str) -> None:
-        """Subscribe to a Redis channel besides the main one.
+        """Subscribe to a Redis channel in addition to the main one.
 
-        :param channel_name: what follows ``<server_name>/``.
+        :param channel_name: the part of the channel's name after ``<server_name>/``.
         :raises LocalProtocolError: if replication was started already.
         """
         if self._is_started:
@@ -170,12 +170,12 @@ class ReplicationCommandHandler(HostCommandHandler):
             self._channels.append(channel_name)
 
     def start_replication(self) -> tuple[str, ...]:
-        """Return the channels to subscribe to besides the main one, for good."""
+        """Return the additional channels to subscribe to; none can be added later."""
         self._is_started = True
         return tuple(self._channels)
 
     async def wait_until_idle(self) -> None:
-        """Wait until all rows and positions that arrived were handled."""
+        """Wait until all received rows and positions have been handled."""
         for receiver in self._receivers.values():
             await receiver.wait_until_empty()
 
@@ -184,9 +184,9 @@ class ReplicationCommandHandler(HostCommandHandler):
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Start to replicate on an established connection.
 
-        A peer that connected to us sends REPLICATE when it is ready. Where we
-        connected, we send it, and announce our positions unasked: over Redis the
-        other instances do not notice a new subscriber.
+        A peer that opened the connection sends REPLICATE when it is ready. If this
+        process opened it, it sends REPLICATE itself, and announces its positions
+        without a request: over Redis, other instances do not notice a new subscriber.
         """
         self._begin(connection)
         if not connection.relays:
@@ -196,7 +196,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         self._send_syncing_users(connection)
 
     def add_connection(self, connection: ReplicationConnection) -> None:
-        """Start to replicate on a connection that exchanges positions by itself."""
+        """Start to replicate on a connection that exchanges positions on its own."""
         self._begin(connection)
         self._send_unsent()
         self._send_syncing_users(connection)
@@ -230,15 +230,15 @@ class ReplicationCommandHandler(HostCommandHandler):
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
-        """Take what arrived on a connection, in order."""
+        """Handle items that arrived on a connection, in order."""
         link = self._links.get(connection)
         if link is None:
-            # It closed, and this is the rest of what was read from it.
+            # The connection is closed; these items were already read from it.
             return
         for item in items:
-            self._takers.get(type(item), self._take_command)(link, item)
+            self._item_handlers.get(type(item), self._handle_command)(link, item)
 
-    def _take_rows(self, link: Link, run: RdataRun) -> None:
+    def _handle_rows(self, link: Link, run: RdataRun) -> None:
         receiver = self._receivers.get(run.stream_name)
         if run.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
@@ -253,13 +253,13 @@ class ReplicationCommandHandler(HostCommandHandler):
             run.stream_name, run.instance_name, reason, len(run.rows)
         )
 
-    def _take_interleaved(self, link: Link, run: InterleavedRun) -> None:
+    def _handle_interleaved(self, link: Link, run: InterleavedRun) -> None:
         receiver = self._receivers.get(run.stream_name)
         if receiver is None or not all(
             self._admits(run.stream_name, name) for name in set(run.instance_names)
         ):
             for of_writer in run.runs():
-                self._take_rows(link, of_writer)
+                self._handle_rows(link, of_writer)
             return
         if self._instance_name in run.instance_names:
             others = run.without(self._instance_name)
@@ -282,7 +282,7 @@ class ReplicationCommandHandler(HostCommandHandler):
                 link.forget_writer(*forgotten)
         return is_admitted
 
-    def _take_refusal(self, link: Link, refused: RefusedLine) -> None:
+    def _handle_refused_line(self, link: Link, refused: RefusedLine) -> None:
         if refused.stream_name is not None and refused.instance_name is not None:
             receiver = self._receivers.get(refused.stream_name)
             if (
@@ -295,7 +295,7 @@ class ReplicationCommandHandler(HostCommandHandler):
         if not isinstance(refused.error, UnknownCommandError):
             link.connection.close_with_error(str(refused.error))
 
-    def _take_command(self, link: Link, command: Command) -> None:
+    def _handle_command(self, link: Link, command: Command) -> None:
         handle = self._handlers.get(type(command))
         if handle is None:
             return
@@ -331,15 +331,16 @@ class ReplicationCommandHandler(HostCommandHandler):
         is_new_epoch: bool = False,
         epoch: str | None = None,
     ) -> None:
-        """Compare the position that a writer reports with the rows that arrived.
+        """Compare a writer's reported positions with the rows that arrived.
 
-        This is done once the rows that arrived before the report were handled.
+        The comparison takes place after the rows that arrived before the report are
+        handled.
 
-        :param tokens: up to where it sent its rows or announced its position on this
-            connection, by stream.
-        :param is_new_epoch: the writer started again.
-        :param epoch: the writer's present one, to be compared with what was handled
-            of it; ``None`` if it is the one that was reported last.
+        :param tokens: for each stream, the token up to which the writer has sent its
+            rows or announced its position on this connection.
+        :param is_new_epoch: whether the writer has restarted.
+        :param epoch: the writer's current epoch, to be compared with that of the
+            handled rows; ``None`` if it need not be compared.
         """
         link = self._links.get(connection)
         if link is None:
@@ -359,14 +360,14 @@ class ReplicationCommandHandler(HostCommandHandler):
     def on_REPLICATE(
         self, connection: ReplicationConnection, command: ReplicateCommand
     ) -> _Waiting:
-        """Announce our positions to a peer that asks for them."""
+        """Announce this process's positions to a peer that requests them."""
         self.announce_positions(connection)
         return None
 
     def on_POSITION(
         self, connection: ReplicationConnection, command: PositionCommand
     ) -> _Waiting:
-        """Compare a writer's position with ours, after the rows before it."""
+        """Enqueue a writer's position behind the rows that arrived before it."""
         link = self._links.get(connection)
         receiver = self._receivers.get(command.stream_name)
         if command.instance_name == self._instance_name:
@@ -385,7 +386,7 @@ class ReplicationCommandHandler(HostCommandHandler):
     def on_RDATA(
         self, connection: ReplicationConnection, command: RdataCommand
     ) -> _Waiting:
-        """Enqueue one row that was parsed already."""
+        """Enqueue a single parsed row."""
         link = self._links.get(connection)
         if link is not None:
             run = RdataRun(
@@ -394,5 +395,5 @@ class ReplicationCommandHandler(HostCommandHandler):
                 [command.token],
                 [encode_json(command.row)],
             )
-            self._take_rows(link, run)
+            self._handle_rows(link, run)
         return None

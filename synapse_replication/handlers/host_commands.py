@@ -1,12 +1,12 @@
-"""Commands for the host: all but those about rows and positions.
+"""Commands for the host: all except those about rows and positions.
 
 Theory of operation: a command goes to the host's
 :class:`~synapse_replication.handlers.interfaces.CommandSink`, unless this process sent
-it itself or it is a repeat. Two kinds are relayed to the other peers that connected to
-this process.
+it itself or it is a repeat. Two kinds are also relayed to the other peers that
+connected to this process.
 
-``on_<COMMAND>`` methods are synchronous. One returns an awaitable only when the host
-has something to wait for.
+``on_<COMMAND>`` methods are synchronous. They return an awaitable only if the host
+does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Waiting: TypeAlias = Awaitable[None] | None
 class HostCommandHandler(CommandSender):
     """Delivers the commands of other instances to the host, and relays some.
 
-    Used in the reactor's thread only.
+    Use it in the reactor's thread only.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class HostCommandHandler(CommandSender):
         observer: ReplicationObserver,
         *,
         passive: bool,
-        keeps_unsent: bool,
+        retains_unsent: bool,
     ) -> None:
-        super().__init__(host, observer, passive=passive, keeps_unsent=keeps_unsent)
+        super().__init__(host, observer, passive=passive, retains_unsent=retains_unsent)
         self._syncs = UserSyncDeduplicator()
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
@@ -77,14 +77,14 @@ class HostCommandHandler(CommandSender):
         }
 
     def _forget_copies(self, connection: ReplicationConnection) -> None:
-        """Forget what came on a connection that was lost."""
+        """Forget the commands that arrived on a lost connection."""
         self._relayed.forget(connection)
         self._delivered.forget(connection)
 
     def on_USER_SYNC(
         self, connection: ReplicationConnection, command: UserSyncCommand
     ) -> _Waiting:
-        """Notify the host that a user began or ceased to sync elsewhere."""
+        """Notify the host that a user starts or stops syncing with an instance."""
         if command.instance_id == self._host.identity.instance_id:
             return None
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
@@ -115,7 +115,7 @@ class HostCommandHandler(CommandSender):
     def on_CLEAR_USER_SYNC(
         self, connection: ReplicationConnection, command: ClearUserSyncsCommand
     ) -> _Waiting:
-        """Notify the host that no user syncs with a process any more."""
+        """Notify the host that no user is syncing with an instance any more."""
         if command.instance_id == self._host.identity.instance_id:
             return None
         self._syncs.forget_process(command.instance_id)
@@ -191,12 +191,12 @@ class HostCommandHandler(CommandSender):
         return self._host.commands.on_invalidate_cache(command.cache_func, command.keys)
 
     def _relay(self, connection: ReplicationConnection, command: Command) -> bool:
-        """Relay a command to the other peers that connected to us, once.
+        """Relay a command once to the other peers that connected to this process.
 
-        It is never sent back, and never on a link that this process opened: the
-        other end relays as well, and the command would circle in a mesh for ever.
+        It is not sent back, and not on links that this process opened: the other end
+        relays as well, and in a mesh the command would circulate for ever.
 
-        :return: whether the command was not delivered before.
+        :return: whether the command is new and not a copy.
         """
         now = self._host.clock.seconds()
         if connection.relays and not self._relayed.is_copy(command, connection, now):

@@ -168,7 +168,7 @@ class EpochSink(Protocol):
 class SyncingUser:
     """A user who is syncing with this process.
 
-    :ivar device_id: ``None`` if not known.
+    :ivar device_id: ``None`` if it is unknown.
     :ivar last_sync_ms: when the user was last seen here, ms since 1970.
     """
 

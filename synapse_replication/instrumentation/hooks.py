@@ -10,7 +10,7 @@ A failure of a callback is reported, and the other callbacks still run. The queu
 events is bounded: of the progress of one catch-up only the newest event is queued, and
 events beyond :data:`MAX_WAITING` are discarded and their number is reported.
 
-docs/plugging-in.rst.
+docs/plugging-in.rst has examples.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LinkDown:
 
 @attrs.frozen
 class PeerOnline:
-    """Another instance appeared, or came back; ``where`` is text for people."""
+    """Another instance appeared or returned; ``where`` is text for display."""
 
     instance_name: str
     where: str

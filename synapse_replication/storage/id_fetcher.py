@@ -85,10 +85,10 @@ class IdFetcher:
         return request
 
     def end_fetch(self, fetch: int, ids: list[int]) -> bool:
-        """Register the ids that a fetch returned; none of them if one is not new.
+        """Register the ids that a fetch returned, unless any of them is not new.
 
-        An id that is not new means that the sequence is behind, and that a peer has
-        announced that id in the meantime.
+        If an id is not new, the sequence is behind, and a peer has announced the id in
+        the meantime.
 
         :return: whether all ids were new.
         """

@@ -115,7 +115,8 @@ class StreamBacklog:
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:
         """Return one page of the rows in ``(from_token, upto_token]``.
 
-        :return: ``None`` if rows after ``from_token`` were removed, or none is newer.
+        :return: ``None`` if rows after ``from_token`` were removed, or if there are
+            none.
         """
         if self.start is None or self.end is None:
             return None

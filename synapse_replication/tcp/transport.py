@@ -1,4 +1,4 @@
-"""The interface of the transports used: plain TCP, TLS or a Unix socket."""
+"""The interface of transports: plain TCP, TLS or a Unix socket."""
 
 from __future__ import annotations
 

@@ -62,10 +62,11 @@ __all__ = [
     "parse_message",
 ]
 
-#: What follows ``<server_name>/`` in the name of the channel.
+#: The part of the channel's name after ``<server_name>/``.
 CHANNEL: Final = "replication_ext"
 VERSION: Final = 1
-#: A word of a PING, after its time: the sender speaks this version or a later one.
+#: A word that follows the time in a PING: it declares that the sender speaks this
+#: version or a later one.
 PING_MARK: Final = f"{CHANNEL}/{VERSION}"
 #: The start of a message's line over direct TCP.
 LINE_PREFIX: Final = b"REPLICATION_EXT "
@@ -130,13 +131,13 @@ class StreamPosition:
 class ExtensionMessage:
     """One message.
 
-    :ivar epoch: of the sending instance: random, chosen at each start.
-    :ivar where: where the instance runs, for people; empty if not stated.
+    :ivar epoch: the epoch of the sending instance: random, chosen at each start.
+    :ivar where: the location of the instance, for display; empty if not stated.
     :ivar version: the version of its software; empty if not stated.
-    :ivar time_ms: when the message was made, ms since 1970.
+    :ivar time_ms: when the message was created, in ms since 1970.
     :ivar positions: positions of the streams that the instance writes, by stream name.
-    :ivar has_backlog: the instance serves its recent rows from a backlog. The wire
-        carries the field only if it is false.
+    :ivar has_backlog: whether the instance serves its recent rows from a backlog. The
+        wire carries the field only if it is false.
     :ivar follows: in a ``hello`` over direct TCP, the streams that the instance
         follows; ``None`` if not stated, which means all.
     :ivar unknown_fields: the number of fields that were skipped.
@@ -181,8 +182,8 @@ def parse_message(payload: bytes) -> ExtensionMessage:
 
     :raises UnknownExtensionError: if it is of another version or type, which is not a
         violation of the protocol.
-    :raises ExtensionMessageError: if it is not a valid message. The error's text quotes
-        nothing of it.
+    :raises ExtensionMessageError: if it is not a valid message. The error's text does
+        not quote it.
     """
     if len(payload) > MAX_LENGTH:
         _raise_invalid(f"it has {len(payload)} bytes; {MAX_LENGTH} are allowed")

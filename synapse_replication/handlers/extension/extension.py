@@ -18,8 +18,8 @@ Each chunk of rows is preceded by a message with the stream's position before it
 RDATA has no previous token. So a reader detects a gap at once, before the rows arrive
 that would hide it. Heartbeats report only tokens that were sent in a row or a POSITION.
 
-A hello is answered with a heartbeat at once, so that an instance knows its peers'
-epochs before their positions arrive, which it requests next.
+A hello is answered with a heartbeat at once, so that a new instance knows its peers'
+epochs before it requests their positions.
 
 Stock peers do not see the extension. Passive processes do not use it.
 """

@@ -116,7 +116,7 @@ class DrainedQueue(Generic[ItemT]):
         self._name = name
         self._description = f"replication_stream_{name}"
         self._consume = consume
-        self._collapse = coalesce
+        self._coalesce = coalesce
         self._run_as_background_process = run_as_background_process
         self._observer = observer
         self._pacer = pacer
@@ -144,7 +144,7 @@ class DrainedQueue(Generic[ItemT]):
         self._length += length
         self._size += size
         if self._size > self._max_size and len(self._items) > 1:
-            self._items = deque(self._collapse(self._items))
+            self._items = deque(self._coalesce(self._items))
             self._length = sum(queued.length for queued in self._items)
             self._size = sum(queued.size for queued in self._items)
         if self._draining:

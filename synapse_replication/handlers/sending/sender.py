@@ -1,13 +1,13 @@
 """Sends commands, rows and positions of this process on all of its connections.
 
-Theory of operation: :class:`CommandSender` knows the connections and, for each
-stream that this process writes, up to which token its rows were sent. A POSITION
-of ours names that token, not the newest committed one: to a reader, a POSITION
-means that every row up to it was sent, and that a row which did not arrive has to
-be fetched.
+Theory of operation: :class:`CommandSender` tracks the connections and, for each stream
+that this process writes, the token up to which its rows were sent. This process
+announces that token with POSITION, not the newest committed one: to a reader, a
+POSITION means that every row up to it was sent, and that a row which did not arrive
+must be fetched.
 
-The first announcement on a connection repeats the same token. It claims nothing
-about the rows before it: a reader that is behind fetches them.
+The first announcement on a connection has the same previous and new token. It makes no
+statement about the rows before it: a reader that is behind fetches them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -48,7 +48,7 @@ __all__ = ["CommandSender", "SendingListener"]
 
 
 class SendingListener(Protocol):
-    """Is notified of what this process sends of its streams, in order.
+    """Receives notifications, in order, of the rows and positions that are sent.
 
     No method may raise or wait.
     """
@@ -65,17 +65,17 @@ class SendingListener(Protocol):
     ) -> None:
         """Record that rows are about to be sent.
 
-        :param prev_token: the stream has no rows between it and these; ``None`` if
-            that is not known.
+        :param prev_token: a token such that no rows lie between it and these; ``None``
+            if no such token is known.
         """
         ...
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record that rows were sent past the streamer, or were not sent at all."""
+        """Record that rows were sent without the streamer, or were not sent at all."""
         ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Record that a POSITION was sent to everybody."""
+        """Record that a POSITION was sent on all links."""
         ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
@@ -86,8 +86,8 @@ class SendingListener(Protocol):
 class CommandSender:
     """Sends to every connection of this process.
 
-    :param passive: send nothing at all.
-    :param keeps_unsent: retain commands while there is no link.
+    :param passive: whether to send nothing at all.
+    :param retains_unsent: whether to retain commands while there is no link.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class CommandSender:
         observer: ReplicationObserver,
         *,
         passive: bool,
-        keeps_unsent: bool = True,
+        retains_unsent: bool = True,
     ) -> None:
         self._host = host
         self._observer = observer
         self._passive = passive
-        self._keeps_unsent = keeps_unsent
+        self._retains_unsent = retains_unsent
         self._instance_name = host.identity.instance_name
         self._links: dict[ReplicationConnection, Link] = {}
-        #: The streams that a peer follows, of those that do not follow all.
+        #: The streams that a peer follows, for peers that do not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
         self._listener: SendingListener | None = None
@@ -112,7 +112,7 @@ class CommandSender:
         self._unsent = UnsentCommands(observer.commands_dropped)
 
     def listen_to_sending(self, listener: SendingListener) -> None:
-        """Notify a listener of what is sent from now on; one at most."""
+        """Set the listener that is notified of sent rows and positions; at most one."""
         self._listener = listener
 
     def connected(self) -> bool:
@@ -122,15 +122,15 @@ class CommandSender:
     def has_consumers(self, stream_name: str) -> bool:
         """Return whether rows can reach a reader, now or later.
 
-        A reader that was cut off fetches what was written meanwhile from the
-        backlog; over direct TCP it may have been the only one.
+        A disconnected reader, which over direct TCP may be the only one, later fetches
+        rows from the backlog.
         """
         return self.connected() or (
             self._listener is not None and self._listener.retains(stream_name)
         )
 
     def is_behind(self) -> bool:
-        """Return whether a connection has not yet sent what it was given before."""
+        """Return whether any link is behind; see :class:`ReplicationConnection`."""
         return any(connection.is_behind for connection in self._links)
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
@@ -138,7 +138,7 @@ class CommandSender:
         self._when_ready.append(callback)
 
     def ready_again(self, connection: ReplicationConnection) -> None:
-        """Record that a connection is not behind any more, or is gone."""
+        """Record that a connection is not behind any more, or is lost."""
         for callback in self._when_ready:
             callback()
 
@@ -172,13 +172,12 @@ class CommandSender:
     def send_command(self, command: Command) -> None:
         """Send a command on every link; retain it for the next link if there is none.
 
-        A failure on one link is reported and does not affect the others. What is
-        retained is bounded, and of commands that replace one another only the
-        newest is: see
+        A failure on one link is reported and does not affect the others. The number of
+        retained commands is bounded, and a newer command may replace an older one, see
         :mod:`~synapse_replication.handlers.sending.unsent`.
         """
         if not self._links:
-            if self._keeps_unsent:
+            if self._retains_unsent:
                 self._unsent.put(command)
             return
         for connection in list(self._links):
@@ -198,12 +197,12 @@ class CommandSender:
             self._send_to(connection, command)
 
     def _send_unsent(self) -> None:
-        """Send what was retained while there was no link, now that there is one."""
+        """Send the commands that were retained while there was no link."""
         for command in self._unsent.take():
             self.send_command(command)
 
     def drop_unsent(self) -> None:
-        """Drop and report the commands that wait for a link, at the process's stop."""
+        """Drop and report the retained commands, because the process stops."""
         self._unsent.drop()
 
     def send_user_sync(
@@ -214,17 +213,17 @@ class CommandSender:
         is_syncing: bool,
         last_sync_ms: int,
     ) -> None:
-        """Announce that a user began or ceased to sync with a process."""
+        """Announce that a user started or stopped syncing with a process."""
         self.send_command(
             UserSyncCommand(instance_id, user_id, device_id, is_syncing, last_sync_ms)
         )
 
     def send_clear_user_sync(self) -> None:
-        """Announce that no user syncs with this process any more, since it stops."""
+        """Announce that no user syncs with this process any more, because it stops."""
         self.send_command(ClearUserSyncsCommand(self._host.identity.instance_id))
 
     def send_federation_ack(self, token: int) -> None:
-        """Announce up to which token this federation sender has sent."""
+        """Announce the token up to which this federation sender has sent."""
         self.send_command(FederationAckCommand(self._instance_name, token))
 
     def send_user_ip(
@@ -262,10 +261,10 @@ class CommandSender:
     # -- rows and positions ------------------------------------------------------------
 
     def last_sent_token(self, stream: Stream) -> int:
-        """Return the token up to which rows of a stream that we write were sent.
+        """Return the token up to which this process's rows of a stream were sent.
 
-        Before anything was sent, it is the stream's current token: readers fetch
-        what was committed before.
+        Before anything is sent, it is the stream's current token: readers fetch rows
+        that were committed earlier.
         """
         name = stream.description.name
         token = self._last_sent_tokens.get(name)
@@ -292,9 +291,9 @@ class CommandSender:
     def announce_positions(
         self, connection: ReplicationConnection | None = None
     ) -> None:
-        """Announce the position of each stream that we write, so that readers see gaps.
+        """Announce the position of each own stream, so that readers detect gaps.
 
-        To be called also when something that was sent may have been lost.
+        Call it whenever sent rows may have been lost.
 
         :param connection: the connection to announce on; all if ``None``.
         """
@@ -305,16 +304,16 @@ class CommandSender:
                 self._send_of_stream(name, command)
             elif self.sends(connection, name):
                 self._send_to(connection, command)
-            # What is sent to one peer over direct TCP does not reach the others.
+            # An announcement to one peer over direct TCP does not reach the others.
             if self._listener is not None and not getattr(connection, "relays", False):
                 self._listener.position_sent(name, token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
-        """Return a POSITION that claims nothing about the rows before it."""
+        """Return a POSITION that makes no statement about the rows before it."""
         return PositionCommand(stream_name, self._instance_name, token, token)
 
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
-        """Announce that we wrote no row in ``(prev_token, new_token]``."""
+        """Announce that this process has no rows in ``(prev_token, new_token]``."""
         self._last_sent_tokens[stream_name] = new_token
         self._send_of_stream(
             stream_name,
@@ -326,12 +325,12 @@ class CommandSender:
     def send_rows(
         self, stream_name: str, batches: Sequence[tuple[int, Sequence[bytes]]]
     ) -> None:
-        """Send rows of ours; they are encoded once for all connections.
+        """Send rows of this process, encoded once for all connections.
 
-        If a connection refuses a line for its length, the position is announced there
-        in place of that token's rows, so that the peers fetch them.
+        If a line is too long for a connection, the position is announced on it instead
+        of that token's rows, so that the peers fetch them.
 
-        :param batches: a token and the JSON texts of its rows, in order.
+        :param batches: pairs of a token and the JSON texts of its rows, in order.
         """
         if not batches:
             return
@@ -371,7 +370,7 @@ class CommandSender:
     def stream_update(
         self, stream_name: str, token: int | None, data: JsonValue
     ) -> None:
-        """Send one row of ours at once, past the streamer.
+        """Send one row of this process immediately, without the streamer.
 
         :param token: ``None`` if more rows of the same token follow.
         """

@@ -135,8 +135,8 @@ class ReplicationStreamer:
             for stream in self._streams:
                 if not self._handler.has_consumers(stream.description.name):
                     self._skip_to_current(stream)
-        # Rows of an unfinished stream may have been sent without the streamer; the loop
-        # detects that.
+        # Start the loop even if all rows of an unfinished stream were sent by
+        # stream_update(); the loop detects that.
         if self._unfinished or any(map(self._has_moved, self._streams)):
             self._poked = True
             self._start()
@@ -283,7 +283,7 @@ class ReplicationStreamer:
     def _announce(self, stream: Stream, last_sent: int, upto_token: int) -> None:
         description = stream.description
         if upto_token > last_sent:
-            # An id without a row, for instance of a rollback, counts as a move as well.
+            # Announce ids without rows as well, for instance those of a rollback.
             if description.announce_own_moves_only and not stream.has_local_updates(
                 last_sent, upto_token
             ):

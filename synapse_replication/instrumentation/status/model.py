@@ -164,7 +164,7 @@ class PeerStatus:
     :ivar version: the version of its software; empty if it sends none.
     :ivar where: its machine and process id, for people.
     :ivar last_heard: the time in s since its last heartbeat.
-    :ivar is_gone: it announced its exit, or its heartbeats stopped.
+    :ivar is_gone: whether it announced its exit, or its heartbeats stopped.
     """
 
     instance_name: str

@@ -15,7 +15,7 @@ that short interruptions are not reported. Memory is bounded: beyond :data:`MAX_
 entries of a kind, the one without events for the longest time is evicted; an entry that
 the configuration does not name expires after a period without events.
 
-docs/operators-guide.rst.
+docs/operators-guide.rst describes the status page.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class StatusObserver(ReplicationObserver):
     def _is_level(writer: WriterRecord) -> None:
         if not writer.lag():
             writer.catch_up = None
-            writer.was_level = writer.was_level or writer.connection is not None
+            writer.was_live = writer.was_live or writer.connection is not None
 
     @override
     def stream_reset(

@@ -63,7 +63,7 @@ class WriterRecord:
     :ivar position: the position up to which its rows were delivered.
     :ivar announced: its last announced or reported position.
     :ivar connection: the name of the link on which it is connected.
-    :ivar was_level: whether all its rows have been delivered once since the start.
+    :ivar was_live: whether, at any time since the start, all its rows were delivered.
     :ivar catch_up: the running catch-up.
     :ivar is_removed: whether it is a removed writer that is being drained.
     :ivar failing_since: since when catch-ups have failed.
@@ -75,7 +75,7 @@ class WriterRecord:
     position: int | None = None
     announced: int | None = None
     connection: str | None = None
-    was_level: bool = False
+    was_live: bool = False
     catch_up: CatchUpEvent | None = None
     is_removed: bool = False
     failing_since: float | None = None
@@ -146,9 +146,10 @@ class WriterRecord:
 class LinkRecord:
     """The state of the connections with one name.
 
-    :ivar since: the monotonic time in s when the first was made, or the last was lost.
+    :ivar since: the monotonic time in s at which the first connection was made, or the
+        last one was lost.
     :ivar up: the number of open connections.
-    :ivar why: why there is none; empty if there is one.
+    :ivar why: the reason for which no connection is open; empty if one is.
     """
 
     since: float

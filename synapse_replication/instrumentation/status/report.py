@@ -88,9 +88,10 @@ class StatusReport:
     def not_ready(
         self, writers: Iterable[WriterStatus], *, needs_link: bool
     ) -> Iterator[str]:
-        """Yield what delays readiness: no link, and writers that were never level.
+        """Yield the reasons for which the process is not ready: no link, or writers.
 
-        Absent writers are left out.
+        A writer delays readiness until all its rows have been delivered once, unless it
+        is absent.
         """
         has_links = needs_link or bool(self.records.links)
         if has_links and not self._is_linked():
@@ -98,7 +99,7 @@ class StatusReport:
         for status in writers:
             key = status.stream_name, status.instance_name
             writer = self.records.writers.get(key)
-            if writer is None or writer.was_level or status.reason in _NOT_THERE:
+            if writer is None or writer.was_live or status.reason in _NOT_THERE:
                 continue
             yield describe_writer(status)
 
@@ -138,9 +139,9 @@ class StatusReport:
         return status
 
     def _problems(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
-        """Yield why a writer's rows do not arrive.
+        """Yield the reasons for which a writer's rows do not arrive.
 
-        A problem comes before those that it causes.
+        A cause precedes its consequences.
         """
         if writer.connection is None and not self._is_linked():
             links = self.records.links.items()
@@ -163,7 +164,7 @@ class StatusReport:
             yield StallReason.NO_POSITION, writer.waiting_since, detail
 
     def _problems_of_peer(self, name: str, writer: WriterRecord) -> Iterator[_Problem]:
-        """Yield what is wrong with the process that writes."""
+        """Yield problems of the writer's process."""
         peer = None if writer.is_removed else self.records.peers.get(name)
         if peer is not None and self._is_gone(peer):
             detail = (

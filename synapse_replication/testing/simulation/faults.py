@@ -147,7 +147,7 @@ class Faults:
         return f"{name}, {point}"
 
     def _outrun(self) -> str:
-        """Restart the writer in memory, which passes the position of a reader."""
+        """Restart the writer held in memory, whose tokens then exceed a reader's."""
         cluster, random = self._cluster, self._random
         call_later = cluster.clock.callLater
         name = random.choice([name for name in PROCESSES if name != "main"])
