@@ -261,6 +261,9 @@ def plan_dropped_range(
         assert lowest_position is not None
         restart = min(0, lowest_position) if held_in_memory else lowest_position
         return Reset(restart, upto_token)
+    if reader.undelivered_from < reader.current:
+        # The dropped rows may belong to the range that was passed without rows.
+        start = min(start, reader.undelivered_from)
     if idempotent and lowest is not None:
         # Rows below the reader's position must be delivered as well.
         start = min(start, lowest - 1)

@@ -247,6 +247,16 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             (_CATCHING_UP, 3, 30, 12, Extend(30, 10)),
         )
 
+    def test_rows_that_were_passed(self) -> None:
+        """Also what was passed without a row is fetched."""
+        catching_up = ReaderPosition(10, 7, 10, 20)
+        self.check(
+            (_MOVED, 8, 9, None, Gap(7, 9)),
+            (_MOVED, 11, 15, None, Gap(7, 15)),
+            (_MOVED, 3, 6, None, Gap(6, 6)),
+            (catching_up, 8, 15, None, Extend(15, 7)),
+        )
+
     def test_late_rows_of_an_idempotent_stream(self) -> None:
         """Those are fetched, too."""
         self.check(

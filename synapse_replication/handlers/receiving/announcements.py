@@ -135,13 +135,14 @@ class AnnouncementHandler:
             return
         writer = link.writer(self._name, instance_name)
         writer.lose_rows(item.ends_in_batch)
-        if item.upto is None:
+        upto = item.far_upto if item.upto is None else item.upto
+        if upto is None:
             return
         run = writer.catch_up
         plan = plan_dropped_range(
             self._catch_ups.reader_position(instance_name, run),
             item.lowest,
-            item.upto,
+            upto,
             item.lowest_position,
             was_reset=item.was_reset,
             resettable=self._description.resettable,
@@ -149,14 +150,20 @@ class AnnouncementHandler:
             idempotent=self._description.idempotent,
         )
         if not isinstance(plan, Extend) or run is None:
-            await self._begin(writer, plan, is_incomplete=True)
+            await self._begin(writer, plan, dropped=item)
             return
         if plan.from_token is not None:
             run.cursor = min(run.cursor, plan.from_token)
         run.is_drain = run.is_drain and item.lowest_position is None
         run.want(plan.upto_token)
-        run.is_incomplete = True
+        self._want_dropped(run, item)
         await self._catch_ups.begin(writer, run)
+
+    @staticmethod
+    def _want_dropped(run: CatchUpState, item: DroppedRange) -> None:
+        run.is_incomplete = True
+        if item.far_upto is not None:
+            run.want(item.far_upto)
 
     async def handle_epoch(self, link: Link, item: NewEpoch) -> None:
         """Fetch all rows in a writer's memory, unless its epoch is unchanged.
@@ -210,9 +217,12 @@ class AnnouncementHandler:
         plan: InSync | Gap | Reset | Extend,
         *,
         epoch: str | None = None,
-        is_incomplete: bool = False,
+        dropped: DroppedRange | None = None,
     ) -> None:
-        """Begin a catch-up; it replaces a running one."""
+        """Begin a catch-up; it replaces a running one.
+
+        :param dropped: the dropped items, if they are the reason.
+        """
         if writer.catch_up is not None:
             writer.catch_up.cancel_retry()
         upto_token = plan.upto_token
@@ -222,5 +232,6 @@ class AnnouncementHandler:
         else:
             start = plan.from_token if isinstance(plan, Gap) else upto_token
             run = CatchUpState(start, upto_token)
-        run.is_incomplete = is_incomplete
+        if dropped is not None:
+            self._want_dropped(run, dropped)
         await self._catch_ups.begin(writer, run)

@@ -29,7 +29,7 @@ class BatchSorter:
     :ivar deliverable: the batches to deliver, with typed rows.
     :ivar missed: the tokens of late rows that were never delivered, and of the batches
         after them.
-    :ivar has_lost_rows: whether rows of the next batch are missing.
+    :ivar has_lost_rows: whether rows before or of the next batch are missing.
     :param is_plausible: see
         :class:`~synapse_replication.handlers.receiving.context.StreamContext`.
     :param decode: returns typed rows; ``None`` if one of them cannot be decoded.
@@ -54,7 +54,11 @@ class BatchSorter:
         :return: the reason to discard the rows; ``None`` to deliver them.
         """
         is_late = token <= self.position
-        has_lost_rows, self.has_lost_rows = self.has_lost_rows, False
+        has_lost_rows = self.has_lost_rows
+        if has_lost_rows and not is_late and self.is_plausible(token):
+            # The rows up to this token are fetched, the lost ones among them. A late
+            # or false token does not show how far the lost rows reach.
+            self.has_lost_rows = False
         if self.missed and not is_late:
             # Do not deliver it now: fetching the missed rows, which have lower tokens,
             # also fetches this batch, and it would be delivered twice.
@@ -65,8 +69,9 @@ class BatchSorter:
         before = token - 1 if is_late else self.position
         if has_lost_rows:
             # Later batches must not be delivered first, because the position would
-            # then pass the lost rows.
-            return self._fetch(before, DiscardReason.CATCHING_UP)
+            # then pass the lost rows. A false position may have passed them already.
+            from_token = min(before, self.missed_above)
+            return self._fetch(from_token, DiscardReason.CATCHING_UP)
         if not is_late and self.fetch_from is not None:
             return DiscardReason.CATCHING_UP
         if not is_late and not self.is_plausible(token):

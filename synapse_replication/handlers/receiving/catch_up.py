@@ -292,7 +292,7 @@ class CatchUpRunner:
         run.is_full |= not (is_partial or self._description.held_in_memory)
         run.has_fetched = True
         if result.last_token is not None and result.last_token < run.target:
-            self._refute(instance_name, run, result.last_token)
+            self._refute(writer, run, result.last_token)
             upto_token = min(upto_token, run.target)
             if upto_token <= from_token:
                 return
@@ -329,7 +329,8 @@ class CatchUpRunner:
             run.cursor = token
             run.attempts = 0
 
-    def _refute(self, instance_name: str, run: CatchUpState, last_token: int) -> None:
+    def _refute(self, writer: LinkedWriter, run: CatchUpState, last_token: int) -> None:
+        instance_name = writer.instance_name
         self._observer.position_refuted(
             self._name, instance_name, run.target, last_token
         )
@@ -340,6 +341,12 @@ class CatchUpRunner:
         is_exact = self._description.held_in_memory
         distance = self._context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)
+        if run.is_incomplete and is_exact:
+            # The writer itself reported this position.
+            run.want(last_token)
+        elif run.is_incomplete:
+            # Rows up to an omitted claim are fetched with the writer's next row.
+            writer.has_lost_rows = True
 
     def _try_again(
         self, writer: LinkedWriter, run: CatchUpState, error: Exception

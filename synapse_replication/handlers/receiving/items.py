@@ -6,7 +6,7 @@ in queue order, after everything that arrived before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -81,13 +81,20 @@ class CatchUpStep:
     catch_up: CatchUpState
 
 
+def _is_always_plausible(token: int) -> bool:
+    return True
+
+
 @attrs.define
 class DroppedRange:
     """A summary of a writer's queued items that were dropped when the queue was full.
 
+    :param is_plausible: returns whether a token is plausible.
     :ivar lowest: the smallest token of the dropped rows.
     :ivar upto: the token up to which rows must be fetched; ``None`` if no dropped item
         had a token.
+    :ivar far_upto: the greatest implausible token; ``None`` if there was none. Such
+        tokens do not count for ``lowest`` and ``upto``.
     :ivar lowest_position: the smallest position of the dropped POSITIONs; ``None`` if
         there was none.
     :ivar was_reset: whether one of the items reset the stream.
@@ -104,10 +111,17 @@ class DroppedRange:
     was_reset: bool = False
     ends_in_batch: bool | None = None
     rows: int = 0
+    far_upto: int | None = None
+    is_plausible: Callable[[int], bool] = attrs.field(
+        default=_is_always_plausible, eq=False, repr=False
+    )
 
     def add_rows(self, run: RdataRun) -> None:
         """Add the writer's next rows."""
         tokens = [token for token in run.tokens if token is not None]
+        if tokens and not self.is_plausible(max(tokens)):
+            self._claim(max(tokens))
+            tokens = [token for token in tokens if self.is_plausible(token)]
         if tokens:
             self._reach(min(tokens), max(tokens))
         self.rows += len(run.rows)
@@ -116,9 +130,12 @@ class DroppedRange:
     def add_position(self, position: PositionCommand) -> None:
         """Add the writer's next POSITION."""
         token = position.new_token
-        if self.resettable and self.upto is not None and token < self.upto:
-            self._reset()
-        self._reach(None, token)
+        if not self.is_plausible(token):
+            self._claim(token)
+        else:
+            if self.resettable and self.upto is not None and token < self.upto:
+                self._reset()
+            self._reach(None, token)
         self._announce(token)
 
     def add_range(self, later: DroppedRange) -> None:
@@ -126,6 +143,8 @@ class DroppedRange:
         if later.was_reset:
             self._reset()
         self._reach(later.lowest, later.upto)
+        if later.far_upto is not None:
+            self._claim(later.far_upto)
         self.rows += later.rows
         if later.lowest_position is not None:
             self._announce(later.lowest_position)
@@ -139,6 +158,9 @@ class DroppedRange:
     def _announce(self, token: int) -> None:
         if self.lowest_position is None or token < self.lowest_position:
             self.lowest_position = token
+
+    def _claim(self, far_upto: int) -> None:
+        self.far_upto = max(far_upto, self.far_upto or 0)
 
     def _reset(self) -> None:
         self.was_reset = True

@@ -12,6 +12,7 @@ See docs/failure-modes.rst: failure-invalidation-flood.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 from synapse_replication.handlers.observer import DiscardReason
@@ -42,13 +43,16 @@ def coalesce(
     waiting: Iterable[_Queued],
     resettable: bool,
     discarded: Callable[[str, DiscardReason, int], object],
+    is_plausible: Callable[[str, int], bool],
 ) -> list[_Queued]:
     """Replace queued items by as few and as small ones as possible.
 
     :param resettable: whether the stream may be reset to a lower token.
     :param discarded: called with ``(instance_name, reason, rows)``.
+    :param is_plausible: called with ``(instance_name, token)``. An implausible token
+        may be false, so it must not replace the greatest plausible one.
     """
-    remains = _Remains(resettable, discarded)
+    remains = _Remains(resettable, discarded, is_plausible)
     for queued in waiting:
         remains.add(queued)
     return remains.items()
@@ -58,10 +62,14 @@ class _Remains:
     """The state that is retained from the items, by link and writer."""
 
     def __init__(
-        self, resettable: bool, discarded: Callable[[str, DiscardReason, int], object]
+        self,
+        resettable: bool,
+        discarded: Callable[[str, DiscardReason, int], object],
+        is_plausible: Callable[[str, int], bool],
     ) -> None:
         self._resettable = resettable
         self._discarded = discarded
+        self._is_plausible = is_plausible
         self._kept: list[_Queued] = []
         self._ranges: dict[_Key, DroppedRange] = {}
         self._reported: dict[_Key, _Queued] = {}
@@ -95,7 +103,11 @@ class _Remains:
     def _range_of(self, link: Link, instance_name: str) -> DroppedRange:
         key = link, instance_name
         if key not in self._ranges:
-            self._ranges[key] = DroppedRange(instance_name, self._resettable)
+            self._ranges[key] = DroppedRange(
+                instance_name,
+                self._resettable,
+                is_plausible=partial(self._is_plausible, instance_name),
+            )
         return self._ranges[key]
 
     def _keep(self, queued: _Queued, link: Link, item: Item) -> None:
@@ -133,10 +145,7 @@ class _Remains:
         if earlier is not None:
             self._discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
             if earlier.ends_in_batch:
-                self._ranges[key] = DroppedRange(
-                    item.instance_name,
-                    self._resettable,
-                    lowest_position=earlier.lowest_position,
-                    ends_in_batch=True,
-                )
+                left = self._range_of(link, item.instance_name)
+                left.lowest_position = earlier.lowest_position
+                left.ends_in_batch = True
         self._epochs[key] = queued

@@ -30,7 +30,9 @@ class StreamQueue(DrainedQueue[tuple[Link, Item]]):
         super().__init__(
             context.name,
             consume,
-            lambda waiting: coalesce(waiting, resettable, context.discard),
+            lambda waiting: coalesce(
+                waiting, resettable, context.discard, context.is_plausible
+            ),
             context.run_as_background_process,
             context.observer,
             context.pacer,

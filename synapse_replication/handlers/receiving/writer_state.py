@@ -62,7 +62,8 @@ class CatchUpState:
     :ivar ahead: the page that is being read ahead, if any.
     :ivar claims: the tokens that were claimed, ascending; the target is the greatest of
         them, until the source refutes it.
-    :ivar is_incomplete: whether smaller claims were omitted from ``claims``.
+    :ivar is_incomplete: whether other claims were omitted from ``claims``. If the
+        source refutes the greatest claim, an omitted one may be true.
     :ivar is_refuted: whether the source refuted all claims.
     """
 
@@ -104,12 +105,11 @@ class CatchUpState:
         """Drop all claims that are more than ``tolerance`` above ``last_token``.
 
         The target becomes the greatest remaining claim. If none remains, nothing more
-        is fetched, unless smaller claims may have been omitted.
+        is fetched. Fetching up to ``last_token`` instead could skip rows: ids below it
+        may not be committed yet.
         """
         limit = last_token + tolerance
         self.claims = [claim for claim in self.claims if claim <= limit]
-        if not self.claims and self.is_incomplete:
-            self.claims.append(last_token)
         self.is_refuted = not self.claims
         self.target = max([self.cursor, *self.claims[-1:]])
 

@@ -48,11 +48,15 @@ class BatchSorterTests(SynchronousTestCase):
         fetch_from: int | None = None,
         missed: tuple[int, ...] = (),
     ) -> None:
-        """Sort batches of one row; b"!" is one of which another row was lost."""
+        """Sort batches of one row; b"!" is one of which another row was lost.
+
+        Rows remain lost behind a late or implausible token.
+        """
         for token, text, reason in cases:
             batches.has_lost_rows = text == b"!"
+            is_next = batches.position < token < 100
             self.assertEqual(batches.add(token, [text]), reason, token)
-            self.assertFalse(batches.has_lost_rows)
+            self.assertEqual(batches.has_lost_rows, text == b"!" and not is_next)
         delivered: list[tuple[int, list[Any]]] = [
             (token, ["r"]) for token in deliverable
         ]
@@ -120,6 +124,23 @@ class BatchSorterTests(SynchronousTestCase):
             (13, b"r", _AGAIN),
             deliverable=[11],
             fetch_from=11,
+        )
+
+    def test_lost_rows_and_other_tokens(self) -> None:
+        """Rows stay lost until a token comes that is neither late nor implausible."""
+        for token in (100, 10, 9):
+            batches = sorter()
+            batches.has_lost_rows = True
+            batches.add(token, [b"r"])
+            self.assertTrue(batches.has_lost_rows, token)
+            self.assertEqual(batches.add(12, [b"r"]), _AGAIN, token)
+            self.assertFalse(batches.has_lost_rows, token)
+            self.assertEqual(batches.fetch_from, 10, token)
+
+    def test_lost_rows_that_were_passed(self) -> None:
+        """They may be where the position moved without a row."""
+        self.check(
+            sorter(missed_above=7), (11, b"!", _AGAIN), deliverable=[], fetch_from=7
         )
 
     def test_undecodable(self) -> None:

@@ -297,3 +297,146 @@ class NearTests(SynchronousTestCase):
         process.receive("POSITION events w 12 12", "POSITION events w 15 15")
         self.assertEqual(tokens(process), [5, 7])
         self.assertEqual(process.stream.requests[1:], [("w", 5, 12), ("w", 7, 15)])
+
+
+class LostRowTests(SynchronousTestCase):
+    """Positions that are not true, and rows that were lost, at the same time."""
+
+    def test_far_row_after_a_lost_one(self) -> None:
+        """A far row does not stand for the next row, with which lost ones come."""
+        process = live()
+        process.receive('RDATA events w x6 ["six"]', f'RDATA events w {FAR} ["false"]')
+        self.assertEqual(tokens(process), [5])
+        process.stream.persist("w", 6, ["six"])
+        process.stream.persist("w", 7, ["seven"])
+        process.stream.last_token = 7
+        process.receive('RDATA events w 7 ["seven"]')
+        self.assertEqual(tokens(process), [5, 6, 7])
+        process.receive('RDATA events w 8 ["eight"]')
+        self.assertEqual(tokens(process), [5, 6, 7, 8])
+        self.assertEqual(process.stream.requests[1:], [("w", 5, FAR), ("w", 5, 7)])
+
+    def test_late_row_after_a_lost_one(self) -> None:
+        """A late row does not stand for the next row either."""
+        for is_idempotent in (False, True):
+            process = live(20, idempotent=is_idempotent)
+            process.receive('RDATA events w x6 ["six"]', 'RDATA events w 5 ["five"]')
+            process.stream.persist("w", 6, ["six"])
+            process.stream.persist("w", 7, ["seven"])
+            process.receive('RDATA events w 7 ["seven"]')
+            self.assertEqual(tokens(process)[-2:], [6, 7], is_idempotent)
+
+    def test_row_lost_in_what_was_passed(self) -> None:
+        """The row behind a stretch passed without rows has a lost one in it fetched."""
+        process = live(20)
+        process.receive("POSITION events w 5 9", 'RDATA events w x6 ["six"]')
+        process.stream.persist("w", 6, ["six"])
+        process.stream.persist("w", 10, ["ten"])
+        process.receive('RDATA events w 10 ["ten"]')
+        self.assertEqual(tokens(process), [5, 6, 10])
+        self.assertEqual(process.stream.requests[1:], [("w", 5, 10)])
+        self.assertEqual(process.host.observer.resets, [])
+
+    def test_rows_in_flight_below_the_sequence(self) -> None:
+        """The sequence's last value is not wanted in place of a refuted claim."""
+        process = self.overflowing()
+        process.stream.persist("w", 5, ["committed before the row 4"])
+        process.stream.last_token = 6
+        process.receive(*[f'RDATA events w {FAR} ["false"]'] * 10)
+        self.release(process)
+        self.assertEqual(tokens(process), [1, 2, 3])
+        self.assertEqual(process.stream.current_token("w"), 3)
+        process.stream.persist("w", 4, ["four"])
+        process.receive('RDATA events w 5 ["committed before the row 4"]')
+        self.assertEqual(tokens(process), [1, 2, 3, 4, 5])
+
+    def test_far_positions_in_a_full_queue(self) -> None:
+        """What arrived with them is fetched, although nothing else is announced."""
+        process = self.overflowing()
+        process.stream.last_token = 3
+        process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
+        self.release(process)
+        self.assertEqual(tokens(process), [1, 2, 3])
+
+    def test_full_queue_during_a_catch_up(self) -> None:
+        """So it is if the reader catches up with the writer anyway."""
+        process = receiving(receiver=ReceiverOptions(max_queue_size=400), page_rows=1)
+        process.stream.is_held = True
+        for token in (1, 2):
+            process.stream.persist("w", token, [f"row {token}"])
+        process.receive("POSITION events w 2 2")
+        self.drop(process, 3, 4)
+        process.stream.last_token = 4
+        process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
+        process.stream.is_held = False
+        process.stream.answer()
+        self.assertEqual(tokens(process), [1, 2, 3, 4])
+        self.assertEqual(process.host.observer.refuted, [("events", "w", FAR, 4)])
+        # The row 5 may have been among what was dropped.
+        process.stream.last_token = 6
+        process.stream.persist("w", 5, ["five"])
+        process.stream.persist("w", 6, ["six"])
+        process.receive('RDATA events w 6 ["six"]')
+        self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
+
+    def test_two_claims_in_a_full_queue(self) -> None:
+        """Rows up to a claim that was dropped come with the next row."""
+        process = self.overflowing()
+        process.stream.last_token = 150_003
+        process.stream.persist("w", 150_003, ["not near, and true"])
+        process.receive('RDATA events w 150003 ["not near, and true"]')
+        process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
+        self.release(process)
+        self.assertEqual(tokens(process), [1, 2, 3])
+        process.stream.persist("w", 150_004, ["next"])
+        process.stream.last_token = 150_004
+        process.receive('RDATA events w 150004 ["next"]')
+        self.assertEqual(tokens(process), [1, 2, 3, 150_003, 150_004])
+
+    def test_false_position_in_the_full_queue_of_a_stream_in_memory(self) -> None:
+        """How far there are rows is what the writer says when it is asked."""
+        process = self.overflowing(resettable=True, held_in_memory=True)
+        process.stream.last_token = 3
+        process.receive(*["POSITION events w 0 30"] * 10)
+        self.release(process)
+        self.assertEqual(tokens(process), [1, 2, 3])
+        self.assertEqual(process.stream.current_token("w"), 3)
+
+    def test_rows_that_were_passed_in_a_full_queue(self) -> None:
+        """Rows of a stretch passed without rows are fetched if they were dropped."""
+        process = self.overflowing()
+        process.receive("POSITION events w 3 30")
+        self.release(process)
+        self.assertEqual(process.stream.current_token("w"), 30)
+        process.host.rows.is_held = True
+        process.receive('RDATA events v 2 ["of another writer"]')
+        self.drop(process, 4, 5, 6)
+        self.release(process)
+        process.receive('RDATA events w 31 ["31"]')
+        self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6, 31])
+
+    def overflowing(self, **options: bool) -> Receiving:
+        """Build a reader whose host is stuck at a row of the writer v.
+
+        The queue has no room, and rows of the writer w were dropped from it.
+        """
+        process = receiving(
+            receiver=ReceiverOptions(max_queue_size=400),
+            **options,  # type: ignore[arg-type]
+        )
+        process.receive("POSITION events v 0 0", "POSITION events w 0 0")
+        process.host.rows.is_held = True
+        process.receive('RDATA events v 1 ["of another writer"]')
+        self.drop(process, 1, 2, 3)
+        return process
+
+    def drop(self, process: Receiving, *dropped: int) -> None:
+        for token in dropped:
+            row = f'["{token:500}"]'
+            process.stream.persist("w", token, [f"{token:500}"])
+            process.receive(f"RDATA events w {token} {row}")
+
+    def release(self, process: Receiving) -> None:
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)

@@ -25,7 +25,9 @@ class DroppedRangeTests(SynchronousTestCase):
     def coalesce(
         self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
     ) -> DroppedRange:
-        collapsed = DroppedRange("w", resettable=True)
+        collapsed = DroppedRange(
+            "w", resettable=True, is_plausible=lambda token: token < 1000
+        )
         for item in items:
             if isinstance(item, RdataRun):
                 collapsed.add_rows(item)
@@ -69,6 +71,26 @@ class DroppedRangeTests(SynchronousTestCase):
             self.coalesce(position(4), position(7)),
             DroppedRange("w", True, upto=7, lowest_position=4),
         )
+
+    def test_far_tokens(self) -> None:
+        """The greatest that is implausible is kept apart, and hides no other."""
+        self.assertEqual(
+            self.coalesce(run(5, 3000, 7), run(2000), position(8)),
+            DroppedRange(
+                "w",
+                True,
+                lowest=5,
+                upto=8,
+                lowest_position=8,
+                ends_in_batch=False,
+                rows=4,
+                far_upto=3000,
+            ),
+        )
+        far = DroppedRange("w", True, lowest_position=4000, far_upto=4000)
+        self.assertEqual(self.coalesce(position(4000)), far)
+        collapsed = self.coalesce(run(5), far, run(2000))
+        self.assertEqual((collapsed.upto, collapsed.far_upto), (5, 4000))
 
     def test_a_reset(self) -> None:
         """After a stream began again only what follows counts."""

@@ -31,7 +31,12 @@ class CollapseTests(SynchronousTestCase):
     def coalesce(self, *items: Item) -> list[Item]:
         """Collapse items of one link."""
         waiting = [Queued((self.link, item), 1, 100) for item in items]
-        kept = coalesce(waiting, False, lambda *what: self.discards.append(what))
+        kept = coalesce(
+            waiting,
+            False,
+            lambda *what: self.discards.append(what),
+            lambda _, token: token < 100,
+        )
         self.assertLessEqual(max(queued.size for queued in kept), 100)
         return [queued.item[1] for queued in kept]
 
@@ -51,6 +56,14 @@ class CollapseTests(SynchronousTestCase):
         )
         reason = DiscardReason.CATCHING_UP
         self.assertEqual(self.discards, [("a", reason, 4), ("b", reason, 2)])
+
+    def test_far_tokens(self) -> None:
+        """They are kept apart from those that are plausible."""
+        (left,) = self.coalesce(
+            RdataRun("s", "a", [5, 100], [b"x", b"y"]), PositionCommand("s", "a", 7, 99)
+        )
+        assert isinstance(left, DroppedRange)
+        self.assertEqual((left.upto, left.far_upto), (99, 100))
 
     def test_what_a_new_epoch_makes_useless(self) -> None:
         """Of an earlier epoch no rows are fetched, nor does it count what it told."""
