@@ -46,13 +46,11 @@ class AnnouncementHandler:
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
         self._context = context
-        self._name = context.name
-        self._description = context.description
         self._catch_ups = catch_ups
 
     async def handle_position(self, link: Link, position: PositionCommand) -> None:
         """Handle a writer's POSITION: begin a catch-up if there is a gap before it."""
-        name, instance_name = self._name, position.instance_name
+        name, instance_name = self._context.name, position.instance_name
         if link.is_lost:
             # It may reveal a gap: rows queued behind it must not be delivered past that
             # gap.
@@ -65,8 +63,8 @@ class AnnouncementHandler:
             self._catch_ups.reader_position(instance_name, run),
             position.prev_token,
             new_token,
-            resettable=self._description.resettable,
-            held_in_memory=self._description.held_in_memory,
+            resettable=self._context.description.resettable,
+            held_in_memory=self._context.description.held_in_memory,
             is_range_believed=(
                 run is not None or self._context.is_plausible(instance_name, new_token)
             ),
@@ -95,7 +93,7 @@ class AnnouncementHandler:
         """
         if link.is_lost:
             return
-        name, instance_name, token = self._name, item.instance_name, item.token
+        name, instance_name, token = self._context.name, item.instance_name, item.token
         writer = link.writers.get((name, instance_name))
         if writer is None:
             # Its POSITION never arrived; the report carries the same information.
@@ -110,8 +108,8 @@ class AnnouncementHandler:
             reader,
             token,
             was_below=item.is_below,
-            idempotent=self._description.idempotent,
-            held_in_memory=self._description.held_in_memory,
+            idempotent=self._context.description.idempotent,
+            held_in_memory=self._context.description.held_in_memory,
         )
         observer = self._context.observer
         if isinstance(plan, Extend) and run is not None:
@@ -128,12 +126,12 @@ class AnnouncementHandler:
     async def handle_dropped_range(self, link: Link, item: DroppedRange) -> None:
         """Catch up with the rows that were dropped from the full queue."""
         instance_name = item.instance_name
-        key = self._name, instance_name
+        key = self._context.name, instance_name
         if link.is_lost:
             link.writers.pop(key, None)
         if key not in link.writers and (link.is_lost or item.lowest_position is None):
             return
-        writer = link.writer(self._name, instance_name)
+        writer = link.writer(self._context.name, instance_name)
         writer.lose_rows(item.ends_in_batch)
         upto = item.far_upto if item.upto is None else item.upto
         if upto is None:
@@ -145,9 +143,9 @@ class AnnouncementHandler:
             upto,
             item.lowest_position,
             was_reset=item.was_reset,
-            resettable=self._description.resettable,
-            held_in_memory=self._description.held_in_memory,
-            idempotent=self._description.idempotent,
+            resettable=self._context.description.resettable,
+            held_in_memory=self._context.description.held_in_memory,
+            idempotent=self._context.description.idempotent,
         )
         if not isinstance(plan, Extend) or run is None:
             await self._begin(writer, plan, dropped=item)
@@ -175,7 +173,7 @@ class AnnouncementHandler:
         if link.is_lost or self._catch_ups.epochs.is_present(instance_name, epoch):
             # The next connection reports it again.
             return
-        known = link.writers.get((self._name, instance_name))
+        known = link.writers.get((self._context.name, instance_name))
         run = None if known is None else known.catch_up
         if run is not None and run.epoch == epoch:
             # The same epoch was reported again before the rewind.
@@ -185,7 +183,7 @@ class AnnouncementHandler:
             # No row of an earlier epoch was received.
             await self._begin_epoch(instance_name, epoch)
             return
-        writer = link.writer(self._name, instance_name)
+        writer = link.writer(self._context.name, instance_name)
         self._drop_pending(writer)
         await self._begin(writer, Reset(min(0, item.token), item.token), epoch=epoch)
 
@@ -200,7 +198,7 @@ class AnnouncementHandler:
 
     def handle_lost_row(self, link: Link, item: LostRow) -> None:
         """Mark a batch with an unreadable row, so that its rows are fetched."""
-        writer = link.writers.get((self._name, item.instance_name))
+        writer = link.writers.get((self._context.name, item.instance_name))
         if writer is not None:
             writer.lose_rows(ends_in_batch=True)
 

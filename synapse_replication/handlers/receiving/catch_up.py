@@ -67,18 +67,11 @@ class CatchUpRunner:
         search: RemovedWriterSearch,
     ) -> None:
         self._context = context
-        self._stream = context.stream
-        self._description = context.description
-        self._name = context.name
-        self._sink = context.sink
-        self._clock = context.clock
-        self._observer = context.observer
-        self._pacer = context.pacer
         self._queue = queue
         self._decoder = decoder
         self._search = search
         self._pages = PageSource(context)
-        self.epochs = HandledEpochs(self._name, self._sink)
+        self.epochs = HandledEpochs(context.name, context.sink)
         self._silent = SilentMoves()
         self._rate = ClaimRate()
 
@@ -112,7 +105,9 @@ class CatchUpRunner:
             run.want(token)
         if not is_new:
             if error is not None:
-                self._observer.failure(f"handling rows of {self._name}", error)
+                self._context.observer.failure(
+                    f"handling rows of {self._context.name}", error
+                )
         elif error is not None:
             self._try_again(writer, run, error)
         elif writer.link.is_lost:
@@ -134,9 +129,10 @@ class CatchUpRunner:
         if run.cursor >= run.target and run.restart_token is None:
             # Such a catch-up does not query the source.
             return False
-        wait = self._rate.wait_before(writer.instance_name, self._clock.seconds())
+        clock = self._context.clock
+        wait = self._rate.wait_before(writer.instance_name, clock.seconds())
         if wait and (run.retry is None or not run.retry.active()):
-            run.retry = self._clock.call_later(wait, self._put_step, writer, run)
+            run.retry = clock.call_later(wait, self._put_step, writer, run)
         return wait > 0
 
     def _put_step(self, writer: LinkedWriter, run: CatchUpState) -> None:
@@ -174,8 +170,8 @@ class CatchUpRunner:
 
         If it is not reached, the next step is queued, or the link is lost.
         """
-        event = CatchUpEvent(self._name, writer.instance_name, run.cursor, run.target)
-        with self._observer.catch_up(event):
+        event = self._event(writer, run)
+        with self._context.observer.catch_up(event):
             while run.cursor < run.target:
                 if writer.link.is_lost:
                     writer.forget()
@@ -188,35 +184,34 @@ class CatchUpRunner:
 
     async def _move_to_target(self, writer: LinkedWriter, run: CatchUpState) -> None:
         """Advance the position to the target if no row has done so."""
-        instance_name = writer.instance_name
-        current = self._stream.current_token(instance_name)
+        context, instance_name = self._context, writer.instance_name
+        current = context.stream.current_token(instance_name)
         if run.target > current or (run.target == current and not writer.is_connected):
-            waiting = self._sink.on_position(self._name, instance_name, run.target)
+            waiting = context.sink.on_position(context.name, instance_name, run.target)
             if waiting is not None:
                 await waiting
-            if self._context.options.takes_positions_back:
+            if context.options.takes_positions_back:
                 self._silent.moved(
-                    instance_name, current, run.target, self._clock.seconds()
+                    instance_name, current, run.target, context.clock.seconds()
                 )
 
     def _finish(self, writer: LinkedWriter, run: CatchUpState) -> None:
-        instance_name = writer.instance_name
+        context, instance_name = self._context, writer.instance_name
         writer.catch_up = None
         if run.is_refuted and not writer.is_connected:
             # The writer's position is unknown until its next POSITION.
             writer.forget()
             return
         if run.has_fetched:
-            self._observer.resynced(
-                self._name,
-                instance_name,
-                Resync.FULL if run.is_full else Resync.PARTIAL,
-            )
-        self._context.report_position(instance_name)
+            kind = Resync.FULL if run.is_full else Resync.PARTIAL
+            context.observer.resynced(context.name, instance_name, kind)
+        context.report_position(instance_name)
         if run.is_drain:
             # If the writer returns, it announces its position first.
             writer.forget()
-            self._observer.removed_writer_drained(self._name, instance_name, run.target)
+            context.observer.removed_writer_drained(
+                context.name, instance_name, run.target
+            )
         else:
             self.connected(writer)
 
@@ -226,19 +221,20 @@ class CatchUpRunner:
         A homeserver may itself have delivered rows before it delivered a position of
         another writer that would make them visible to users.
         """
-        if run.restart_token is None or self._description.resettable:
+        if run.restart_token is None or self._context.description.resettable:
             return
         start = self.undelivered_from(instance_name)
         if start > run.restart_token:
-            is_current = start == self._stream.current_token(instance_name)
+            is_current = start == self._context.stream.current_token(instance_name)
             run.restart_token = None if is_current else start
             run.cursor = max(run.cursor, start)
 
     async def _rewind(
         self, instance_name: str, run: CatchUpState, restart_token: int
     ) -> None:
-        current = self._stream.current_token(instance_name)
-        waiting = self._sink.on_position(self._name, instance_name, restart_token)
+        context = self._context
+        current = context.stream.current_token(instance_name)
+        waiting = context.sink.on_position(context.name, instance_name, restart_token)
         if waiting is not None:
             await waiting
         if run.epoch is not None:
@@ -248,7 +244,9 @@ class CatchUpRunner:
         self._silent.forget(instance_name)
         run.restart_token = None
         run.is_full = True
-        self._observer.stream_reset(self._name, instance_name, current, restart_token)
+        context.observer.stream_reset(
+            context.name, instance_name, current, restart_token
+        )
 
     def reader_position(
         self, instance_name: str, run: CatchUpState | None = None
@@ -257,7 +255,7 @@ class CatchUpRunner:
 
         :param run: the writer's current catch-up.
         """
-        current = self._stream.current_token(instance_name)
+        current = self._context.stream.current_token(instance_name)
         undelivered_from = self._silent.start_of(instance_name, current)
         if run is None:
             return ReaderPosition(current, undelivered_from)
@@ -268,7 +266,7 @@ class CatchUpRunner:
 
         It is below the position if the position was reached without a row.
         """
-        current = self._stream.current_token(instance_name)
+        current = self._context.stream.current_token(instance_name)
         return self._silent.start_of(instance_name, current)
 
     def start_to_check(self, instance_name: str) -> int:
@@ -276,20 +274,21 @@ class CatchUpRunner:
 
         It is the position itself if a row reached it, or if it was just checked.
         """
-        current = self._stream.current_token(instance_name)
+        current = self._context.stream.current_token(instance_name)
         takes_back = self._context.options.takes_positions_back
-        if self._description.resettable or not takes_back:
+        if self._context.description.resettable or not takes_back:
             return current
         return self._silent.start_to_check(
-            instance_name, current, self._clock.seconds()
+            instance_name, current, self._context.clock.seconds()
         )
 
     async def _fetch_page(
         self, writer: LinkedWriter, run: CatchUpState, event: CatchUpEvent
     ) -> None:
+        context, description = self._context, self._context.description
         instance_name, from_token = writer.instance_name, run.cursor
         result, upto_token, is_partial = await self._pages.next_page(instance_name, run)
-        run.is_full |= not (is_partial or self._description.held_in_memory)
+        run.is_full |= not (is_partial or description.held_in_memory)
         run.has_fetched = True
         if result.last_token is not None and result.last_token < run.target:
             self._refute(writer, run, result.last_token)
@@ -299,7 +298,7 @@ class CatchUpRunner:
         page = check_page(result, from_token, upto_token, take_encoded=True)
         # Do not read ahead in an idempotent stream: rows below its position may still
         # be committed.
-        is_wanted = not (writer.link.is_lost or self._description.idempotent)
+        is_wanted = not (writer.link.is_lost or description.idempotent)
         if page.upto_token < run.target and is_wanted:
             self._pages.read_ahead(instance_name, run, page.upto_token)
         try:
@@ -309,37 +308,33 @@ class CatchUpRunner:
                 self._silent.delivered(instance_name, run.cursor)
         run.cursor = page.upto_token
         run.attempts = 0
-        self._observer.catch_up_page(event, len(page.tokens), page.upto_token)
-        self._context.report_position(instance_name)
-        self._pacer.count(len(page.tokens))
-        if self._pacer.is_due():
-            await self._pacer.take_break()
+        context.observer.catch_up_page(event, len(page.tokens), page.upto_token)
+        context.report_position(instance_name)
+        context.pacer.count(len(page.tokens))
+        if context.pacer.is_due():
+            await context.pacer.take_break()
 
     async def _deliver_page(
         self, instance_name: str, run: CatchUpState, page: Page
     ) -> None:
+        name, on_rdata = self._context.name, self._context.sink.on_rdata
         for token, rows in self._decoder.decode_page(instance_name, page):
-            waiting = (
-                self._sink.on_rdata(self._name, instance_name, token, rows)
-                if rows
-                else None
-            )
-            if waiting is not None:
-                await waiting
+            if rows:
+                waiting = on_rdata(name, instance_name, token, rows)
+                if waiting is not None:
+                    await waiting
             run.cursor = token
             run.attempts = 0
 
     def _refute(self, writer: LinkedWriter, run: CatchUpState, last_token: int) -> None:
-        instance_name = writer.instance_name
-        self._observer.position_refuted(
-            self._name, instance_name, run.target, last_token
+        context, instance_name = self._context, writer.instance_name
+        context.observer.position_refuted(
+            context.name, instance_name, run.target, last_token
         )
-        self._observer.discarded(
-            self._name, instance_name, DiscardReason.IMPLAUSIBLE, 1
-        )
+        context.discard(instance_name, DiscardReason.IMPLAUSIBLE, 1)
         # After a failover to a standby, a sequence may be slightly behind.
-        is_exact = self._description.held_in_memory
-        distance = self._context.options.plausible_distance
+        is_exact = context.description.held_in_memory
+        distance = context.options.plausible_distance
         run.refute(last_token, 0 if is_exact else distance)
         if run.is_incomplete and is_exact:
             # The writer itself reported this position.
@@ -351,21 +346,26 @@ class CatchUpRunner:
     def _try_again(
         self, writer: LinkedWriter, run: CatchUpState, error: Exception
     ) -> None:
+        context, observer = self._context, self._context.observer
         run.attempts += 1
-        delay = self._context.options.backoff.delay(run.attempts)
-        event = CatchUpEvent(self._name, writer.instance_name, run.cursor, run.target)
-        self._observer.catch_up_failed(event, error, run.attempts, delay)
-        self._observer.resynced(self._name, writer.instance_name, Resync.FAILED)
+        delay = context.options.backoff.delay(run.attempts)
+        observer.catch_up_failed(self._event(writer, run), error, run.attempts, delay)
+        observer.resynced(context.name, writer.instance_name, Resync.FAILED)
         if writer.link.is_lost:
             writer.forget()
         else:
-            run.retry = self._clock.call_later(delay, self._put_step, writer, run)
+            run.retry = context.clock.call_later(delay, self._put_step, writer, run)
+
+    def _event(self, writer: LinkedWriter, run: CatchUpState) -> CatchUpEvent:
+        return CatchUpEvent(
+            self._context.name, writer.instance_name, run.cursor, run.target
+        )
 
     def connected(self, writer: LinkedWriter) -> None:
         """Mark a writer as connected: its POSITION has been handled completely."""
         if not writer.is_connected:
             writer.is_connected = True
-            self._observer.stream_connected(
-                writer.link.connection.name, self._name, writer.instance_name
+            self._context.observer.stream_connected(
+                writer.link.connection.name, self._context.name, writer.instance_name
             )
             self._search.look(writer.link)

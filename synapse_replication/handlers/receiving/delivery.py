@@ -28,8 +28,6 @@ class Delivery:
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
         self._context = context
-        self._name = context.name
-        self._sink = context.sink
         self._catch_ups = catch_ups
 
     def deliver(
@@ -39,8 +37,8 @@ class Delivery:
 
         :return: an awaitable if the host returned one for a batch, else ``None``.
         """
-        name, instance_name = self._name, writer.instance_name
-        on_rdata = self._sink.on_rdata
+        context, instance_name = self._context, writer.instance_name
+        name, on_rdata = context.name, context.sink.on_rdata
         remaining = iter(batches)
         for token, rows in remaining:
             try:
@@ -51,7 +49,7 @@ class Delivery:
             if waiting is not None:
                 left = [(token, rows), *remaining]
                 return self._deliver_remaining(writer, left, waiting)
-        self._context.report_position(instance_name)
+        context.report_position(instance_name)
         return None
 
     async def _deliver_remaining(
@@ -61,19 +59,20 @@ class Delivery:
         waiting: Awaitable[None] | None,
     ) -> None:
         """Await the host for the first batch, then deliver the remaining ones."""
+        context, instance_name = self._context, writer.instance_name
         done = 0
         try:
             for done, (token, rows) in enumerate(left):
                 if done:
-                    waiting = self._sink.on_rdata(
-                        self._name, writer.instance_name, token, rows
+                    waiting = context.sink.on_rdata(
+                        context.name, instance_name, token, rows
                     )
                 if waiting is not None:
                     await waiting
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self.failed(writer, left[done:], error)
             return
-        self._context.report_position(writer.instance_name)
+        context.report_position(instance_name)
 
     def failed(
         self,
@@ -86,9 +85,8 @@ class Delivery:
         :param left: the failed batch and those after it.
         """
         lost = sum(len(rows) for _, rows in left)
-        self._context.observer.discarded(
-            self._name, writer.instance_name, DiscardReason.HANDLER_FAILED, lost
-        )
+        reason = DiscardReason.HANDLER_FAILED
+        self._context.discard(writer.instance_name, reason, lost)
         tokens = [token for token, _ in left]
         current = self._context.stream.current_token(writer.instance_name)
         # Tokens of late rows are in no particular order.

@@ -34,10 +34,6 @@ class InterleavedRowHandler:
         rows: RowHandler,
     ) -> None:
         self._context = context
-        self._name = context.name
-        self._stream = context.stream
-        self._pacer = context.pacer
-        self._on_rdata = context.sink.on_rdata
         self._decoder = decoder
         self._delivery = delivery
         self._rows = rows
@@ -46,10 +42,11 @@ class InterleavedRowHandler:
         """Handle rows of several writers, a slice at a time, decoded together."""
         # The positions to report: at a break or at the end, not once per row.
         moved: dict[str, int] = {}
+        pacer = self._context.pacer
         for start in range(0, len(run.rows), SLICE):
-            if start and self._pacer.is_due():
+            if start and pacer.is_due():
                 self._report_positions(moved)
-                await self._pacer.take_break()
+                await pacer.take_break()
             part = run.part(start, start + SLICE)
             typed = None
             if None not in part.tokens and self._are_plausible(part):
@@ -61,7 +58,7 @@ class InterleavedRowHandler:
                         await waiting
             else:
                 await self._handle_typed(link, part, typed, moved)
-            self._pacer.count(len(part.rows))
+            pacer.count(len(part.rows))
         self._report_positions(moved)
 
     def _report_positions(self, moved: dict[str, int]) -> None:
@@ -87,8 +84,8 @@ class InterleavedRowHandler:
 
         :param moved: updated with the positions of live writers, to be reported later.
         """
-        name = self._name
-        on_rdata = self._on_rdata
+        name, stream = self._context.name, self._context.stream
+        on_rdata = self._context.sink.on_rdata
         for index, (instance_name, token, row) in enumerate(
             # The caller has excluded rows without a token.
             zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
@@ -96,7 +93,7 @@ class InterleavedRowHandler:
             position = moved.get(instance_name)
             is_live = position is not None
             if position is None:
-                position = self._stream.current_token(instance_name)
+                position = stream.current_token(instance_name)
                 writer = link.writers.get((name, instance_name))
                 is_live = writer is not None and writer.is_live
             if not is_live or token <= position:

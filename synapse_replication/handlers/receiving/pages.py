@@ -19,7 +19,6 @@ class PageSource:
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
-        self._name = context.name
         # The source of such a stream already reads from the writer's memory.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
@@ -55,7 +54,7 @@ class PageSource:
                 ahead.error = error
 
         ahead.process = self._context.run_as_background_process(
-            f"replication_read_ahead_{self._name}", ask
+            f"replication_read_ahead_{self._context.name}", ask
         )
 
     async def _ask(
@@ -64,7 +63,7 @@ class PageSource:
         """Fetch a page; return it and whether it comes from the writer's backlog."""
         if self._partial is not None and not run.is_drain:
             result = await self._partial.get_updates_since(
-                self._name, instance_name, from_token, upto_token
+                self._context.name, instance_name, from_token, upto_token
             )
             if result is not None:
                 return result, True

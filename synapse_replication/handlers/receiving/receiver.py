@@ -70,10 +70,6 @@ class StreamReceiver:
     announcement_handler_type: type[AnnouncementHandler] = AnnouncementHandler
 
     def __init__(self, context: StreamContext) -> None:
-        self._stream = context.stream
-        self._description = context.description
-        self._name = context.name
-        self._observer = context.observer
         self._context = context
         self._queue = StreamQueue(context, self._consume)
         self._search = RemovedWriterSearch(context, self._queue)
@@ -101,22 +97,24 @@ class StreamReceiver:
     @property
     def stream_name(self) -> str:
         """The name of the stream."""
-        return self._name
+        return self._context.name
 
     def enqueue_rows(self, link: Link, run: RdataRun) -> None:
         """Enqueue one writer's rows that were received together, in arrival order."""
-        self._observer.rows_received(self._name, len(run.rows))
+        name, observer = self._context.name, self._context.observer
+        observer.rows_received(name, len(run.rows))
         if (token := run.tokens[-1]) is not None:
-            self._observer.position_announced(self._name, run.instance_name, token)
+            observer.position_announced(name, run.instance_name, token)
         self._queue.add_rows(link, run)
 
     def enqueue_interleaved(self, link: Link, run: InterleavedRun) -> None:
         """Enqueue several writers' rows received together, in arrival order."""
-        self._observer.rows_received(self._name, len(run.rows))
+        name, observer = self._context.name, self._context.observer
+        observer.rows_received(name, len(run.rows))
         newest = dict(zip(run.instance_names, run.tokens, strict=True))
         for instance_name, token in newest.items():
             if token is not None:
-                self._observer.position_announced(self._name, instance_name, token)
+                observer.position_announced(name, instance_name, token)
         self._queue.add_rows(link, run)
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
@@ -129,16 +127,17 @@ class StreamReceiver:
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
         """Enqueue a writer's POSITION; discard it at once if it is redundant."""
+        context = self._context
         instance_name, token = position.instance_name, position.new_token
-        self._observer.position_announced(self._name, instance_name, token)
+        context.observer.position_announced(context.name, instance_name, token)
         if position.prev_token == token:
             # An instance has started; it may have replaced a removed writer.
             self._search.look(link)
-        if self._description.resettable:
+        if context.description.resettable:
             self._queue.add(link, position)
             return
-        writer = link.writers.get((self._name, instance_name))
-        current = self._stream.current_token(instance_name)
+        writer = link.writers.get((context.name, instance_name))
+        current = context.stream.current_token(instance_name)
         is_below = token < current
         # A POSITION that confirms a position reached without a row is not redundant: it
         # starts a check with the source.
@@ -150,7 +149,7 @@ class StreamReceiver:
             )
         )
         if writer is not None and writer.is_live and is_redundant:
-            self._context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
+            context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
             self._queue.add(link, position)
         if is_below:
@@ -167,8 +166,8 @@ class StreamReceiver:
 
         :param is_first: whether the writer has just started.
         """
-        writer = link.writers.get((self._name, instance_name))
-        current = self._stream.current_token(instance_name)
+        writer = link.writers.get((self._context.name, instance_name))
+        current = self._context.stream.current_token(instance_name)
         if writer is None or not writer.is_live or token != current:
             reported = ReportedPosition(instance_name, token, is_first, token < current)
             self._queue.add(link, reported)
@@ -180,9 +179,8 @@ class StreamReceiver:
 
         The rows that the writer held in memory in earlier epochs are lost.
         """
-        if self._description.held_in_memory and not self._catch_ups.epochs.is_present(
-            instance_name, epoch
-        ):
+        is_held = self._context.description.held_in_memory
+        if is_held and not self._catch_ups.epochs.is_present(instance_name, epoch):
             self._queue.add(link, NewEpoch(instance_name, token, epoch))
 
     async def wait_until_empty(self) -> None:

@@ -28,7 +28,6 @@ class RemovedWriterSearch:
 
     def __init__(self, context: StreamContext, queue: StreamQueue) -> None:
         self._context = context
-        self._name = context.name
         stream = context.stream
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._queue = queue
@@ -48,7 +47,7 @@ class RemovedWriterSearch:
 
     def _start(self) -> None:
         self._context.run_as_background_process(
-            f"replication_removed_writers_{self._name}", self._look
+            f"replication_removed_writers_{self._context.name}", self._look
         )
 
     async def _look(self) -> None:
@@ -63,7 +62,7 @@ class RemovedWriterSearch:
                 found = await self._source.find_removed_writers()
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 self._context.observer.failure(
-                    f"looking for removed writers of {self._name}", error
+                    f"looking for removed writers of {self._context.name}", error
                 )
                 self._waiting = links | self._waiting
                 self._attempts += 1

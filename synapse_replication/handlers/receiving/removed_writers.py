@@ -27,7 +27,6 @@ class RemovedWriterDrains:
 
     def __init__(self, context: StreamContext, catch_ups: CatchUpRunner) -> None:
         self._context = context
-        self._name = context.name
         self._catch_ups = catch_ups
         self._reported: set[str] = set()
         self._running: dict[str, tuple[Link, CatchUpState]] = {}
@@ -50,11 +49,11 @@ class RemovedWriterDrains:
         if upto_token <= current:
             self._report_drained(link, instance_name, current)
             return
-        known = link.writers.get((self._name, instance_name))
+        known = link.writers.get((self._context.name, instance_name))
         if known is not None and known.is_connected and not is_deleted:
             # The writer is connected, so it announces its rows itself.
             return
-        writer = link.writer(self._name, instance_name)
+        writer = link.writer(self._context.name, instance_name)
         if writer.catch_up is not None:
             writer.catch_up.want(upto_token)
             return
@@ -65,17 +64,17 @@ class RemovedWriterDrains:
         run = CatchUpState(current, upto_token, is_drain=True)
         self._running[instance_name] = link, run
         self._context.observer.removed_writer_found(
-            self._name, instance_name, current, upto_token
+            self._context.name, instance_name, current, upto_token
         )
         await self._catch_ups.run(writer, run)
 
     def _report_drained(self, link: Link, instance_name: str, token: int) -> None:
         """Report that a removed writer is drained, once each time it is removed."""
-        writer = link.writers.pop((self._name, instance_name), None)
+        writer = link.writers.pop((self._context.name, instance_name), None)
         if writer is not None or instance_name not in self._reported:
             self._reported.add(instance_name)
             self._context.observer.removed_writer_drained(
-                self._name, instance_name, token
+                self._context.name, instance_name, token
             )
 
     def _is_draining(self, instance_name: str) -> bool:
@@ -83,5 +82,5 @@ class RemovedWriterDrains:
         link, run = self._running.get(instance_name, (None, None))
         if link is None or link.is_lost:
             return False
-        writer = link.writers.get((self._name, instance_name))
+        writer = link.writers.get((self._context.name, instance_name))
         return writer is not None and writer.catch_up is run

@@ -42,10 +42,6 @@ class RowHandler:
         delivery: Delivery,
     ) -> None:
         self._context = context
-        self._name = context.name
-        self._stream = context.stream
-        self._pacer = context.pacer
-        self._is_plausible = context.is_plausible
         self._decoder = decoder
         self._catch_ups = catch_ups
         self._delivery = delivery
@@ -53,34 +49,36 @@ class RowHandler:
     @property
     def stream_name(self) -> str:
         """The name of the stream."""
-        return self._name
+        return self._context.name
 
     def handle(self, link: Link, run: RdataRun) -> Awaitable[None] | None:
         """Handle rows of one writer; return an awaitable if it is not done yet.
 
         It is usually done at once, so no coroutine is created.
         """
-        writer = link.writers.get((self._name, run.instance_name))
+        context = self._context
+        writer = link.writers.get((context.name, run.instance_name))
         if writer is None:
             reason = DiscardReason.NOT_CONNECTED
-            self._context.discard(run.instance_name, reason, len(run.rows))
+            context.discard(run.instance_name, reason, len(run.rows))
             return None
         if len(run.rows) > SLICE:
             return self._handle_slices(writer, run)
         waiting = self.handle_slice(writer, run.tokens, run.rows)
-        self._pacer.count(len(run.rows))
+        context.pacer.count(len(run.rows))
         return waiting
 
     async def _handle_slices(self, writer: LinkedWriter, run: RdataRun) -> None:
+        pacer = self._context.pacer
         for start in range(0, len(run.rows), SLICE):
-            if start and self._pacer.is_due():
-                await self._pacer.take_break()
+            if start and pacer.is_due():
+                await pacer.take_break()
             tokens = run.tokens[start : start + SLICE]
             rows = run.rows[start : start + SLICE]
             waiting = self.handle_slice(writer, tokens, rows)
             if waiting is not None:
                 await waiting
-            self._pacer.count(len(rows))
+            pacer.count(len(rows))
 
     def handle_slice(
         self, writer: LinkedWriter, tokens: list[Any], rows: list[bytes]
@@ -89,10 +87,11 @@ class RowHandler:
 
         :param tokens: as many as rows; ``None`` where more rows of a token follow.
         """
-        position = self._stream.current_token(writer.instance_name)
+        context = self._context
+        position = context.stream.current_token(writer.instance_name)
         if (
             not self._is_fast_path(writer, tokens, position)
-            or not self._is_plausible(writer.instance_name, tokens[-1])
+            or not context.is_plausible(writer.instance_name, tokens[-1])
             or (typed := self._decoder.decode(rows)) is None
         ):
             return self._handle_slow_path(writer, tokens, rows)
@@ -143,7 +142,7 @@ class RowHandler:
         reader = self._catch_ups.reader_position(instance_name)
         sorter = BatchSorter(
             self._context.description,
-            partial(self._is_plausible, instance_name),
+            partial(self._context.is_plausible, instance_name),
             self._decoder.decode,
             reader.current,
             reader.undelivered_from,
@@ -169,7 +168,7 @@ class RowHandler:
         self, writer: LinkedWriter, undelivered_from: int, missed: list[int]
     ) -> None:
         """Schedule a catch-up for late rows that the position skipped."""
-        current = self._stream.current_token(writer.instance_name)
+        current = self._context.stream.current_token(writer.instance_name)
         self._catch_ups.schedule(
             writer,
             undelivered_from,
