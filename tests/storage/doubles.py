@@ -1,4 +1,4 @@
-"""Doubles for the database, and the parts of the real one that tests share."""
+"""Doubles for the database, and fixtures for tests on a real one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class FakeReactor(Clock):
-    """A clock, and the way back from threads; calls wait for :meth:`come_back`."""
+    """A clock whose calls from threads wait for :meth:`come_back`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class FakeReactor(Clock):
         self.from_threads.append(lambda: func(*args))
 
     def come_back(self) -> None:
-        """Make the calls that other threads asked for."""
+        """Run the calls that other threads requested."""
         calls, self.from_threads = self.from_threads, []
         for call in calls:
             call()
@@ -86,7 +86,7 @@ class FakeCursor:
 
 @attrs.define
 class Step:
-    """A transaction that was asked for: run first, then answered."""
+    """A requested transaction, which is first run and then answered."""
 
     description: str
     func: Callable[[Any], Any]
@@ -95,7 +95,7 @@ class Step:
 
 
 class SteppedDatabase:
-    """Runs each transaction, and tells its outcome, only when the test says so.
+    """Runs each transaction, and reports its outcome, only when the test says so.
 
     :ivar sequence: the last value of the one sequence.
     :ivar kept: the positions that were upserted.
@@ -123,7 +123,7 @@ class SteppedDatabase:
         return step.result
 
     def run(self) -> None:
-        """Run the oldest transaction; nobody hears of it yet."""
+        """Run the oldest transaction without reporting its outcome."""
         step = self.asked.pop(0)
         try:
             if self.failing:
@@ -134,12 +134,12 @@ class SteppedDatabase:
         self.run_already.append(step)
 
     def answer(self) -> None:
-        """Tell the outcome of the transaction that was run first."""
+        """Report the outcome of the transaction that was run first."""
         step = self.run_already.pop(0)
         step.result.callback(step.outcome)
 
     def settle(self) -> None:
-        """Run and answer until nothing is asked any more."""
+        """Run and answer transactions until none is left."""
         while self.asked or self.run_already:
             if self.asked:
                 self.run()
@@ -147,7 +147,7 @@ class SteppedDatabase:
 
 
 class RecordingObserver(ReplicationObserver):
-    """Keeps what failed."""
+    """Records failures and persisted positions."""
 
     def __init__(self) -> None:
         self.failures: list[tuple[str, BaseException]] = []
@@ -168,7 +168,7 @@ class RecordingObserver(ReplicationObserver):
         self.failures.append((what, error))
 
 
-#: What a test's database holds; the sequence as Synapse makes them.
+#: The schema of a test's database, with the sequence as Synapse creates it.
 SCHEMA = """
     CREATE TABLE stream_positions (
         stream_name text NOT NULL,
@@ -186,7 +186,7 @@ SCHEMA = """
 
 
 class PostgresMixin:
-    """Returns a test a database of its own, with one stream, ``foobar``."""
+    """Gives a test a database of its own with one stream, ``foobar``."""
 
     dsn: str
     connection: psycopg2.extensions.connection
@@ -198,13 +198,13 @@ class PostgresMixin:
         self.sql(SCHEMA)
 
     def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Run a statement by itself."""
+        """Run a statement in a transaction of its own."""
         with self.connection.cursor() as cursor:
             cursor.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     def write_rows(self, writer: str, *ids: int) -> None:
-        """Put committed rows into the table, leaving the sequence alone."""
+        """Insert committed rows into the table, leaving the sequence alone."""
         for id_ in ids:
             self.sql("INSERT INTO foobar VALUES (%s, %s)", id_, writer)
 

@@ -1,4 +1,4 @@
-"""What the tests of id generators share."""
+"""Fixtures for the tests of id generators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def foobar(*writers: str, negative: bool = False) -> IdStream:
 
 
 class SteppedTestCase(SynchronousTestCase):
-    """One process, on a database that moves only when told to."""
+    """One process on a database that advances only when the test says so."""
 
     def setUp(self) -> None:
         self.database = SteppedDatabase()
@@ -77,7 +77,10 @@ class SteppedTestCase(SynchronousTestCase):
         return id_
 
     def assert_moves_on(self) -> None:
-        """Whatever happened before, the next write moves the position to its id."""
+        """
+        Assert that the next write moves the position to its id, whatever happened
+        before.
+        """
         done, _ = self.start()
         self.database.settle()
         self.reactor.come_back()
@@ -88,6 +91,9 @@ class SteppedTestCase(SynchronousTestCase):
         self.assertEqual(self.database.kept[-1], id_)
 
     def with_sequence(self) -> None:
-        """Have the positions compared with the sequence, which stands at 7."""
+        """
+        Replace the generator by one that compares positions with the sequence, now at
+        7.
+        """
         stored = {"master": 7, "other": 7}
         self.ids = self.make(["master", "other"], stored, allocated=7)

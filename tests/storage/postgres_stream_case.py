@@ -1,4 +1,4 @@
-"""A table with a stream, and its ids, for tests."""
+"""A table with a stream and its ids, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class NowDatabase:
-    """Runs each transaction at once, on one connection."""
+    """Runs each transaction synchronously, on one connection."""
 
     def __init__(self, connection: psycopg2.extensions.connection) -> None:
         self.connection = connection
@@ -46,7 +46,7 @@ class NowDatabase:
 
 
 class CountingIds:
-    """Returns ids one after the other, of a sequence that nobody else uses."""
+    """Returns consecutive ids, as from a sequence without other users."""
 
     def __init__(self, sign: int = 1) -> None:
         self.sign = sign

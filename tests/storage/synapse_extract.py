@@ -1,4 +1,6 @@
-"""A few tables of a Synapse database with made-up rows, and what they are on the wire.
+"""A few tables of a Synapse database with made-up rows, and these rows on the wire.
+
+Columns and indexes that none of our queries uses are left out.
 
 Columns and indexes that no query of ours touches are left out.
 """
@@ -167,7 +169,7 @@ INSERT INTO quarantined_media_changes VALUES
     (2, 'master', NULL, 'm1', TRUE), (3, 'master', 'remote.example', 'm2', FALSE);
 """
 
-#: From stream and writer to tokens and rows, as the writer would have sent them.
+#: Maps (stream, writer) to the tokens and rows as the writer would have sent them.
 ON_THE_WIRE: dict[tuple[str, str], list[tuple[int, Any]]] = {
     ("events", "p1"): [
         (

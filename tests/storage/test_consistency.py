@@ -28,7 +28,7 @@ NEGATIVE = attrs.evolve(FOOBAR, negative=True)
 
 
 class PositionsTests(PostgresMixin, SynchronousTestCase):
-    """Damage of each kind, on a real database."""
+    """Tests for each kind of damage, on a real database."""
 
     def setUp(self) -> None:
         self.make_database()
@@ -43,7 +43,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
             return examine(cursor, [("foo", stream)])
 
     def only_problem(self, stream: IdStream = FOOBAR) -> Problem:
-        """Return the one problem there is, and show that its statements repair it."""
+        """Return the only problem, after checking that its hint repairs it."""
         (problem,) = self.examine(stream).problems
         self.connection.autocommit = False
         with self.connection.cursor() as cursor:
@@ -68,7 +68,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         return int(self.sql("SELECT last_value FROM foobar_seq")[0][0])
 
     def test_healthy(self) -> None:
-        """All values are there, and nothing is wrong, also with ids without rows."""
+        """Ids without rows are no problem, and the report contains all values."""
         self.set_sequence(9)
         self.sql("DELETE FROM foobar WHERE stream_id = 7")
         report = self.examine()
@@ -82,20 +82,22 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.repair(), [])
 
     def test_sequence_behind_its_table(self) -> None:
-        """Named with both values; repaired by bringing the sequence forward."""
+        """
+        A sequence behind its table is reported with both values and moved forward.
+        """
         self.write_rows("first", 20)
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
         self.assertIn(
             "foobar_seq stands at 7, but table foobar contains 20", problem.text
         )
-        # What was tried above is not rolled back: sequences are not.
+        # The statements tried above are not rolled back: sequences never are.
         self.set_sequence(7)
         self.repair()
         self.assertEqual(self.sequence(), 20)
 
     def test_position_ahead(self) -> None:
-        """A position beyond the sequence stays; the sequence is brought forward."""
+        """For a position beyond the sequence, the sequence is moved forward."""
         self.sql("UPDATE stream_positions SET stream_id = 30 WHERE stream_id = 5")
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.POSITION_AHEAD)
@@ -105,7 +107,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual((self.sequence(), self.stored()["first"]), (30, 30))
 
     def test_position_implausibly_far_ahead(self) -> None:
-        """A position that was never given out is set back; the sequence stays."""
+        """A position that was never allocated is set back; the sequence stays."""
         self.sql(
             "UPDATE stream_positions SET stream_id = 4611686018427387904 "
             "WHERE instance_name = 'second'"
@@ -118,7 +120,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.examine().streams[0].sequence_value, 7)
 
     def test_row_implausibly_far_ahead(self) -> None:
-        """A row that is no id of the stream is shown; no sequence is moved to it."""
+        """An implausible row is reported, and no hint moves a sequence to it."""
         self.write_rows("first", 2**62)
         (problem,) = self.examine().problems
         self.assertEqual(problem.hint, ())
@@ -128,7 +130,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertNotIn("setval", problem.text)
 
     def test_unknown_writer(self) -> None:
-        """A position of an instance that is no writer is taken out."""
+        """The position of an instance that is not a writer is deleted."""
         self.store(**{"it's gone": 2})
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.UNKNOWN_WRITER)
@@ -137,14 +139,14 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
     def test_wrong_sign(self) -> None:
-        """A position keeps its distance from zero, and gets the stream's sign."""
+        """A position with the wrong sign keeps its distance from zero."""
         self.sql("UPDATE stream_positions SET stream_id = -5 WHERE stream_id = 5")
         self.assertIs(self.only_problem().kind, ProblemKind.WRONG_SIGN)
         self.repair()
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
     def test_wrong_sign_of_a_negative_stream(self) -> None:
-        """The same for a stream that counts down."""
+        """In a stream that counts down, a positive position is made negative."""
         self.sql("UPDATE foobar SET stream_id = -stream_id")
         self.sql("UPDATE stream_positions SET stream_id = -7 WHERE stream_id = 7")
         self.assertIs(self.only_problem(NEGATIVE).kind, ProblemKind.WRONG_SIGN)
@@ -153,7 +155,10 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.examine(NEGATIVE).streams[0].farthest, {"foobar": 7})
 
     def test_index_missing(self) -> None:
-        """A writer that is in there twice keeps the greater one; an index follows."""
+        """
+        A writer's duplicate positions are merged into the greatest; then an index is
+        created.
+        """
         self.sql("DROP INDEX stream_positions_idx")
         self.store(first=4)
         self.store(first=5)
@@ -164,7 +169,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(count, [(2,)])
 
     def test_table_missing(self) -> None:
-        """A database without the table gets it."""
+        """A missing table is created."""
         self.sql("DROP TABLE stream_positions")
         self.assertIs(self.only_problem().kind, ProblemKind.TABLE_MISSING)
         self.repair()
@@ -180,7 +185,9 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(abs(self.stored()["second"]), 7)
 
     def test_what_cannot_be_mended(self) -> None:
-        """If it is still wrong, that is an error, and nothing is committed."""
+        """
+        If a problem remains after the repair, nothing is committed and an error raised.
+        """
         self.sql("CREATE RULE keep AS ON DELETE TO stream_positions DO INSTEAD NOTHING")
         self.store(gone=3)
         with self.assertRaises(StorageError) as caught:
@@ -188,19 +195,21 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("gone is stored at 3", str(caught.exception))
 
     def test_stream_that_is_not_there(self) -> None:
-        """A stream of a newer homeserver is absent, not wrong."""
+        """A stream without its sequence is reported as absent and not as a problem."""
         stream = attrs.evolve(FOOBAR, sequence="newer_seq")
         report = self.examine(stream)
         self.assertEqual(report.problems, [])
         self.assertIsNone(report.streams[0].sequence_value)
 
     def test_without_declared_writers(self) -> None:
-        """Positions of a stream that anybody writes are not looked at."""
+        """A stream without declared writers has its positions ignored."""
         anybody = attrs.evolve(FOOBAR, writers=[])
         self.assertEqual(self.examine(anybody).streams[0].writers, [])
 
     def test_nobody_wrote(self) -> None:
-        """A stream that nobody wrote is stored at 1, ahead of a fresh sequence."""
+        """
+        A stream without rows is stored at 1, ahead of an unused sequence: no problem.
+        """
         self.sql("TRUNCATE foobar, stream_positions; DROP SEQUENCE foobar_seq")
         self.sql("CREATE SEQUENCE foobar_seq")
         self.store(first=1)

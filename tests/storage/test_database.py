@@ -36,7 +36,9 @@ class DatabaseTests(PostgresMixin, TestCase):
         return int(self.sql("SELECT count(*) FROM foobar")[0][0])
 
     async def test_commits(self) -> None:
-        """What the function returns is the result, and what it did is committed."""
+        """
+        A transaction runs in a thread, is committed, and returns the function's result.
+        """
 
         def insert(txn: Transaction) -> str:
             txn.execute("INSERT INTO foobar VALUES (3, 'a')")
@@ -50,7 +52,8 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_settled(self) -> None:
         """
-        It fires when what was asked for before has ended, and waits for nothing else.
+        It fires when every transaction requested before has ended, and waits for no
+        later one.
         """
         first, second = threading.Event(), threading.Event()
         self.addCleanup(second.set)
@@ -67,7 +70,10 @@ class DatabaseTests(PostgresMixin, TestCase):
         await self.database.settled()
 
     async def test_rolls_back(self) -> None:
-        """If the function raises, nothing stays, and the failure is the caller's."""
+        """
+        If the function raises, the transaction is rolled back and the caller gets the
+        failure.
+        """
 
         def insert(txn: Transaction) -> None:
             txn.execute("INSERT INTO foobar VALUES (3, 'a')")
@@ -80,7 +86,10 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual((self.count(), self.calls), (2, ["on exception"]))
 
     async def test_callback_that_fails(self) -> None:
-        """A callback that fails is logged; the others and the caller go on."""
+        """
+        A callback that fails is logged; the other callbacks run and the caller
+        succeeds.
+        """
 
         def insert(txn: Transaction) -> int:
             txn.call_after(self.calls.index, "nowhere")
@@ -92,7 +101,10 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     async def test_serialization_failure_is_retried(self) -> None:
-        """Transactions that met another one are run again, their ids let go."""
+        """
+        After a serialization failure the transaction is retried, its ids released
+        first.
+        """
         attempts: list[int] = []
 
         def update(txn: Transaction) -> None:
@@ -111,7 +123,10 @@ class DatabaseTests(PostgresMixin, TestCase):
         )
 
     async def test_retries_are_bounded(self) -> None:
-        """A transaction that always meets another one fails in the end."""
+        """
+        A transaction that always fails to serialize is retried a limited number of
+        times.
+        """
         attempts: list[int] = []
 
         def fail(txn: Transaction) -> None:
@@ -125,7 +140,7 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual(len(attempts), MAX_ATTEMPTS)
 
     async def test_deadlock_is_retried(self) -> None:
-        """Two transactions that wait for each other are both done in the end."""
+        """Two transactions that deadlock both succeed in the end."""
         barrier = threading.Barrier(2)
         first_attempt = [True, True]
 
@@ -155,7 +170,7 @@ class DatabaseTests(PostgresMixin, TestCase):
         )
 
     async def test_broken_connections_are_replaced(self) -> None:
-        """After the server ended every connection the next transactions work."""
+        """After the server closed every connection, the next transactions succeed."""
 
         def read(txn: Transaction) -> Any:
             txn.execute("SELECT count(*) FROM foobar")
@@ -173,7 +188,10 @@ class DatabaseTests(PostgresMixin, TestCase):
             await self.break_all()
 
     async def test_commit_is_never_repeated(self) -> None:
-        """A connection that breaks at the commit is an error: it may be done."""
+        """
+        A connection lost at the commit is an error and not retried: it may have
+        succeeded.
+        """
         attempts: list[int] = []
 
         def insert(txn: Transaction) -> None:
@@ -187,14 +205,14 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual((len(attempts), self.count()), (1, 2))
 
     async def test_nobody_answers(self) -> None:
-        """A server that is not there is the caller's failure."""
+        """If no server answers, the caller gets the failure."""
         database = Database("host=/nonexistent", self.reactor)
         with self.assertRaises(psycopg2.OperationalError):
             await database.transact("read", lambda txn: None)
         await database.close()
 
     async def test_parameters_by_name(self) -> None:
-        """A mapping of libpq's parameters does as well as a DSN."""
+        """A mapping of libpq parameters is accepted instead of a DSN."""
         parameters = psycopg2.extensions.parse_dsn(self.dsn)
         database = Database(parameters, self.reactor)
         await database.transact("read", lambda txn: txn.execute("SELECT 1"))
@@ -202,8 +220,8 @@ class DatabaseTests(PostgresMixin, TestCase):
 
     async def test_cancelled(self) -> None:
         """
-        Who cancels hears of it when the transaction has ended: a position must
-        not be announced before a commit that is still to come.
+        A cancelled call fails only when its transaction has ended: no position may be
+        announced before a commit that is still to come.
         """
         begun, go_on = threading.Event(), threading.Event()
 
@@ -231,7 +249,7 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual((self.count(), self.calls), (3, ["after", "cancelled"]))
 
     async def test_cancelled_before_it_began(self) -> None:
-        """A transaction that still waits for a thread is not begun any more."""
+        """A transaction cancelled while it waits for a thread never begins."""
         go_on = threading.Event()
         others = [
             self.database.transact("wait", lambda txn: go_on.wait(10)) for _ in range(3)
@@ -247,7 +265,10 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual(self.count(), 2)
 
     async def test_close(self) -> None:
-        """Closing waits for what runs, can be said twice, and ends all."""
+        """
+        close() waits for running transactions, may be called twice, and fails later
+        ones.
+        """
         running = self.database.transact("sleep", lambda txn: txn.execute("SELECT 1"))
         await defer.gatherResults([self.database.close(), self.database.close()])
         await running

@@ -17,10 +17,13 @@ from tests.storage.id_generator_case import SteppedTestCase
 
 
 class SteppedTests(SteppedTestCase):
-    """One process, on a database that moves only when told to."""
+    """Tests for one process on a database that advances only when told to."""
 
     def test_one_block(self) -> None:
-        """The position moves when the block is left, and is kept before it ends."""
+        """
+        The position advances when the block exits, and is persisted before get_next
+        ends.
+        """
         gate: Deferred[None] = Deferred()
         done, _ = self.start(gate)
         self.database.settle()
@@ -33,7 +36,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.database.kept, [8])
 
     def test_round_trips_are_shared(self) -> None:
-        """Fifty callers at once need two fetches and two upserts, not fifty."""
+        """Fifty callers at once need two fetches and two upserts instead of fifty."""
         results = [self.start()[0] for _ in range(50)]
         self.database.settle()
         ids = [self.successResultOf(done) for done in results]
@@ -43,7 +46,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.database.kept[-1], 57)
 
     def test_woken_together_ask_together(self) -> None:
-        """Callers whose blocks ended together share the next fetch from the first."""
+        """Callers whose blocks end together share their next fetch."""
 
         async def twice() -> None:
             for _ in range(2):
@@ -70,7 +73,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 10)
 
     def test_failed_block(self) -> None:
-        """A block that fails lets go of its id, and passes its failure on."""
+        """A block that fails releases its id and propagates its failure."""
         done, _ = self.start(fail=True)
         self.database.settle()
         self.failureResultOf(done, RuntimeError)
@@ -78,7 +81,7 @@ class SteppedTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_cancelled_at_every_await(self) -> None:
-        """Cancelled anywhere, an id does not hold the position up."""
+        """Cancelled at any await, a block does not hold up the position."""
         database = self.database
         for steps in range(7):
             gate: Deferred[None] = Deferred()
@@ -97,7 +100,9 @@ class SteppedTests(SteppedTestCase):
             self.assert_moves_on()
 
     def test_closed_at_every_await(self) -> None:
-        """The same for a coroutine that is closed (GeneratorExit)."""
+        """
+        Closed at any await (GeneratorExit), a coroutine does not hold up the position.
+        """
         database = self.database
         for steps in range(5):
             gate: Deferred[None] = Deferred()
@@ -106,7 +111,7 @@ class SteppedTests(SteppedTestCase):
             script: list[Callable[..., object]] = [
                 database.run,
                 database.answer,
-                # Driven by hand, a coroutine goes on only when it is sent for.
+                # Driven by hand, a coroutine continues only on send().
                 partial(coroutine.send, None),
             ]
             for step in script[: min(steps, 2)]:
@@ -117,7 +122,7 @@ class SteppedTests(SteppedTestCase):
             self.assert_moves_on()
 
     def test_forgotten_in_the_block(self) -> None:
-        """A block that is collected unfinished lets go of its id."""
+        """A block that is garbage collected unfinished releases its id."""
 
         async def forgotten() -> None:
             async with self.ids.get_next():
@@ -134,8 +139,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_finished_while_the_lock_is_held(self) -> None:
         """
-        A block that is collected while this thread holds the lock does not wait
-        for it: its ids are finished when the lock is let go.
+        A block collected while this thread holds the lock does not wait for it: its ids
+        are finished when the lock is released.
         """
         with self.ids._positions.locked() as positions:
             positions.end_fetch(positions.begin_fetch(), [8])
@@ -144,7 +149,9 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 8)
 
     def test_cancelled_by_another_of_the_same_fetch(self) -> None:
-        """Who gets its id may cancel another, whose id is let go."""
+        """
+        A caller may cancel another one of the same fetch, whose id is then released.
+        """
         first, _ = self.start(Deferred())
         gate: Deferred[None] = Deferred()
         results: list[Deferred[int]] = []
@@ -178,7 +185,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual((self.database.kept, self.poked), ([8], 1))
 
     def test_failed_fetch(self) -> None:
-        """A fetch that fails is its callers' failure, and holds nothing up."""
+        """A fetch that fails is its callers' failure, and holds up no later write."""
         self.database.failing = True
         results = [self.start()[0] for _ in range(3)]
         self.database.settle()
@@ -189,8 +196,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_position_is_kept_later_if_it_could_not_be(self) -> None:
         """
-        A write that is committed does not fail because its position could not be
-        kept; that is reported, and tried again.
+        If its position cannot be persisted, a committed write still succeeds; the
+        failure is reported, and the position persisted later.
         """
         gate: Deferred[None] = Deferred()
         done, _ = self.start(gate)
@@ -209,7 +216,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_position_is_tried_again_until_it_is_kept(self) -> None:
-        """A position that could not be kept twice is tried a third time."""
+        """A position is retried until it is persisted."""
         gate: Deferred[None] = Deferred()
         self.start(gate)
         self.database.settle()
@@ -226,8 +233,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_remote_advance_during_the_fetch(self) -> None:
         """
-        Between nextval and its registration another writer announces greater
-        ids: our position stays below ours.
+        If another writer announces greater ids between nextval and its registration,
+        our position stays below our id.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         done, _ = self.start()
@@ -242,7 +249,7 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), 10)
 
     def test_remote_advance_during_the_fetch_in_a_transaction(self) -> None:
-        """The same when another thread fetches, in its transaction."""
+        """The same holds when another thread fetches, in its transaction."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         fetched, heard = threading.Event(), threading.Event()
 
@@ -271,8 +278,8 @@ class SteppedTests(SteppedTestCase):
 
     def test_finished_row_is_never_announced_unseen(self) -> None:
         """
-        An id finishes while another fetch is under way, and a remote position
-        arrives: what we announce and what we say we wrote agree.
+        If an id finishes during another fetch and a remote position arrives, the
+        announced position and the greatest written id agree.
         """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         in_flight, _ = self.start(Deferred())
@@ -289,7 +296,9 @@ class SteppedTests(SteppedTestCase):
         self.assertEqual(self.ids.get_minimal_local_current_token(), 8)
 
     def test_rolled_back_transaction(self) -> None:
-        """The ids of a transaction are let go when it ends, however."""
+        """
+        The ids of a transaction are released when it ends, committed or rolled back.
+        """
         for ending in ("after", "on_exception"):
             cursor = FakeCursor(self.database)
             ids = self.ids.get_next_mult_txn(cursor, 2)

@@ -58,12 +58,12 @@ class PostgresTests(PostgresMixin, TestCase):
         return id_
 
     async def turns(self) -> None:
-        """Let the reactor do what threads asked for, and what follows from it."""
+        """Let the reactor run the calls from threads, and their consequences."""
         for _ in range(5):
             await task.deferLater(self.reactor, 0)  # type: ignore[arg-type]
 
     async def test_fresh(self) -> None:
-        """A stream nobody wrote stands at 1, and its first id is 2."""
+        """A stream without rows is at 1, and its first id is 2."""
         ids = await self.load("master", "master", "other")
         self.assertEqual(ids.get_positions(), {"master": 1, "other": 1})
         self.assertEqual(await self.write(ids), 2)
@@ -72,9 +72,8 @@ class PostgresTests(PostgresMixin, TestCase):
 
     async def test_closed_while_its_row_is_written(self) -> None:
         """
-        A coroutine is closed while its transaction runs: the position does not
-        pass the row before it is committed, though no other id is in flight; then it
-        does.
+        If a coroutine is closed while its transaction runs, the position does not pass
+        the row before the commit, even with no other id in flight.
         """
         ids = await self.load("master", "master")
         begun, go_on = threading.Event(), threading.Event()
@@ -100,16 +99,16 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(ids.get_current_token(), 1)
         self.assertEqual(ids.get_minimal_local_current_token(), 1)
         go_on.set()
-        # The row's transaction has ended; with it that of the position began.
+        # The row's transaction has ended, and that of the position has begun.
         await self.database.settled()
         self.assertEqual(ids.get_current_token(), 2)
         await self.database.settled()
         self.assertEqual(self.stored(), {"master": 2})
-        # And the next goes on from there.
+        # The next write continues from there.
         self.assertEqual(await self.write(ids), 3)
 
     async def test_two_writers(self) -> None:
-        """Each writer's position is kept, and is where it starts again."""
+        """Each writer's position is stored, and a restarted writer resumes from it."""
         first = await self.load("first", "first", "second")
         second = await self.load("second", "first", "second")
         self.assertEqual([await self.write(ids) for ids in (first, second)], [2, 3])
@@ -120,8 +119,8 @@ class PostgresTests(PostgresMixin, TestCase):
 
     async def test_many_at_once(self) -> None:
         """
-        Concurrent blocks of several writers, some rolled back: no id twice, no
-        error, and each position ends at its writer's last id.
+        With concurrent blocks of several writers, some rolled back, no id is used twice
+        and each position ends at its writer's last id.
         """
         writers = ("a", "b", "c")
         generators = [await self.load(writer, *writers) for writer in writers]
@@ -147,7 +146,7 @@ class PostgresTests(PostgresMixin, TestCase):
             mine = ids.get_minimal_local_current_token()
             self.assertGreaterEqual(mine, last[ids.instance_name])
             self.assertEqual(self.stored()[ids.instance_name], mine)
-        # The second round tells what the first one let everybody announce.
+        # The first round lets every writer announce more; the second advances to that.
         for ids in generators * 2:
             for other in generators:
                 token = other.get_current_token_for_writer(other.instance_name)
@@ -156,7 +155,7 @@ class PostgresTests(PostgresMixin, TestCase):
             self.assertGreaterEqual(ids.get_current_token(), max(rows))
 
     async def test_position_only_moves_forward(self) -> None:
-        """A lower position changes nothing, not even a version of the row."""
+        """A lower position does not even write a new version of the row."""
         ids = await self.load("master", "master")
         await self.write(ids)
         self.sql("UPDATE stream_positions SET stream_id = 50")
@@ -166,7 +165,7 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual((before[0][0], before[0][3]), (after[0][0], after[0][3]))
 
     async def test_negative(self) -> None:
-        """Below zero in the tables, and moving away from it."""
+        """In a stream that counts down, ids and positions are stored below zero."""
         ids = await self.load("master", "master", negative=True)
         self.assertEqual(ids.get_current_token(), -1)
         self.assertEqual([await self.write(ids) for _ in range(2)], [-2, -3])
@@ -175,7 +174,7 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(again.get_current_token(), -3)
 
     async def test_in_transactions(self) -> None:
-        """Ids taken inside a transaction are finished when it has ended."""
+        """Ids fetched inside a transaction are finished when it has ended."""
         ids = await self.load("master", "master")
         inside: list[int] = []
 

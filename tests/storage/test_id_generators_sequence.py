@@ -22,7 +22,7 @@ class SequenceTests(SteppedTestCase):
     """Tests for positions that are compared with the sequence."""
 
     def test_sequence_that_went_back(self) -> None:
-        """Ids that were passed are not used, and too many are an error."""
+        """Ids at or below the position are skipped, even a few thousand of them."""
         self.database.sequence = 2
         done, _ = self.start()
         self.database.settle()
@@ -31,7 +31,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_next_txn(FakeCursor(self.database)), 5001)
 
     def test_sequence_set_back_is_logged_once(self) -> None:
-        """A sequence that was set back under a running writer makes one line."""
+        """A sequence set back under a running writer is logged once."""
         self.database.sequence = 2
         with capturedLogs() as logged:
             for id_ in (8, 9, 10):
@@ -43,7 +43,7 @@ class SequenceTests(SteppedTestCase):
         self.assertIn("positions check", line)
 
     def test_sequence_far_behind_memory(self) -> None:
-        """An error says where the number comes from, and does not use the ids up."""
+        """The error names the source of the number, and does not use up the ids."""
         self.ids.advance("master", 2**62)
         with self.assertRaises(SequenceBehindError) as caught:
             self.ids.get_next_txn(FakeCursor(self.database))
@@ -53,14 +53,14 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.database.sequence, 8)
 
     def test_another_plausible_distance(self) -> None:
-        """How far is a matter of the stream's configuration."""
+        """The plausible distance can be configured."""
         stored = {"master": 7, "other": 7}
         positions = WriterPositions("master", ["master", "other"], stored, (), 1, 7, 10)
         self.assertTrue(positions.is_plausible(17))
         self.assertFalse(positions.is_plausible(18))
 
     def test_far_position_is_not_believed(self) -> None:
-        """What is far beyond the sequence has no effect, and is reported."""
+        """A position far beyond the sequence is ignored and reported."""
         self.with_sequence()
         self.ids.advance("other", 2**62)
         self.reactor.come_back()
@@ -72,7 +72,7 @@ class SequenceTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_far_position_that_is_real(self) -> None:
-        """What is far beyond the known part of the sequence counts once it was read."""
+        """A far position counts once the sequence is read and confirms it."""
         self.with_sequence()
         self.database.sequence = 500_000
         self.ids.advance("other", 500_000)
@@ -84,7 +84,9 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_position_that_is_real_is_announced_after_a_look(self) -> None:
-        """Others' ids are announced as ours once the sequence has confirmed them."""
+        """
+        Ids of other writers are announced as ours once the sequence confirms them.
+        """
         self.with_sequence()
         self.database.sequence = 9
         self.ids.advance("other", 9)
@@ -96,7 +98,10 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.database.descriptions, ["check_sequence"])
 
     def test_near_position_that_is_made_up(self) -> None:
-        """Ids are taken up to it, so that those to come are greater; then it counts."""
+        """
+        If a near position is beyond the sequence, ids up to it are skipped, and it
+        counts.
+        """
         self.with_sequence()
         self.ids.advance("other", 50)
         self.assertEqual(self.ids.get_announceable_token(), 7)
@@ -107,7 +112,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_announceable_token(), 51)
 
     def test_sequence_that_cannot_be_read(self) -> None:
-        """A look that failed is repeated while a position waits for it."""
+        """A failed check of the sequence is retried while a position waits for it."""
         self.with_sequence()
         self.database.sequence = 500_000
         self.ids.advance("other", 500_000)
@@ -121,7 +126,7 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_positions()["other"], 500_000)
 
     def test_undeclared_writer(self) -> None:
-        """An instance that is not declared as a writer moves nothing, near or far."""
+        """The position of an undeclared writer is ignored, near or far."""
         self.with_sequence()
         for token in (9, 2**62):
             self.ids.advance("zz", token)
@@ -131,7 +136,7 @@ class SequenceTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_an_id_that_is_announced_meanwhile(self) -> None:
-        """An id that another writer announced before it came is not used."""
+        """An id that another writer announces during the fetch is not used."""
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         first, _ = self.start()
         second, _ = self.start()
@@ -144,7 +149,9 @@ class SequenceTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_an_id_in_a_transaction_that_is_announced_meanwhile(self) -> None:
-        """The same for the ids of a transaction, in its thread."""
+        """
+        In a transaction, an id that another writer announces meanwhile is not used.
+        """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         announced = iter([9, 8])
         generator = self.ids
@@ -156,7 +163,7 @@ class SequenceTests(SteppedTestCase):
                     generator.advance("other", id_)
 
         cursor = SlowCursor(self.database)
-        # 9 is skipped at once, 8 only when it was taken already.
+        # 9 is skipped at once, 8 only after it was fetched.
         self.assertEqual(self.ids.get_next_mult_txn(cursor, 2), [11, 12])
         for callback in cursor.after:
             callback()
@@ -165,7 +172,9 @@ class SequenceTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_nobody_waits_for_an_id_that_is_announced_meanwhile(self) -> None:
-        """The same when who wanted it has given up: later ones are served."""
+        """
+        If the caller cancelled before its id was announced, later callers are served.
+        """
         self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
         first, _ = self.start()
         self.database.run()
@@ -177,7 +186,7 @@ class SequenceTests(SteppedTestCase):
         self.assert_moves_on()
 
     def test_negative(self) -> None:
-        """Ids of a stream that counts down are negative, and positions too."""
+        """In a stream that counts down, ids and positions are negative."""
         self.ids = self.make(["master"], {"master": 7}, negative=True)
         done, _ = self.start()
         self.database.settle()
@@ -187,7 +196,9 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.ids.get_current_token(), -8)
 
     def test_without_declared_writers(self) -> None:
-        """Anybody may write; no position is kept."""
+        """
+        Without declared writers, any instance may write, and no position is persisted.
+        """
         self.ids = self.make([], {})
         done, _ = self.start()
         self.database.settle()
@@ -195,7 +206,9 @@ class SequenceTests(SteppedTestCase):
         self.assertEqual(self.database.kept, [])
 
     def test_no_writer(self) -> None:
-        """Who is no declared writer gets no ids, and is told who is."""
+        """
+        An instance that is not a declared writer gets an error that lists the writers.
+        """
         self.ids = self.make(["a", "b"], {})
         done, _ = self.start()
         failure = self.failureResultOf(done, StreamConfigurationError)

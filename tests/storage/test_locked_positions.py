@@ -1,4 +1,4 @@
-"""Tests of positions that several threads use."""
+"""Tests for positions that several threads use."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ class LockedPositionsTests(SynchronousTestCase):
             return positions.announceable
 
     def test_finish(self) -> None:
-        """Ids are finished at once if nobody holds the lock."""
+        """If no thread holds the lock, ids are finished at once."""
         self.take(8, 9)
         self.shared.finish([8])
         self.assertEqual(self.announceable(), 8)
 
     def test_finish_while_this_thread_holds_the_lock(self) -> None:
-        """They are finished when the lock is let go, even by an exception."""
+        """
+        If this thread holds the lock, ids are finished on its release, even by an
+        exception.
+        """
         self.take(8)
 
         def fail() -> None:
@@ -44,7 +47,10 @@ class LockedPositionsTests(SynchronousTestCase):
         self.assertEqual(self.announceable(), 8)
 
     def test_finish_while_another_thread_holds_the_lock(self) -> None:
-        """Nobody waits: whoever holds the lock finishes them."""
+        """
+        If another thread holds the lock, it finishes the ids, and finish() does not
+        block.
+        """
         self.take(8)
         is_held, may_end = threading.Event(), threading.Event()
 

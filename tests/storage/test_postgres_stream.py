@@ -63,7 +63,7 @@ class PostgresStreamTests(SynchronousTestCase):
     def fetch_all(
         self, stream: PostgresStream, writer: str, after: int, upto: int
     ) -> list[tuple[int, Any]]:
-        """Page to the end; check that no page reports more than it has."""
+        """Fetch all pages, checking that no page reports more than it contains."""
         updates: list[tuple[int, Any]] = []
         while True:
             page = self.wait(stream.get_updates_since(writer, after, upto))
@@ -76,7 +76,7 @@ class PostgresStreamTests(SynchronousTestCase):
                 return updates
 
     def test_what_was_written_is_fetched(self) -> None:
-        """Rows written together have one token, and come back as they were."""
+        """Rows written together share one token, and are fetched unchanged."""
         stream = self.make()
 
         first = self.wait(stream.write([self.row("tea", 3), self.row("☕\n", None)]))
@@ -95,7 +95,7 @@ class PostgresStreamTests(SynchronousTestCase):
         )
 
     def test_each_writer_has_its_rows(self) -> None:
-        """Catch-up gives the rows of the writer that was asked for, and no others."""
+        """Catch-up returns the rows of the given writer only."""
         self.execute("INSERT INTO orders VALUES (5, 'w1', 'a', 1), (6, 'w2', 'b', 2)")
         stream = self.make()
 
@@ -103,7 +103,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch_all(stream, "w2", 0, 9), [(6, ["b", 2])])
 
     def test_nothing_beyond_the_sequence(self) -> None:
-        """A page ends, and says so, where the sequence is, if the bound is too far."""
+        """If the bound is too far, pages end at the sequence, and report so."""
         self.execute("INSERT INTO orders VALUES (5, 'w2', 'a', 1), (6, 'w2', 'b', 2)")
         self.execute("SELECT setval('orders_seq', 7)")
         stream = self.make(page_rows=1)
@@ -118,7 +118,9 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.last_token), (100_007, None))
 
     def test_plausible_positions(self) -> None:
-        """What is near the known part of the sequence is believed; it is read once."""
+        """
+        A position near the known part of the sequence is plausible without a query.
+        """
         stream = self.make()
         self.assertTrue(stream.is_plausible("w2", 100_000))
         self.assertFalse(stream.is_plausible("w2", 100_001))
@@ -128,7 +130,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertFalse(stream.is_plausible("w2", 1_100_001))
 
     def test_another_plausible_distance(self) -> None:
-        """What is further beyond the sequence than was configured is refuted."""
+        """A position further beyond the sequence than configured is not plausible."""
         self.execute("SELECT setval('orders_seq', 7)")
         stream = self.make(plausible_distance=10)
         self.assertTrue(stream.is_plausible("w2", 10))
@@ -139,7 +141,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.last_token), (7, 7))
 
     def test_pages_make_the_whole_table(self) -> None:
-        """More rows than a page holds: the pages together equal the table."""
+        """The pages of a longer table add up to all of its rows."""
         self.execute(
             "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i' || n, n "
             "FROM generate_series(2, 400) AS n"
@@ -154,7 +156,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.limited), (14, True))
 
     def test_a_token_is_never_split(self) -> None:
-        """A token with more rows than a page comes whole."""
+        """A token with more rows than a page is returned whole."""
         self.execute(
             "INSERT INTO orders SELECT token, 'w1', 'i', n FROM "
             "(VALUES (2, 1), (3, 150), (4, 2), (5, 3)) AS v (token, count), "
@@ -171,7 +173,7 @@ class PostgresStreamTests(SynchronousTestCase):
         )
 
     def test_a_full_last_page_is_the_end(self) -> None:
-        """A page that ends with the last token asked for says so."""
+        """A full page that ends at the upper bound is not limited."""
         self.execute("INSERT INTO orders VALUES (5, 'w1', 'a', 1)")
 
         page = self.wait(self.make(page_rows=1).get_updates_since("w1", 0, 5))
@@ -179,7 +181,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual((page.upto_token, page.limited), (5, False))
 
     def test_nothing_asked_is_no_query(self) -> None:
-        """An empty range costs nothing."""
+        """An empty range makes no query."""
         result = self.wait(self.make().get_updates_since("w1", 5, 5))
 
         self.assertEqual(result, StreamUpdateResult([], 5, False))
@@ -208,14 +210,17 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.ids.others, {"w2": -7})
 
     def test_positions_are_those_of_the_ids(self) -> None:
-        """Where writers stand is known to the id generator alone."""
+        """The stream takes the writers' positions from its id generator."""
         stream = self.make()
         stream.advance("w2", 7)
 
         self.assertEqual(stream.current_token("w2"), 7)
 
     def test_an_idle_writer_moves_without_a_query(self) -> None:
-        """What others write moves what we announce; nothing is read."""
+        """
+        Positions of other writers advance what an idle writer announces, without a
+        query.
+        """
         stream = self.make()
         self.wait(stream.write([self.row("a", 1)]))
         stream.advance("w2", 7)
@@ -226,7 +231,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertFalse(stream.has_local_updates(2, 2))
 
     def test_without_a_writer_column(self) -> None:
-        """The one writer of a table without names wrote all of it."""
+        """If a table has no writer column, all rows belong to its one writer."""
         self.execute("ALTER TABLE orders DROP COLUMN writer")
         stream = self.make(attrs.evolve(ORDERS, writer_column=None, writers=["w1"]))
 
@@ -235,7 +240,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch_all(stream, "w1", 0, 2), [(2, ["a", 1])])
 
     def test_columns_of_any_type(self) -> None:
-        """Arrays, JSON, times and numbers without limit survive the round trip."""
+        """Arrays, JSON, times and unlimited numbers survive the round trip."""
         self.execute(
             "CREATE TABLE things (id bigint, a text[], b jsonb, c timestamptz, "
             "d numeric, e double precision, f json, g bytea)"
@@ -265,7 +270,9 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch_all(stream, "w1", 0, 2), [(2, values)])
 
     def test_a_failed_write_leaves_no_row(self) -> None:
-        """If one row is refused none is written, and the token is given up."""
+        """
+        If the database rejects one row, none is written and the token is released.
+        """
         self.execute("ALTER TABLE orders ADD CHECK (amount < 100)")
         stream = self.make()
         result = stream.write([self.row("a", 1), self.row("b", 100)])
@@ -276,7 +283,10 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.ids.unfinished, set())
 
     def test_what_cannot_be_written(self) -> None:
-        """No rows, and what JSON cannot say, are refused before a token is taken."""
+        """
+        Zero rows, or values that JSON cannot express, are rejected before a token is
+        taken.
+        """
         stream = self.make()
         for rows in ([], [self.row("a", float("nan"))]):
             self.failureResultOf(
@@ -285,7 +295,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.ids.last, 1)
 
     def test_statement_of_other_columns(self) -> None:
-        """A row is not written by a statement that has more columns than the row."""
+        """A statement with more columns than the row has is rejected."""
         stream = PostgresStream(
             ORDERS.description,
             [declared_query(ORDERS)],
@@ -302,7 +312,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.ids.last, 1)
 
     def test_writing_wakes_the_streamer(self) -> None:
-        """Each write is told to whoever sends it on, after its commit."""
+        """Each write calls on_write after its commit."""
         seen: list[Any] = []
         stream = self.make(
             on_write=lambda: seen.append(
@@ -326,7 +336,7 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertIn('"orders" does not exist', message)
 
     def test_page_rows_is_checked(self) -> None:
-        """A page of no rows is refused by name."""
+        """A page size of zero rows is rejected."""
         self.assertRaises(StreamConfigurationError, self.make, page_rows=0)
 
     def explain(self, writer: str, after: int, up_to: int) -> str:
@@ -343,7 +353,7 @@ class PostgresStreamTests(SynchronousTestCase):
             return json.dumps(cursor.fetchall())
 
     def test_catch_up_walks_an_index(self) -> None:
-        """The plan uses the index, and sorts no more than a page or two."""
+        """The plan walks the index and sorts at most a short range."""
         self.execute(
             "INSERT INTO orders SELECT n, 'w' || (n % 2 + 1), 'i', n "
             "FROM generate_series(2, 50000) AS n"

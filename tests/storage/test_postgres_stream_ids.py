@@ -1,4 +1,6 @@
-"""Tests for streams in PostgreSQL with the ids of standard streams, and real ones."""
+"""
+Tests for streams in PostgreSQL with the ids of standard streams or real generators.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from tests.storage.postgres_stream_case import (
 
 
 class StandardStreamTests(SynchronousTestCase):
-    """Tests for Synapse's own streams, which are read and not written here."""
+    """Tests for Synapse's own streams, which this process only reads."""
 
     def make(self, name: str) -> PostgresStream:
         connection = psycopg2.connect(shared_postgres().dsn())
@@ -47,26 +49,28 @@ class StandardStreamTests(SynchronousTestCase):
         )
 
     def test_positions_of_a_server_that_never_backfilled(self) -> None:
-        """Tokens of ``backfill`` are above zero on the wire from the start."""
+        """Tokens of an unused ``backfill`` are positive on the wire."""
         stream = self.make("backfill")
 
         self.assertEqual(stream.minimal_local_current_token(), 1)
         self.assertEqual(stream.current_token("w2"), 1)
 
     def test_streams_in_memory_have_no_tables(self) -> None:
-        """A stream that is held in memory is refused, with what to make of it."""
+        """A stream held in memory is rejected with a hint to use MemoryStream."""
         error = self.assertRaises(StreamConfigurationError, self.make, "typing")
 
         self.assertIn("MemoryStream", str(error))
 
     def test_token_without_declared_writers(self) -> None:
-        """Without declared writers, the token covers the rows of none."""
+        """Without declared writers, the token covers no rows."""
         token = self.make("push_rules").current_stream_token()
 
         self.assertEqual((token.stream, dict(token.instance_map)), (0, {}))
 
     def test_rows_are_written_by_other_means(self) -> None:
-        """Synapse's tables have columns that are on no wire: no row is written."""
+        """
+        Rows of standard streams cannot be written: not every column is on the wire.
+        """
         row = STANDARD_STREAMS["push_rules"].description.codec.from_json(["@a:x"])
         result = defer.ensureDeferred(self.make("push_rules").write([row]))
 
@@ -74,7 +78,7 @@ class StandardStreamTests(SynchronousTestCase):
 
 
 class RealIdsTests(TestCase):
-    """Tests for a declared stream with its id generator, in threads."""
+    """Tests for a declared stream with a real id generator, in threads."""
 
     async def make(self, dsn: str, instance_name: str) -> PostgresStream:
         database = Database(dsn, self.reactor, max_connections=4)
@@ -101,8 +105,8 @@ class RealIdsTests(TestCase):
 
     def test_two_writers_at_once(self) -> Deferred[None]:
         """
-        Two processes write at once; what each announces covers its rows, and each
-        finds all rows of the other.
+        When two processes write at once, each announcement covers its writer's rows,
+        and each process fetches all rows of the other.
         """
         dsn = shared_postgres().new_database()
         connection = psycopg2.connect(dsn)

@@ -36,7 +36,7 @@ MOVED = attrs.evolve(FOOBAR, writers=["new"])
 
 @attrs.define
 class Handled:
-    """How far a reader has got."""
+    """The positions that a reader has delivered."""
 
     tokens: dict[str, int]
     unknown: int = 1
@@ -46,7 +46,7 @@ class Handled:
 
 
 class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
-    """A stream that moved to ``new``."""
+    """A stream that was moved to the writer ``new``."""
 
     def setUp(self) -> None:
         self.make_database()
@@ -72,7 +72,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
 
 
 class SurveyWritersTests(RemovedWritersTestCase):
-    """What the database says."""
+    """Tests for what the survey of the database finds."""
 
     def check_each_index(self, check: Callable[[], None]) -> None:
         check()
@@ -80,7 +80,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         check()
 
     def test_moved(self) -> None:
-        """The rows of a writer without a stored position are found, others' not."""
+        """Only the rows of writers without a stored position are found."""
         self.write_rows("old", 2, 3, 6)
         self.write_rows("older", 4)
         self.write_rows("new", 5, 7)
@@ -99,7 +99,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.check_each_index(check)
 
     def test_stream_that_counts_down(self) -> None:
-        """Ids below zero are tokens above zero."""
+        """Ids below zero are returned as tokens above zero."""
         self.write_rows("old", -2, -3)
         self.set_sequence(3)
         self.store(new=-3)
@@ -111,7 +111,10 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
 
     def test_rows_without_writer_and_beyond_the_sequence(self) -> None:
-        """Such rows are nobody's, and a bad id is no id of the stream."""
+        """
+        Rows without a writer are ignored, and an id beyond the sequence counts as its
+        end.
+        """
         self.sql("ALTER TABLE foobar ALTER instance_name DROP NOT NULL")
         self.sql("INSERT INTO foobar VALUES (5, NULL, '')")
         self.write_rows("old", 4, 2**40)
@@ -121,7 +124,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
 
     def test_sequence_that_was_set_back(self) -> None:
-        """Rows above a sequence that a switch-over set back are found."""
+        """Rows above a sequence that a failover set back are found."""
         self.write_rows("old", 2, 8)
         self.set_sequence(5)
         self.store(new=3)
@@ -130,7 +133,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
 
     def test_walks_an_index_page_by_page(self) -> None:
-        """Every row above the reader's positions is seen, a page at a time."""
+        """All rows above the reader's positions are found, a page at a time."""
         self.patch(removed_writers, "WALKED_ROWS", 2)
         self.write_rows("old", 2, 4, 6, 8)
         self.write_rows("older", 3, 5)
@@ -138,7 +141,10 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.assertEqual(self.survey({"old": 4}).greatest, {"old": 8, "older": 5})
 
     def test_bounded_walk(self) -> None:
-        """Of unknown writers a walk finds those of the last ids; an index finds all."""
+        """
+        A bounded walk finds unknown writers among the last ids only; an index by writer
+        finds all of them.
+        """
         self.write_rows("older", 3)
         self.write_rows("old", 8)
         self.set_sequence(9)
@@ -149,7 +155,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
 
     def test_big_table(self) -> None:
-        """Of a big table, only an index is walked."""
+        """A big table is only read by an index."""
         self.sql(
             "DROP INDEX foobar_id; INSERT INTO foobar SELECT i, CASE WHEN i < 1000 "
             "THEN 'old' WHEN i % 2 = 0 THEN 'new' ELSE 'newer' END, 'x' "
@@ -172,14 +178,14 @@ class SurveyWritersTests(RemovedWritersTestCase):
             self.assertRegex(plans, "Index (Only )?Scan .*using big on foobar")
 
     def test_big_table_without_index(self) -> None:
-        """It is left alone."""
+        """A big table without an index is not read."""
         self.patch(removed_writers, "find_lookups", lambda txn, column: {Lookup.NONE})
         self.write_rows("old", 2)
         self.assertEqual(self.survey({}).greatest, {})
 
 
 class RemovedWriterFinderTests(RemovedWritersTestCase):
-    """What a reader is told to drain."""
+    """Tests for the removed writers that a reader has to drain."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -205,21 +211,23 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         return self.successResultOf(self.begin())
 
     def test_removed_while_the_reader_runs(self) -> None:
-        """A writer is reported once its position is deleted, at its last row."""
+        """
+        A writer is reported as deleted, at its last row, once its position is deleted.
+        """
         self.store(old=4)
         self.write_rows("old", 2, 4, 6)
         self.set_sequence(6)
-        # It may be writing still, unknown as it is here.
+        # Unknown to this stream, the writer may still be writing.
         self.assertEqual(self.find(), {"old": RemovedWriter(4, is_deleted=False)})
         with self.connection.cursor() as cursor:
             load_positions(cursor, MOVED, "new")
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
         self.handled.tokens["old"] = 6
-        # Nothing is missing, which is worth knowing as well.
+        # It stays reported even when none of its rows is missing.
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
 
     def test_comes_back(self) -> None:
-        """A writer that is declared again announces its rows itself."""
+        """A writer that is declared again is no longer reported."""
         stream = attrs.evolve(MOVED, writers=["old", "new"])
         finder = RemovedWriterFinder(
             self, ReactorClock(self.clock), stream, "reader", self.handled
@@ -233,7 +241,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(found, {})
 
     def test_rows_are_walked_once(self) -> None:
-        """What was found is remembered until it is handled."""
+        """A writer once found is remembered until its rows are delivered."""
         self.write_rows("old", 6)
         self.write_rows("unheard", 7)
         self.set_sequence(9)
@@ -248,7 +256,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(self.find(), {})
 
     def test_idle_writer_costs_nothing(self) -> None:
-        """A declared writer that is far behind makes no later look walk again."""
+        """A declared writer that is far behind does not make later walks longer."""
         self.write_rows("new", *range(2, 9))
         self.set_sequence(9)
         self.store(new=2)
@@ -268,7 +276,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(seen, [9])
 
     def test_waits_for_open_transactions(self) -> None:
-        """A commit that was under way when its writer was killed is not passed."""
+        """A commit under way when its writer was killed is waited for."""
         self.write_rows("old", 6)
         self.set_sequence(7)
         dying = connect(self.dsn)
@@ -286,13 +294,13 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         )
 
     def test_database_is_down(self) -> None:
-        """The failure is one that a retry may help."""
+        """If the database is down, the error is one that the caller can retry."""
         self.is_down = True
         error = self.failureResultOf(self.begin(), CatchUpError).value
         self.assertIn("removed writers of foobar", str(error))
 
     def test_anybody_may_write(self) -> None:
-        """No positions are stored, so nobody counts as removed."""
+        """Without declared writers no writer counts as removed."""
         finder = RemovedWriterFinder(
             self,
             ReactorClock(self.clock),

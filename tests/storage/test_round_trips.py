@@ -1,4 +1,4 @@
-"""Tests of round trips that many callers share."""
+"""Tests for round trips that many callers share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from synapse_replication.storage.round_trips import Gathering, SharedRoundTrip
 
 
 class SharedRoundTripTests(SynchronousTestCase):
-    """Whom each round trip serves."""
+    """Tests for which waiters each round trip serves."""
 
     def setUp(self) -> None:
         self.begun: list[list[str]] = []
@@ -16,12 +16,12 @@ class SharedRoundTripTests(SynchronousTestCase):
         self.trip = SharedRoundTrip(self.begun.append, self.gathering)
 
     def end(self) -> None:
-        """Let the round trip end, and nobody be woken."""
+        """End the round trip, with no waiter to wake."""
         self.trip.end()
         self.trip.begin_if_wanted()
 
     def test_one_at_a_time(self) -> None:
-        """All who join while one is under way are served by the next."""
+        """Waiters that join during a round trip are all served by the next one."""
         for waiter in "abc":
             self.trip.join(waiter)
         self.assertEqual(self.begun, [["a"]])
@@ -33,7 +33,7 @@ class SharedRoundTripTests(SynchronousTestCase):
         self.assertEqual(self.begun[2:], [["d"]])
 
     def test_gathered(self) -> None:
-        """All who join while others are woken are served by one."""
+        """Waiters that join during a batch are served by one round trip."""
         self.trip.join("a")
         self.trip.end()
         with self.gathering.batching():
@@ -44,14 +44,17 @@ class SharedRoundTripTests(SynchronousTestCase):
         self.assertEqual(self.begun, [["a"], ["b", "c"]])
 
     def test_still_running(self) -> None:
-        """Waking others begins none while one is under way."""
+        """The end of a batch begins no round trip while another is under way."""
         self.trip.join("a")
         with self.gathering.batching():
             self.trip.join("b")
         self.assertEqual(self.begun, [["a"]])
 
     def test_two_kinds(self) -> None:
-        """Those of one gathering begin in their order, and do not wait for another."""
+        """
+        Round trips of one batch begin in the order of joining, independently of each
+        other.
+        """
         other: SharedRoundTrip[str] = SharedRoundTrip(
             lambda waiting: self.begun.append(["other", *waiting]), self.gathering
         )
@@ -61,16 +64,18 @@ class SharedRoundTripTests(SynchronousTestCase):
         self.assertEqual(self.begun, [["a"], ["other", "x"]])
 
     def test_repeated(self) -> None:
-        """One that came to nothing is made again, first for those whom it failed."""
+        """
+        A repeated round trip serves its waiters before those that joined meanwhile.
+        """
         self.trip.join("a")
         self.trip.join("b")
         self.trip.repeat(["a"])
         self.assertEqual(self.begun, [["a"], ["a", "b"]])
         self.trip.join("c")
-        self.assertEqual(len(self.begun), 2, "one is under way")
+        self.assertEqual(len(self.begun), 2, "a round trip is under way")
 
     def test_nothing_to_do(self) -> None:
-        """One that ends as it begins holds nobody up."""
+        """A round trip that ends synchronously does not block the next one."""
         trip: SharedRoundTrip[str] = SharedRoundTrip(lambda _: trip.end(), Gathering())
         served: list[list[str]] = []
         trip.join("a")
@@ -79,7 +84,7 @@ class SharedRoundTripTests(SynchronousTestCase):
         self.assertEqual(served, [["b"]])
 
     def test_failure_while_waking(self) -> None:
-        """What those who are woken do wrong holds up nobody else."""
+        """An exception while waiters are woken still ends the batch."""
 
         def wake() -> None:
             with self.gathering.batching():

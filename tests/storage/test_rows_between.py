@@ -1,4 +1,4 @@
-"""Tests of rows between two tokens, on a real table."""
+"""Tests for the rows between two tokens, on a real table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class OrdersTestCase(SynchronousTestCase):
-    """The orders of the manual, with two writers; this process reads them."""
+    """The manual's orders with two writers, read by this process."""
 
     def setUp(self) -> None:
         connection = psycopg2.connect(shared_postgres().new_database())
@@ -93,7 +93,10 @@ class RowsBetweenTests(OrdersTestCase):
         ]
 
     def test_between(self) -> None:
-        """Of each writer exactly the rows between its positions in the tokens."""
+        """
+        Of each writer exactly the rows between its positions in the tokens are
+        returned.
+        """
         self.insert((2, "writer1"), (3, "writer2"), (4, "writer1"), (5, "writer2"))
         low = MultiWriterStreamToken(2, {"writer2": 3})
         high = MultiWriterStreamToken(3, {"writer2": 5})
@@ -105,7 +108,10 @@ class RowsBetweenTests(OrdersTestCase):
         self.assertEqual(self.between(high, low.copy_and_advance(high)), [])
 
     def test_one_bound(self) -> None:
-        """Before a token, after one up to what was delivered here, and all of that."""
+        """
+        Without a lower bound rows start at the first, without an upper at the last
+        delivered.
+        """
         self.insert((2, "writer1"), (3, "writer2"), (4, "writer1"), (5, "writer2"))
         self.stream.advance("writer1", 4)
         self.stream.advance("writer2", 3)
@@ -120,7 +126,7 @@ class RowsBetweenTests(OrdersTestCase):
         self.assertEqual(self.between(None, None), [two, three, four])
 
     def test_pages(self) -> None:
-        """Pages together are all rows, whatever is ahead; no id is split."""
+        """Whatever the bounds, pages add up to all rows, and no id is split."""
         self.insert(*((n, f"writer{n % 2 + 1}") for n in range(2, 30)))
         self.insert((7, "writer2"), (7, "writer2"))
         low = MultiWriterStreamToken(3, {"writer1": 8})
@@ -139,7 +145,7 @@ class RowsBetweenTests(OrdersTestCase):
             self.assertEqual(upto, high)
 
     def test_ids_below_zero(self) -> None:
-        """A stream that counts down has tokens above zero."""
+        """Rows of a stream that counts down have positive tokens."""
         self.stream = self.make(attrs.evolve(self.declaration, negative=True))
         self.insert((-2, "writer1"), (-3, "writer2"), (-4, "writer1"), (-5, "writer2"))
         self.assertEqual(
@@ -151,7 +157,7 @@ class RowsBetweenTests(OrdersTestCase):
         )
 
     def test_one_writer(self) -> None:
-        """A table that does not name its writer has the declared one's rows."""
+        """Rows of a table without a writer column belong to its declared writer."""
         self.stream = self.make(
             attrs.evolve(self.declaration, writer_column=None, writers=["solo"])
         )
@@ -164,14 +170,14 @@ class RowsBetweenTests(OrdersTestCase):
         )
 
     def test_no_table(self) -> None:
-        """What the database says is an error that can be tried again."""
+        """A database error is raised as an error that the caller can retry."""
         self.execute("DROP TABLE orders")
         reading = defer.ensureDeferred(self.stream.get_rows_between(None, None))
         error = self.failureResultOf(reading, CatchUpError).value
         self.assertIn('relation "orders" does not exist', str(error))
 
     def test_standard_stream(self) -> None:
-        """Of a stream that no declaration describes it is refused."""
+        """A stream without a declaration does not support it."""
         ids = ReaderIds("events", "me", {}, 1, None)
         events = standard_stream(
             STANDARD_STREAMS["events"], self.database, ids, instance_name="me"
@@ -181,7 +187,7 @@ class RowsBetweenTests(OrdersTestCase):
 
 
 class PusherExampleTests(OrdersTestCase):
-    """The example of the manual, on a real table."""
+    """Tests for the manual's example, on a real table."""
 
     def start(self) -> None:
         self.reactor = Clock()
@@ -206,7 +212,7 @@ class PusherExampleTests(OrdersTestCase):
         self.reactor.pump([0, 0])
 
     def test_a_slow_writer(self) -> None:
-        """What a slow writer commits late is pushed, in order; nothing comes twice."""
+        """Rows that a slow writer commits late are pushed in order, none twice."""
         self.start()
         self.insert((2, "writer1"))
         self.deliver("writer1", 2)

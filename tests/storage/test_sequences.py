@@ -38,7 +38,7 @@ MANY = 1_000_000
 
 
 class ExplainingCursor:
-    """A cursor that keeps the plan of each statement that reads rows.
+    """A cursor that records the plan of each statement that reads rows.
 
     :param verbs: how such statements begin.
     """
@@ -63,7 +63,7 @@ class ExplainingCursor:
 
 
 class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
-    """Where a stream stands when a process starts."""
+    """Tests for the positions with which a process starts."""
 
     def setUp(self) -> None:
         self.make_database()
@@ -76,26 +76,26 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             return load_positions(cursor, stream, instance_name)
 
     def test_fresh(self) -> None:
-        """A sequence that was never used gives no position nobody wrote."""
+        """With an unused sequence, every writer starts at 1."""
         positions = self.load("first")
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
         self.assertEqual(self.load().all_positions(), {"first": 1, "second": 1})
 
     def test_sequence_that_begins_later(self) -> None:
-        """A sequence made to begin at 100 puts its writer just below."""
+        """If the sequence is set to begin at 100, its only writer starts at 99."""
         self.sql("SELECT setval('foobar_seq', 100, false)")
         only = attrs.evolve(FOOBAR, writers=["first"])
         self.assertEqual(self.load("first", only).announced, 99)
 
     def test_rows_before_positions_were_kept(self) -> None:
-        """A database whose positions were never kept: its rows are complete."""
+        """If no position was ever stored, all committed rows count as complete."""
         self.write_rows("first", 1, 2, 3)
         self.write_rows("second", 7)
         self.set_sequence(7)
         self.assertEqual(self.load().all_positions(), {"first": 7, "second": 7})
 
     def test_open_transaction(self) -> None:
-        """7 is committed and 6 open: the position is 5."""
+        """If 7 is committed and 6 is still open, the position is 5."""
         self.store(first=4, second=5)
         self.write_rows("first", 2, 3, 4)
         self.write_rows("second", 5, 7)
@@ -106,7 +106,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").persisted_upto, 5)
 
     def test_new_writer(self) -> None:
-        """A new writer starts at what is persisted, and stores that."""
+        """A new writer starts at the persisted position and stores its own position."""
         self.store(first=3, second=7)
         self.write_rows("first", 2, 3)
         self.write_rows("second", 4, 5, 7)
@@ -116,7 +116,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 3, "second": 7, "new": 7})
 
     def test_removed_writer(self) -> None:
-        """A writer forgets who is none any more; a reader changes nothing."""
+        """
+        Loading as a writer deletes the positions of removed writers; a reader does not.
+        """
         self.store(first=6, second=8, gone=2)
         self.set_sequence(8)
         self.assertEqual(self.load().persisted_upto, 6)
@@ -125,18 +127,20 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 6, "second": 8})
 
     def test_ids_without_rows(self) -> None:
-        """The sequence is ahead, and its only writer starts there."""
+        """
+        If the sequence is ahead of all rows, its only writer starts at the sequence.
+        """
         self.store(first=5)
         self.write_rows("first", 5)
         self.set_sequence(9)
         only = attrs.evolve(FOOBAR, writers=["first"])
         self.assertEqual(self.load("first", only).persisted_upto, 9)
-        # Of two writers one may have the ids in flight.
+        # With two writers, either may have the ids in flight.
         self.store(second=4)
         self.assertEqual(self.load("first").announced, 5)
 
     def test_sequence_behind_both(self) -> None:
-        """The hint covers stored positions, too: they count as finished."""
+        """The error reports the greatest of rows and stored positions."""
         self.write_rows("first", 6)
         self.store(first=6, second=8)
         self.set_sequence(5)
@@ -147,7 +151,10 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         )
 
     def test_sequence_behind_its_table(self) -> None:
-        """An error that names the sequence, the table, both values and the hint."""
+        """
+        The error names the sequence, the table, both values and the repairing
+        statement.
+        """
         self.write_rows("first", 9)
         self.set_sequence(5)
         with self.assertRaises(SequenceBehindError) as caught:
@@ -161,7 +168,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").announced, 9)
 
     def test_sequence_raised_to_tables(self) -> None:
-        """A host that asks for it has a sequence brought forward, never back."""
+        """With raise_to_tables, a sequence is moved forward to the rows, never back."""
         self.write_rows("first", 9)
         for stands_at, announced in ((5, 9), (9, 9), (12, 9)):
             self.set_sequence(stands_at)
@@ -174,7 +181,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual(len(logged), stands_at < 9)
 
     def test_sequence_raised_over_a_plausible_distance(self) -> None:
-        """A sequence is brought forward as far as is plausible; a new one further."""
+        """
+        A sequence is moved forward only by a plausible distance, unless it is new.
+        """
         stream = attrs.evolve(FOOBAR, plausible_distance=10)
         for stands_at, row, is_raised in (
             (8, 18, True),
@@ -194,8 +203,8 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_sequence_behind_positions(self) -> None:
         """
-        A writer brings a sequence forward that is a little behind what is
-        stored, and goes on from there; a reader leaves it alone.
+        A writer moves a sequence that is a little behind the stored positions forward
+        and continues from there; a reader leaves it alone.
         """
         self.store(first=40, second=38)
         self.write_rows("second", 7)
@@ -207,7 +216,9 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual(read_sequence(cursor, "foobar_seq"), 40)
 
     def test_sequence_far_behind_positions(self) -> None:
-        """Too far behind is an error with the statement that repairs it."""
+        """
+        A sequence too far behind the positions is an error with a repairing statement.
+        """
         self.store(second=5 + MAX_SKIPPED_IDS)
         self.set_sequence(5)
         self.load("second")
@@ -219,7 +230,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first").announced, MAX_SKIPPED_IDS + 10)
 
     def test_sequence_implausibly_far_behind_positions(self) -> None:
-        """One bad row is named; nothing advises to move the sequence there."""
+        """An implausible position is named, and no hint moves the sequence to it."""
         self.store(first=2**62, second=4)
         self.write_rows("second", 4)
         self.set_sequence(5)
@@ -232,11 +243,11 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         )
         self.assertNotIn("setval", text)
         self.assertEqual(caught.exception.hint, "")
-        # A reader takes the writer to be where the sequence is.
+        # A reader assumes that the writer is where the sequence is.
         self.assertEqual(self.load().all_positions(), {"first": 5, "second": 4})
 
     def test_the_most_that_is_plausible(self) -> None:
-        """A position is believed up to the plausible distance, and not beyond."""
+        """A position is believed up to the plausible distance and not beyond it."""
         most = 2 * MAX_SKIPPED_IDS
         stream = attrs.evolve(FOOBAR, plausible_distance=most)
         for position, seen in ((5 + most, 5 + most), (6 + most, 5)):
@@ -249,7 +260,10 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual(bool(caught.exception.hint), seen == position)
 
     def test_sequence_implausibly_far_behind_its_table(self) -> None:
-        """The row is named, also for a host that has sequences brought forward."""
+        """
+        An implausible row is named and never moves the sequence, even with
+        raise_to_tables.
+        """
         self.write_rows("first", 2**62)
         self.set_sequence(5)
         for raise_to_tables in (False, True):
@@ -263,7 +277,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertNotIn("setval", text)
 
     def test_row_at_a_plausible_distance(self) -> None:
-        """A row is called suspect only beyond the plausible distance."""
+        """The error calls a row suspect only beyond the plausible distance."""
         stream = attrs.evolve(FOOBAR, plausible_distance=10)
         self.set_sequence(5)
         for row, is_suspect in ((15, False), (16, True)):
@@ -273,7 +287,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
             self.assertEqual("inspect the row" in str(caught.exception), is_suspect)
 
     def test_negative(self) -> None:
-        """Rows and positions below zero; one of the wrong sign counts as none."""
+        """A stream that counts down ignores rows and positions of the wrong sign."""
         stream = attrs.evolve(FOOBAR, negative=True)
         self.write_rows("first", -2, -3, 12)
         self.store(first=-3, second=5)
@@ -284,7 +298,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(stored, {"first": 3, "second": 1})
 
     def test_without_declared_writers(self) -> None:
-        """Positions are neither read nor stored; the sequence says where we are."""
+        """Without declared writers the sequence is the position, and none is stored."""
         self.store(first=2)
         self.write_rows("first", 3)
         self.set_sequence(6)
@@ -293,7 +307,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.stored(), {"first": 2})
 
     def test_lookup(self) -> None:
-        """The index that a table has decides how its ids are looked up."""
+        """The indexes and the size of a table decide how its ids are looked up."""
         column = FOOBAR.tables[0]
         with self.connection.cursor() as cursor:
             self.assertIs(best_lookup(cursor, column), Lookup.BY_ID)
@@ -312,8 +326,8 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_big_table_is_never_scanned(self) -> None:
         """
-        Over a million rows, with either index, no statement of the start
-        scans the table, and few rows are read, however far behind a position is.
+        With either index on a million rows, loading positions scans no table and reads
+        few rows, however far behind a position is.
         """
         self.sql(
             "ALTER TABLE foobar SET UNLOGGED; DROP INDEX foobar_id;"
@@ -336,7 +350,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
 
 class FetchIdsTests(PostgresMixin, SynchronousTestCase):
-    """What a sequence gives that is behind what a process knows."""
+    """Tests for fetching ids from a sequence that is behind the known ids."""
 
     def setUp(self) -> None:
         self.make_database()
@@ -355,13 +369,13 @@ class FetchIdsTests(PostgresMixin, SynchronousTestCase):
             )
 
     def test_plausible(self) -> None:
-        """It is brought forward over the most that is plausible."""
+        """A sequence is moved forward by at most the plausible distance."""
         self.assertEqual(self.fetch(known=16), [17])
         self.set_sequence(5)
         self.assertEqual(self.fetch(known=14, count=2), [15, 16])
 
     def test_implausible(self) -> None:
-        """Further than that is an error with the last id that it gave."""
+        """A greater distance is an error that names the last id fetched."""
         with self.assertRaises(SequenceBehindError) as caught:
             self.fetch(known=18, count=2)
         self.assertEqual(

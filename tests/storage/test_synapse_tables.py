@@ -21,7 +21,7 @@ from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 
 @functools.cache
 def extract_dsn() -> str:
-    """Make a database with the extract, once for all tests."""
+    """Create a database with the extract, once for all tests."""
     dsn = shared_postgres().new_database()
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute(SCHEMA)
@@ -31,7 +31,7 @@ def extract_dsn() -> str:
 
 
 class StandardQueriesTests(SynchronousTestCase):
-    """Tests for the rows of Synapse's tables."""
+    """Tests for the rows read from Synapse's tables."""
 
     def setUp(self) -> None:
         connection = psycopg2.connect(extract_dsn())
@@ -39,7 +39,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.txn = connection.cursor(cursor_factory=Transaction)
 
     def test_all_streams_with_tables(self) -> None:
-        """Every standard stream is read from tables, or held in memory."""
+        """Every standard stream is either read from tables or held in memory."""
         in_memory = {
             name
             for name, stream in STANDARD_STREAMS.items()
@@ -50,7 +50,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.assertEqual({name for name, _ in ON_THE_WIRE}, STANDARD_QUERIES.keys())
 
     def test_rows_are_as_on_the_wire(self) -> None:
-        """The tables give the rows that their writer sends, and in its order."""
+        """The queries return the rows that the writer sends, in the writer's order."""
         for (name, writer), expected in ON_THE_WIRE.items():
             with self.subTest(stream=name, writer=writer):
                 result = read_page(
@@ -60,14 +60,14 @@ class StandardQueriesTests(SynchronousTestCase):
                 self.assertEqual((result.upto_token, result.limited), (100, False))
 
     def test_rows_have_the_streams_type(self) -> None:
-        """Fetched rows are read by the codec of their stream, and round-trip."""
+        """Fetched rows survive a round trip through the codec of their stream."""
         for (name, _), updates in ON_THE_WIRE.items():
             codec = STANDARD_STREAMS[name].description.codec
             for _, row in updates:
                 self.assertEqual(codec.to_json(codec.from_json(row)), row)
 
     def test_any_pages_make_the_whole(self) -> None:
-        """Pages of one row give the same, for every stream and range."""
+        """For every stream and range, pages of one row add up to all rows."""
         for (name, writer), expected in ON_THE_WIRE.items():
             for after in range(10):
                 updates: list[tuple[int, Any]] = []
@@ -85,7 +85,9 @@ class StandardQueriesTests(SynchronousTestCase):
                 self.assertEqual(updates, [(t, r) for t, r in expected if t > after])
 
     def test_bounds(self) -> None:
-        """The lower bound is open and the upper closed, also for ids below zero."""
+        """
+        The lower bound is exclusive and the upper inclusive, also for ids below zero.
+        """
         for name, writer in ON_THE_WIRE:
             expected = [
                 update for update in ON_THE_WIRE[name, writer] if 2 < update[0] <= 4
@@ -94,7 +96,7 @@ class StandardQueriesTests(SynchronousTestCase):
             self.assertEqual(list(result.updates), expected, name)
 
     def test_deleted_event_does_not_end_a_page(self) -> None:
-        """A page is cut where its ids are cut, though their events are gone."""
+        """A page ends at its last id even if that id's event is deleted."""
         self.txn.execute(
             "INSERT INTO ex_outlier_stream VALUES (20, '$gone', 'p9'), "
             "(21, '$bad', 'p9')"
@@ -106,7 +108,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.assertEqual([token for token, _ in page.updates], [21])
 
     def test_catch_up_walks_an_index(self) -> None:
-        """Every query has an index to walk, but for Synapse's account data."""
+        """Every query walks an index, except those of account data."""
         self.txn.execute("SET LOCAL enable_seqscan = off")
         self.txn.execute("SET LOCAL enable_bitmapscan = off")
         parameters = {"instance_name": "w", "after": 5, "up_to": 900, "limit": 10}
@@ -123,7 +125,7 @@ class StandardQueriesTests(SynchronousTestCase):
         self.assertEqual(scanned, {"account_data"})
 
     def test_tables_are_not_read_whole_for_a_page(self) -> None:
-        """In a database with more rows, a page's events are looked up one by one."""
+        """In a larger database, the events of a page are looked up one by one."""
         self.txn.execute(
             "INSERT INTO events SELECT n, '$m' || n, '!r', 'm', FALSE, 'w' "
             "FROM generate_series(1000, 21000) AS n; "

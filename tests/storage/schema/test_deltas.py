@@ -25,7 +25,9 @@ class PrepareDatabaseTests(SynchronousTestCase):
         return self.cursor.fetchall()
 
     def test_twice(self) -> None:
-        """An empty database is prepared once; again changes nothing."""
+        """
+        The first call creates the table and its index; a second one changes nothing.
+        """
         self.assertEqual(prepare_database(self.cursor), 1)
         indexes = self.indexes()
         self.assertEqual(len(indexes), 1)
@@ -34,7 +36,7 @@ class PrepareDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.indexes(), indexes)
 
     def test_existing_table(self) -> None:
-        """The table of a homeserver is kept, with what is in it."""
+        """The existing table of a homeserver is left alone, its rows included."""
         self.cursor.execute(SCHEMA)
         self.cursor.execute("INSERT INTO stream_positions VALUES ('events', 'a', 5)")
         prepare_database(self.cursor)
@@ -42,7 +44,7 @@ class PrepareDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.cursor.fetchall(), [("events", "a", 5)])
 
     def test_interrupted(self) -> None:
-        """What was rolled back halfway is done from the beginning."""
+        """A preparation that was rolled back starts over."""
         prepare_database(self.cursor)
         self.connection.rollback()
         self.assertEqual(prepare_database(self.cursor), 1)
