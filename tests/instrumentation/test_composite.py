@@ -17,7 +17,7 @@ from synapse_replication.instrumentation.composite import (
 
 
 class Recorder(ReplicationObserver):
-    """Writes down what it is told, into a list that it may share."""
+    """Records its calls in a list that several recorders may share."""
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name = name
@@ -43,13 +43,13 @@ class CompositeObserverTests(SynchronousTestCase):
         self.told: list[str] = []
 
     def test_every_observer_is_told_in_order(self) -> None:
-        """What happens once is told to each observer, in their order."""
+        """An event is passed to each observer in order."""
         both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
         both.rows_received("events", 3)
         self.assertEqual(self.told, ["a events 3", "b events 3"])
 
     def test_contexts_end_in_reverse_order(self) -> None:
-        """What lasts begins for each observer and ends in reverse, on failure too."""
+        """Contexts begin in order and end in reverse, also after an exception."""
         both = CompositeObserver([Recorder("a", self.told), Recorder("b", self.told)])
 
         def fail() -> None:
@@ -63,7 +63,7 @@ class CompositeObserverTests(SynchronousTestCase):
         )
 
     def test_a_method_of_no_interest_does_nothing(self) -> None:
-        """A method that no observer overrides can be called and costs nothing."""
+        """A method that no observer overrides is a no-op and creates no dispatcher."""
         both = CompositeObserver([Recorder("a", self.told)])
         both.connections_changed(3)
         with both.background_process("work"):
@@ -72,13 +72,13 @@ class CompositeObserverTests(SynchronousTestCase):
         self.assertNotIn("connections_changed", vars(both))
 
     def test_composites_nest(self) -> None:
-        """A composite of composites tells those at the bottom, once each."""
+        """Nested composites pass an event to each observer once."""
         inner = CompositeObserver([Recorder("a", self.told)])
         CompositeObserver([inner, ReplicationObserver()]).rows_received("events", 1)
         self.assertEqual(self.told, ["a events 1"])
 
     def test_spanning_methods_are_known(self) -> None:
-        """Each method of an observer that gives a context manager is one here."""
+        """SPANNING_METHODS are the observer methods that return a context manager."""
         spanning = {
             name
             for name, method in vars(ReplicationObserver).items()

@@ -94,7 +94,7 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_moments(self) -> None:
         """
-        Links and resyncs are told in their order, later, and not while they happen.
+        Links and resyncs are reported in order, and not before the next reactor turn.
         """
         self.subscribe_all()
         self.observer.connection_made("redis")
@@ -117,7 +117,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(), [StreamReset("typing", "w1", 9, 2)])
 
     def test_persisted_positions(self) -> None:
-        """Of several writes of a position the newest is reported, and a failure too."""
+        """
+        Only the newest persisted position is reported, and each failure to persist.
+        """
         self.subscribe_all()
         for token in (3, 4):
             self.observer.position_persisted("events", "me", token)
@@ -132,7 +134,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_configuration(self) -> None:
-        """A reload is reported with its mistakes, or with what needs a restart."""
+        """
+        A reload is reported with its errors, or with the sections that need a restart.
+        """
         self.subscribe_all()
         self.hooks.configuration_reloaded("h.yaml:1: redis: wrong", ())
         self.hooks.configuration_reloaded("", ["redis"])
@@ -145,7 +149,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_stopping(self) -> None:
-        """Callbacks know at once that the process stops, after all before it."""
+        """Stopping is reported synchronously, after all earlier events."""
         self.subscribe_all()
         self.observer.connection_made("redis")
         self.hooks.stopping()
@@ -153,7 +157,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(len(self.take()), 2)
 
     def test_progress(self) -> None:
-        """Of the pages of a catch-up the newest is told; the others were passed."""
+        """Only the newest page of a catch-up is reported."""
         self.subscribe_all()
         with self.observer.catch_up(EVENT):
             self.observer.catch_up_page(EVENT, 5, 110)
@@ -162,7 +166,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(), [expected])
 
     def test_members(self) -> None:
-        """Processes come with their first heartbeat and go with goodbye or silence."""
+        """
+        An instance is online from its first heartbeat until its goodbye or silence.
+        """
         self.subscribe_all()
         self.hooks.start()
         self.observer.peer_heard(news("w1"))
@@ -177,8 +183,8 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_nobody_subscribed(self) -> None:
         """
-        Without a subscription the status is not looked at; a later one is told only
-        what changes after it.
+        Without a subscription no status snapshot is taken; a later subscriber hears of
+        later changes only.
         """
         looks = Mock(side_effect=self.status.snapshot)
         self.patch(self.hooks, "_snapshot", looks)
@@ -192,7 +198,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(1), [PeerOnline("w2", "host:1")])
 
     def test_stalled_and_caught_up(self) -> None:
-        """A writer that stalls is told once, and again when it is live."""
+        """A stalled writer is reported once, and again when it is live."""
         self.subscribe_all()
         self.hooks.start()
         self.observer.connection_made("redis")
@@ -209,7 +215,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(self.take(5), [CaughtUp("events", "w1")])
 
     def test_roles(self) -> None:
-        """A stream that moves from one process to another is told of both."""
+        """A stream that moves between instances is reported for both."""
         self.subscribe_all()
         self.observer.peer_heard(news("w1", "events", "typing"))
         self.observer.peer_heard(news("w2", "receipts"))
@@ -226,7 +232,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_a_failing_callback_hurts_nobody(self) -> None:
-        """A callback that fails is reported; the others are called all the same."""
+        """A callback that fails is reported, and the others are still called."""
         self.hooks.subscribe(LinkUp, lambda event: 1 / 0)
         self.subscribe_all()
         self.observer.connection_made("redis")
@@ -238,8 +244,10 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_coroutines(self) -> None:
-        """A callback may be a coroutine function: it runs, and its failure is reported,
-        however late it comes."""
+        """
+        A callback may be a coroutine function, whose failure is reported whenever it
+        occurs.
+        """
         waiting: Deferred[None] = Deferred()
 
         async def remember(event: LinkUp) -> None:
@@ -257,7 +265,9 @@ class ReplicationHooksTests(SynchronousTestCase):
         )
 
     def test_unsubscribe(self) -> None:
-        """One that does not want to hear any more does not, whatever it did before."""
+        """
+        An unsubscribed callback is not called, and unsubscribing twice does nothing.
+        """
         ends: list[Callable[[], None]] = []
         ends.append(self.hooks.subscribe(LinkUp, self.told.append))
         ends.append(self.hooks.subscribe(LinkUp, lambda event: ends[0]()))
@@ -268,7 +278,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         ends[0]()
 
     def test_what_waits_is_bounded(self) -> None:
-        """What is too much is left out and its number reported."""
+        """Events beyond the bound are discarded and their number is reported."""
         self.subscribe_all()
         with self.observer.catch_up(EVENT):
             pass
@@ -277,7 +287,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.observer.catch_up_page(EVENT, 5, 120)
         taken = self.take()
         self.assertEqual(len(taken), MAX_WAITING)
-        # What waits already is brought up to date, however full it is.
+        # An event that is already queued is updated, even if the queue is full.
         progress = CatchUpProgress("events", "w1", 100, 120, 150)
         self.assertEqual(taken[-1], progress)
         ((_, error),) = self.failures
@@ -288,7 +298,7 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.assertEqual(len(self.hooks._roles), MAX_MEMBERS)
 
     def test_stop(self) -> None:
-        """After the stop nothing is left on the clock."""
+        """After stop() no delayed call is left."""
         self.hooks.start()
         self.take(3)
         self.hooks.stop()

@@ -28,7 +28,7 @@ class JsonLogObserverTests(SynchronousTestCase):
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
     def test_long_texts(self) -> None:
-        """A line stays below 8 KB, whatever stands in it, and is still JSON."""
+        """A line stays below 8 KB and valid JSON, however long its texts are."""
         text = "\x1b" * 100_000
         try:
             raise CatchUpError(text)
@@ -39,7 +39,7 @@ class JsonLogObserverTests(SynchronousTestCase):
         self.assertLess(len(self.out.getvalue()), 8001)
 
     def test_fields(self) -> None:
-        """The fields of an event are those of the object, beside the message."""
+        """The fields of an event are fields of the JSON object, next to the message."""
         self.logger.warn("{stream} is at {token}", stream="events", token=7)
         (line,) = self.lines()
         time = line.pop("time")
@@ -56,13 +56,15 @@ class JsonLogObserverTests(SynchronousTestCase):
         )
 
     def test_one_line_each(self) -> None:
-        """An event is one line, whatever is in it."""
+        """An event is one line, even if its texts contain newlines."""
         self.logger.info("{text}\nand more", text='a "quoted"\nline\x00')
         (line,) = self.lines()
         self.assertEqual(line["text"], 'a "quoted"\nline\x00')
 
     def test_other_values(self) -> None:
-        """What is no plain value is in the message alone; ours is not written over."""
+        """
+        A value of another type is only in the message, and no field overrides ours.
+        """
         self.logger.info("{thing} {message}", thing=[1], message="mine", error="x")
         (line,) = self.lines()
         self.assertEqual(line["message"], "[1] mine")
@@ -70,14 +72,14 @@ class JsonLogObserverTests(SynchronousTestCase):
         self.assertNotIn("thing", line)
 
     def test_odd_values(self) -> None:
-        """Half characters and numbers that are none do not break a line."""
+        """Lone surrogates and NaN do not break a line."""
         self.logger.info("odd", text="\ud800", number=float("nan"))
         (line,) = self.lines()
         self.assertEqual(line["text"], "\ud800")
         self.assertNotIn("number", line)
 
     def test_failures(self) -> None:
-        """A failure has its traceback."""
+        """A failure is logged with its traceback."""
         failure = Failure(ValueError("bad"))
         self.logger.failure("it failed", failure)
         (line,) = self.lines()
@@ -85,7 +87,7 @@ class JsonLogObserverTests(SynchronousTestCase):
         self.assertIn("ValueError: bad", line["error"])
 
     def test_what_replication_logs(self) -> None:
-        """What replication logs of a writer has stream, writer and tokens as fields."""
+        """Log lines about a writer have stream, writer and tokens as fields."""
         observer = LoggingObserver(self.logger)
         event = CatchUpEvent("events", "w1", 3, 9)
         observer.catch_up_failed(event, CatchUpError("no"), 2, 1.5)

@@ -11,12 +11,12 @@ class CutLinesTests(SynchronousTestCase):
     """Tests for :func:`cut_lines`."""
 
     def test_short(self) -> None:
-        """What is short stays as it is."""
+        """Short lines stay unchanged."""
         for text in (None, "", "a\n", "a" * (MAX_LOG_LINE - 1), "a\n" * MAX_LOG_LINE):
             self.assertEqual(cut_lines(text), text)
 
     def test_long(self) -> None:
-        """A line that is too long is cut, and says so; the others stay."""
+        """A line that is too long is truncated and marked; the others stay."""
         text = cut_lines("first\n" + "x" * 4_000_000 + "\nlast\n")
         assert text is not None
         first, cut, last, end = text.split("\n")

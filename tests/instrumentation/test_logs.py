@@ -26,10 +26,12 @@ from synapse_replication.instrumentation.rate_limit import (
 
 
 class LoggingObserverTests(SynchronousTestCase):
-    """What is worth a line."""
+    """Tests for what is logged, and how often."""
 
     def test_the_extension(self) -> None:
-        """Two processes of one name are reported by name, where, and what to do."""
+        """
+        Events of the extension are logged; a duplicate name with its hosts and a hint.
+        """
         self.observer.duplicate_instance("w1", "a:1 and b:2")
         self.observer.gap_found("events", "w1", 1, 5)
         self.observer.epoch_changed("w1")
@@ -72,7 +74,7 @@ class LoggingObserverTests(SynchronousTestCase):
         return [(event["log_level"].name, formatEvent(event)) for event in self.events]
 
     def test_refused_lines_are_limited_and_counted(self) -> None:
-        """Ten thousand bad lines make two log lines, the last with a count."""
+        """Ten thousand rejected lines make two log lines, the last with a count."""
         for _ in range(10_000):
             self.observer.line_refused("redis", UnknownCommandError("WHAT"))
         self.clock.advance(REPEAT_AFTER)
@@ -87,7 +89,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_dropped_commands(self) -> None:
-        """Commands that are dropped make a line a minute for each name and reason."""
+        """Dropped commands make one line a minute for each name and reason."""
         for _ in range(1000):
             self.observer.commands_dropped("USER_SYNC", CommandDropReason.QUEUE_FULL, 1)
         self.observer.commands_dropped("USER_SYNC", CommandDropReason.STOPPED, 7)
@@ -109,7 +111,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_refused_requests(self) -> None:
-        """Who asks without the secret makes one line; a backlog's answers make none."""
+        """A request without the secret is logged once; 409 and 410 are not logged."""
         for status in (401, 401, 409, 410):
             self.observer.request_refused(status, "why it is")
         self.assertEqual(
@@ -117,7 +119,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_each_unknown_stream_makes_no_line(self) -> None:
-        """A peer that makes up names of streams cannot fill the log."""
+        """Stream names made up by a peer cannot fill the log."""
         for number in range(100):
             self.observer.discarded(
                 f"made{number}\nup", "w1", DiscardReason.UNKNOWN_STREAM, 1
@@ -134,13 +136,15 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_everyday_discards_make_no_line(self) -> None:
-        """Our own echo and old tokens are no news."""
+        """Discarding our own echo or old tokens is not logged."""
         self.observer.discarded("events", "w1", DiscardReason.OWN_ECHO, 1)
         self.observer.discarded("events", "w1", DiscardReason.OLD_TOKEN, 1)
         self.assertEqual(self.lines(), [])
 
     def test_a_failed_connection_says_why(self) -> None:
-        """The reason and the time of the next attempt are in the line."""
+        """
+        A failed connection is logged with the reason and the time to the next attempt.
+        """
         self.observer.connection_failed("redis", "refused", 2.5)
         self.assertEqual(
             self.lines(),
@@ -148,7 +152,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_the_end_of_a_connection_has_its_level(self) -> None:
-        """An orderly end is information, a loss is a warning."""
+        """An orderly disconnect is logged as information, a loss as a warning."""
         self.observer.connection_made("redis")
         self.observer.connection_lost("redis", CloseReason.SHUTDOWN, "told to")
         self.observer.connection_lost("redis", CloseReason.TIMED_OUT, "25 s of silence")
@@ -163,8 +167,8 @@ class LoggingObserverTests(SynchronousTestCase):
 
     def test_a_connection_that_comes_and_goes(self) -> None:
         """
-        Each change of state is written, so that the last line says how things are; of
-        a link that does little else, so many a minute, with a count.
+        Every change of state is logged, so that the last line is current; a flapping
+        link has a bounded number of lines a minute, with a count.
         """
         for _ in range(480):
             self.observer.connection_made("redis")
@@ -185,7 +189,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_second_outage_within_a_minute(self) -> None:
-        """After a second outage the last line says that all is well again."""
+        """After a second outage, the last line reports that the link is up."""
         for _ in range(2):
             self.observer.connection_made("redis")
             self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
@@ -195,11 +199,11 @@ class LoggingObserverTests(SynchronousTestCase):
         self.assertEqual(self.lines()[-1], ("info", "Connected: redis"))
 
     def test_all_connections_change(self) -> None:
-        """When the network comes back, each of 500 connections is reported."""
+        """When the network returns, each of 500 connections is logged."""
         names = [f"w{number}" for number in range(500)]
         for name in names:
             self.observer.connection_made(name)
-        # Not all at first: a peer can invent as many names.
+        # The first round is limited, since a peer can invent as many names.
         first = len(self.lines())
         self.assertEqual(first, MAX_OF_GROUP)
         self.clock.advance(REPEAT_AFTER)
@@ -210,7 +214,7 @@ class LoggingObserverTests(SynchronousTestCase):
         self.assertEqual(len(self.lines()) - first, 1000)
 
     def test_done_without(self) -> None:
-        """What a server refuses is a warning that says what to do."""
+        """A feature that the server rejects is a warning with a hint."""
         self.observer.feature_unavailable("the extension", "NOPERM; allow it")
         self.assertEqual(
             self.lines(),
@@ -218,7 +222,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_catch_up_is_told_with_its_range(self) -> None:
-        """A failed attempt names the stream, the writer, the range and the retry."""
+        """A failed catch-up is logged with stream, writer, range and retry."""
         event = CatchUpEvent("events", "w1", 3, 9)
         self.observer.catch_up_page(event, 4, 7)
         self.observer.catch_up_failed(event, CatchUpError("no answer"), 2, 1.5)
@@ -235,7 +239,7 @@ class LoggingObserverTests(SynchronousTestCase):
         )
 
     def test_failures_carry_their_traceback(self) -> None:
-        """What failed in the background is logged with its failure, once a minute."""
+        """A background failure is logged with its traceback, once a minute."""
         error = ValueError("no")
         self.observer.failure("drain", error)
         self.observer.failure("drain", error)
@@ -251,7 +255,7 @@ class LoggingObserverTests(SynchronousTestCase):
             self.assertIs(event["log_failure"].value, error)
 
     def test_streams_are_told(self) -> None:
-        """What becomes live or goes back, and what a newer peer sends, is told."""
+        """Streams that become live or are reset, and unknown fields, are logged."""
         self.observer.stream_connected("redis", "typing", "w1")
         self.observer.stream_reset("typing", "w1", 90, 2)
         self.observer.extra_fields("typing", 3)

@@ -38,7 +38,7 @@ class MetricDefinitionTests(SynchronousTestCase):
             self.assertEqual(defined.get(name), labels, name)
 
     def test_definitions_are_whole(self) -> None:
-        """Names are unique and well formed, and each is said in one sentence."""
+        """Names are unique and well formed, and each description is one sentence."""
         self.assertEqual(len({metric.name for metric in METRICS}), len(METRICS))
         for metric in METRICS:
             self.assertRegex(metric.name, re.compile("^synapse_[a-z_]+[a-z]$"))

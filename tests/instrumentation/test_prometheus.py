@@ -47,7 +47,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         return self.registry.get_sample_value(sample, labels)
 
     def test_commands_are_counted_by_name_and_connection(self) -> None:
-        """A chunk of commands adds its size to the counters of both directions."""
+        """A batch of commands adds its size to the counters of its direction."""
         self.observer.commands_received("redis", "RDATA", 40)
         self.observer.commands_received("redis", "RDATA", 2)
         self.observer.commands_sent("redis", "PING", 1)
@@ -65,7 +65,9 @@ class PrometheusObserverTests(SynchronousTestCase):
         )
 
     def test_some_commands_have_a_counter_of_their_own(self) -> None:
-        """USER_SYNC, FEDERATION_ACK and USER_IP are counted as dashboards want."""
+        """
+        USER_SYNC, FEDERATION_ACK and USER_IP also have the counters of the dashboards.
+        """
         for command in ("USER_SYNC", "FEDERATION_ACK", "USER_IP"):
             self.observer.commands_received("redis", command, 3)
         for name in ("user_sync", "federation_ack", "user_ip_cache"):
@@ -73,7 +75,9 @@ class PrometheusObserverTests(SynchronousTestCase):
             self.assertEqual(self.value(sample), 3, name)
 
     def test_every_metric_carries_the_server_name(self) -> None:
-        """Whatever is exposed has the label server_name, and is in the definitions."""
+        """
+        Every exposed sample has the label server_name, and every family a definition.
+        """
         self.tell_everything()
         exposed = generate_latest(self.registry).decode()
         names = set()
@@ -84,7 +88,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(names, {metric.name for metric in METRICS})
 
     def test_every_metric_moves(self) -> None:
-        """Each definition has a sample once all that can be told was told."""
+        """After one event of each kind, every defined metric has a sample."""
         self.tell_everything()
         exposed = generate_latest(self.registry).decode()
         with_samples = {
@@ -147,7 +151,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         )
 
     def test_positions_of_made_up_writers_are_bounded(self) -> None:
-        """Positions of writers beyond a bound share one label, and one entry."""
+        """Positions of writers beyond a bound share one label."""
         for number in range(MAX_CHILDREN + 50):
             self.observer.position_changed("events", f"w{number}", number)
         self.observer.position_changed("events", "w0", 9)
@@ -163,7 +167,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertIsNone(self.value(sample, stream_name="events", instance_name=name))
 
     def test_an_unknown_stream_makes_no_label(self) -> None:
-        """The name of a stream that only the peer knows is not in a label."""
+        """The name of an unknown stream never becomes a label."""
         self.observer.discarded("made-up", "w1", DiscardReason.UNKNOWN_STREAM, 2)
         sample = "synapse_replication_discarded_total"
         self.assertEqual(
@@ -172,7 +176,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertNotIn(b"made-up", generate_latest(self.registry))
 
     def test_lag_shrinks_with_the_pages_of_a_catch_up(self) -> None:
-        """Lag is what a writer announced and we have not, and how old that is."""
+        """Lag is the undelivered part of what a writer announced, and its age."""
         writer = {"stream_name": "events", "instance_name": "w1"}
         event = CatchUpEvent("events", "w1", 100, 150)
         with self.observer.catch_up(event):
@@ -195,7 +199,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         )
 
     def test_stalled_writers_have_seconds_by_reason(self) -> None:
-        """Who is stalled has a sample that tells why; it goes away when they go on."""
+        """A stalled writer has a sample with its reason until it advances."""
         sample = "synapse_replication_stalled_seconds"
         event = CatchUpEvent("events", "w1", 100, 150)
         self.observer.connection_made("redis")
@@ -218,7 +222,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(self.value(sample, stream_name="events"), 7)
 
     def test_reset_sets_positions_back(self) -> None:
-        """A stream that its writer reset shows its lower position."""
+        """After a reset a stream shows its lower position."""
         self.observer.position_changed("typing", "w1", 90)
         self.observer.stream_reset("typing", "w1", 90, 2)
         self.observer.position_changed("typing", "w1", 3)
@@ -253,7 +257,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(self.value(sample, name=f"peer{MAX_CHILDREN}"), None)
 
     def test_backlogs_are_read_at_each_scrape(self) -> None:
-        """The gauges of backlogs show how much of each stream is kept now."""
+        """The gauges of backlogs show their size at the scrape."""
         backlog = Backlog(BacklogOptions(max_rows=2))
         self.counting.watch_backlog(backlog)
         rows = "synapse_replication_backlog_rows"
@@ -264,7 +268,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(size, backlog.of("events").size)
 
     def test_two_servers_share_a_registry(self) -> None:
-        """Two servers in one process count apart, in valid exposition."""
+        """Two servers in one process are counted separately, in valid exposition."""
         status = StatusObserver("other", "me", monotonic=self.clock.seconds)
         counting = PrometheusObserver(
             self.metrics, "other", self.clock.seconds, status=status

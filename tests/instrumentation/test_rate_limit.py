@@ -1,4 +1,4 @@
-"""Tests of the limit on similar log lines."""
+"""Tests for the limit on similar log lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from synapse_replication.instrumentation.rate_limit import (
 
 class RateLimitTests(SynchronousTestCase):
     def test_repetitions_are_counted(self) -> None:
-        """The first of a kind is written, then one a minute with what it hides."""
+        """
+        The first of a kind is admitted, then one a minute with the number suppressed.
+        """
         clock = Clock()
         limit = RateLimit(60.0, clock.seconds)
         self.assertEqual(limit.admit("a"), 0)
@@ -27,7 +29,7 @@ class RateLimitTests(SynchronousTestCase):
         self.assertEqual(limit.admit("a"), 0)
 
     def test_kinds_are_bounded(self) -> None:
-        """No number of kinds makes it grow; the oldest is forgotten."""
+        """The number of kinds remembered is bounded; the oldest is forgotten."""
         limit = RateLimit(60.0, Clock().seconds)
         for kind in range(MAX_KEYS + 1):
             limit.admit(str(kind), kind)
@@ -35,7 +37,9 @@ class RateLimitTests(SynchronousTestCase):
         self.assertIsNone(limit.admit(str(MAX_KEYS), MAX_KEYS))
 
     def test_groups_are_bounded(self) -> None:
-        """However many names peers make up, a group gets some lines a minute."""
+        """
+        A group has a limited number of lines a minute, however many names are made up.
+        """
         clock = Clock()
         limit = RateLimit(60.0, clock.seconds)
         admitted = [limit.admit("made", f"peer {n}") for n in range(3000)]

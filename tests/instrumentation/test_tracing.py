@@ -23,7 +23,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.observer = TracingObserver(self.tracer, "example.com")
 
     def test_a_background_process_is_a_trace_of_its_own(self) -> None:
-        """What runs in the background is no part of the request's trace."""
+        """A background process begins a trace of its own, outside the request's."""
         with (
             self.tracer.start_as_current_span("request"),
             self.observer.background_process("queue-events"),
@@ -37,7 +37,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertNotEqual(background.context.trace_id, request.context.trace_id)
 
     def test_a_catch_up_belongs_to_its_process(self) -> None:
-        """A catch-up is a span below the process that it runs in, with its range."""
+        """A catch-up is a child span of its background process, with its range."""
         with (
             self.observer.background_process("queue-events"),
             self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
@@ -60,7 +60,7 @@ class TracingObserverTests(SynchronousTestCase):
         )
 
     def test_the_span_is_not_current_outside_its_coroutine(self) -> None:
-        """While a process waits, what others do is not in its trace."""
+        """While a process waits, its span is not the current one for other code."""
         waiting: Deferred[None] = Deferred()
 
         async def work() -> None:
@@ -77,7 +77,9 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertEqual(background.name, "queue-events")
 
     def test_a_request_takes_its_trace_along(self) -> None:
-        """What a writer does for a request is part of the reader's catch-up's trace."""
+        """
+        The writer's work on a request belongs to the trace of the reader's catch-up.
+        """
         headers: dict[str, str] = {}
         with (
             self.observer.catch_up(CatchUpEvent("events", "w1", 3, 9)),
@@ -97,7 +99,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertEqual(client.parent.span_id, catch_up.context.span_id)
 
     def test_a_request_without_a_trace(self) -> None:
-        """A request of a peer that traces nothing, or nonsense, begins a trace."""
+        """A request without a valid trace header begins a trace."""
         for headers in ({}, {"traceparent": "nonsense"}):
             with (
                 self.tracer.start_as_current_span("unrelated"),
@@ -108,7 +110,7 @@ class TracingObserverTests(SynchronousTestCase):
             self.assertIsNone(span.parent)
 
     def test_a_position_that_is_written(self) -> None:
-        """A write of a position is a trace of its own, and never the current span."""
+        """Persisting a position is a trace of its own, and never the current span."""
         with self.tracer.start_as_current_span("request"):
             writing = self.observer.position_write("events", "w1", 7)
             writing.__enter__()
@@ -124,7 +126,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertEqual(position.attributes["token"], 7)
 
     def test_a_position_that_is_not_written(self) -> None:
-        """A write of a position that failed says so."""
+        """A failure to persist a position is recorded in its span."""
         writing = self.observer.position_write("events", "w1", 7)
         writing.__enter__()
         writing.__exit__(OSError, OSError("no"), None)
@@ -144,7 +146,7 @@ class TracingObserverTests(SynchronousTestCase):
         self.assertEqual(span.name, "replication_stream_events")
 
     def test_a_failure_is_recorded(self) -> None:
-        """A span whose work raised says so."""
+        """An exception is recorded in the span of its work."""
 
         def fail() -> None:
             with self.observer.background_process("work"):

@@ -1,4 +1,4 @@
-"""What the tests of the status observer share."""
+"""Fixtures for the tests of the status observer."""
 
 from __future__ import annotations
 

@@ -55,21 +55,23 @@ STATUS = ProcessStatus(
 
 class StatusTests(SynchronousTestCase):
     def test_round_trip(self) -> None:
-        """What is written as JSON is read as it was."""
+        """A status survives the round trip through JSON."""
         self.assertEqual(decode_status(encode_status(STATUS)), STATUS)
 
     def test_no_status(self) -> None:
-        """An answer that is something else is an error that says so."""
+        """Text that is not a status is rejected with an error that says so."""
         for text in (b"", b"[]", b"{}", b"<html>", b'{"writers": 3}', b"\xff"):
             error = self.assertRaises(StatusError, decode_status, text)
             self.assertIn("not a status", str(error))
 
     def test_stalled(self) -> None:
-        """The writers whose rows do not arrive are told apart."""
+        """``stalled`` returns the stalled writers only."""
         self.assertEqual(STATUS.stalled, (STALLED,))
 
     def test_one_line(self) -> None:
-        """A writer's line has what an operator asks next."""
+        """
+        The line of a writer names its condition, with duration, reason or progress.
+        """
         catching_up = WriterStatus(
             "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
         )
@@ -84,12 +86,12 @@ class StatusTests(SynchronousTestCase):
             self.assertEqual(line, expected)
 
     def test_behind_without_a_catch_up(self) -> None:
-        """A writer whose rows wait in the queue is told by how many."""
+        """Rows that wait in the queue are described by their number."""
         writer = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 2001, 2000)
         self.assertEqual(describe_writer(writer), "events/w1 catching up, 2,000 behind")
 
     def test_lag_of_who_is_not_heard(self) -> None:
-        """How far a writer is that is not heard of is not known."""
+        """The lag of a writer that is not heard is a lower bound or unknown."""
         gone = attrs.evolve(STALLED, reason=StallReason.WRITER_GONE)
         self.assertEqual(describe_lag(LIVE), "0")
         self.assertEqual(describe_lag(STALLED), "20")
@@ -105,7 +107,10 @@ class DescribeProcessTests(SynchronousTestCase):
         return describe_process(attrs.evolve(status, **more))
 
     def test_the_worst_first(self) -> None:
-        """What is wrong is told before what goes on, and that before what is well."""
+        """
+        Problems are described before work in progress, and that before normal
+        operation.
+        """
         fetching = WriterStatus(
             "events", "w1", Condition.CATCHING_UP, 12_134, 98_311, 86_177, 3.0, 100
         )
@@ -146,10 +151,10 @@ class DescribeProcessTests(SynchronousTestCase):
 
 
 class AssessTests(SynchronousTestCase):
-    """One order for the page and for the line that the service manager shows."""
+    """Tests that the page and the service manager's line use the same order."""
 
     def test_same_order(self) -> None:
-        """Page and line name the same, whatever comes together."""
+        """Page and line describe the same condition for any combination of writers."""
         fetching = WriterStatus("events", "w1", Condition.CATCHING_UP, 1, 9, 8, 3.0, 0)
         draining = attrs.evolve(fetching, condition=Condition.DRAINING)
         waiting = attrs.evolve(fetching, condition=Condition.WAITING)

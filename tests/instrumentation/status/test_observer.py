@@ -27,7 +27,7 @@ from tests.instrumentation.status.observer_case import (
 
 class StatusObserverTests(StatusObserverTestCase):
     def test_strangers_are_forgotten(self) -> None:
-        """What the configuration does not name goes after a while without news."""
+        """Names outside the configuration are forgotten after a while without news."""
         self.go_live()
         self.observer.position_changed("caches", "ghost", 5)
         self.observer.connection_made("ghost")
@@ -44,7 +44,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.snapshot().writers[0].condition, Condition.LIVE)
 
     def test_made_up_names_hide_no_link(self) -> None:
-        """However many names were seen, the links and instances of now are shown."""
+        """However many names were seen, the current links and instances are shown."""
         for number in range(MAX_NAMES + 10):
             self.observer.connection_made(f"ghost{number}")
             self.observer.connection_lost(f"ghost{number}", CloseReason.CLEAN, "")
@@ -58,21 +58,21 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(len(status.members), MAX_NAMES)
 
     def test_waiting(self) -> None:
-        """A writer that is expected waits for its POSITION at first."""
+        """An expected writer first waits for its POSITION."""
         self.observer.connection_made("redis")
         self.assertEqual(
             self.writer(), WriterStatus("events", "w1", Condition.WAITING, None, None)
         )
 
     def test_live(self) -> None:
-        """A writer whose POSITION was handled is live, and has no lag."""
+        """A writer whose POSITION was handled is live and has no lag."""
         self.go_live()
         self.assertEqual(
             self.writer(), WriterStatus("events", "w1", Condition.LIVE, 100, 100)
         )
 
     def test_catching_up(self) -> None:
-        """A catch-up shows where it began, where it is, and where it ends."""
+        """A catch-up shows its start, its current position and its end."""
         self.go_live()
         self.observer.catch_up(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
@@ -86,7 +86,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertIsNone(self.writer().started_from)
 
     def test_draining(self) -> None:
-        """A removed writer is not live while rows of it are missing, then gone."""
+        """
+        A removed writer is draining while rows of it are missing; then it is forgotten.
+        """
         self.go_live()
         self.observer.removed_writer_found("events", "gone", 5, 9)
         status = self.observer.snapshot()
@@ -111,7 +113,7 @@ class StatusObserverTests(StatusObserverTestCase):
         )
 
     def test_drain_fails(self) -> None:
-        """A drain that cannot go on is stalled, and for no other reason."""
+        """A drain whose catch-up fails is stalled with that reason."""
         self.go_live()
         self.observer.removed_writer_found("events", "gone", 5, 9)
         event = CatchUpEvent("events", "gone", 5, 9)
@@ -121,14 +123,14 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(writer.reason, StallReason.CATCH_UP_FAILS)
 
     def test_removed_writer_comes_back(self) -> None:
-        """It is live like any other once it has announced itself."""
+        """A removed writer that announces itself again is live."""
         self.observer.removed_writer_found("events", "w1", 5, 9)
         self.observer.position_changed("events", "w1", 9)
         self.observer.stream_connected("redis", "events", "w1")
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_rows_on_their_way(self) -> None:
-        """Rows that were announced a moment ago are no catch-up; older ones are."""
+        """Lag counts as catching up only if it was announced more than 2 s ago."""
         self.go_live()
         self.observer.position_announced("events", "w1", 9999)
         self.clock.advance(1.9)
@@ -138,7 +140,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_catch_up_in_parts(self) -> None:
-        """A catch-up that gives way to others is still one: it keeps its beginning."""
+        """A catch-up that is interrupted and resumed keeps its start."""
         self.go_live()
         self.observer.catch_up(EVENT)
         self.observer.catch_up_page(EVENT, 10, 120)
@@ -147,7 +149,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((writer.started_from, writer.announced), (100, 180))
 
     def test_reset(self) -> None:
-        """A stream that began again stands where it began, without lag."""
+        """After a reset, position and announcement are the new ones, without lag."""
         self.go_live(5000)
         self.observer.position_announced("events", "w1", 6000)
         self.observer.stream_reset("events", "w1", 5000, 0)
@@ -155,7 +157,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((writer.position, writer.announced, writer.lag), (0, 0, 0))
 
     def test_written_here(self) -> None:
-        """What this process writes is listed with how far others were told."""
+        """A stream written here is listed with its announced position."""
         self.observer.watch_own_positions(lambda: {"typing": 7})
         own = self.snapshot().writers[1]
         self.assertEqual(
@@ -163,7 +165,7 @@ class StatusObserverTests(StatusObserverTestCase):
         )
 
     def test_lag_in_seconds_by_heartbeat(self) -> None:
-        """The age of a write is what the writer's heartbeat says."""
+        """The age of a write is taken from the writer's heartbeat."""
         self.go_live()
         self.observer.peer_heard(news(events=(150, 42.0)))
         self.clock.advance(3)
@@ -171,14 +173,14 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((writer.lag, writer.lag_seconds), (50, 45.0))
 
     def test_a_heartbeat_knows_better(self) -> None:
-        """A write that was heard of late, in a POSITION, is as old as it is."""
+        """If a POSITION announced a write late, the heartbeat's age of it wins."""
         self.go_live()
         self.observer.position_announced("events", "w1", 150)
         self.observer.peer_heard(news(events=(150, 600.0)))
         self.assertEqual(self.writer().lag_seconds, 600.0)
 
     def test_lag_in_seconds_without_heartbeats(self) -> None:
-        """Of a stock peer, a write is as old as the first that was heard of it."""
+        """Without heartbeats, a write is as old as its first announcement."""
         self.go_live()
         self.observer.position_announced("events", "w1", 101)
         self.clock.advance(5)
@@ -191,7 +193,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.writer().lag_seconds, 0)
 
     def test_many_announcements(self) -> None:
-        """What is kept of announcements is bounded, and the oldest stays known."""
+        """
+        The number of stored announcements is bounded, and the oldest age stays exact.
+        """
         self.go_live()
         for token in range(101, 101 + 3 * MAX_UNDELIVERED):
             self.observer.position_announced("events", "w1", token)
@@ -203,7 +207,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((self.writer().lag, self.writer().lag_seconds), (1, 1))
 
     def test_a_burst_of_announcements(self) -> None:
-        """Announcements that follow at once are one, as old as its first."""
+        """
+        Announcements in quick succession are stored as one, with the age of the first.
+        """
         self.go_live()
         for token in range(101, 110):
             self.observer.position_announced("events", "w1", token)
@@ -212,7 +218,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertAlmostEqual(self.writer().lag_seconds, 0.09)
 
     def test_history(self) -> None:
-        """The lag of the last samples is kept, and no more of them."""
+        """Only the lags of the last samples are stored."""
         self.go_live()
         for token in range(101, 201):
             self.observer.position_announced("events", "w1", token)
@@ -220,7 +226,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.writer().history, tuple(range(41, 101)))
 
     def test_links(self) -> None:
-        """Links show their age, what is queued, and why they are down."""
+        """Links show their age, the size of their queue, and why they are down."""
         self.observer.connection_failed("w2", "refused", 1.0)
         self.observer.connection_made("w1")
         self.observer.watch_buffers(lambda: [ConnectionBuffers("w1", 1, 20, 300, 4)])
@@ -233,7 +239,10 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual((down.up, down.since, down.detail), (0, 3, "refused"))
 
     def test_members(self) -> None:
-        """Members are known by heartbeats, with version, epoch and last sign."""
+        """
+        An instance is listed after a heartbeat, with version, epoch and time since the
+        last.
+        """
         self.observer.peer_heard(news("w2"))
         self.clock.advance(4)
         (member,) = self.snapshot().members
@@ -246,7 +255,9 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertTrue(self.snapshot().members[0].is_gone)
 
     def test_members_that_leave(self) -> None:
-        """One for whom nobody waits is forgotten with its streams when it goes."""
+        """
+        An instance that leaves is forgotten with its streams, unless it is configured.
+        """
         self.observer.position_changed("receipts", "w2", 5)
         self.observer.peer_heard(news("w2"))
         self.observer.peer_heard(news("w2", is_leaving=True))
@@ -256,7 +267,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual([w.instance_name for w in status.writers], ["w1"])
 
     def test_duplicates(self) -> None:
-        """A duplicate name is shown while there are signs of it."""
+        """A duplicate name is shown until a minute after it was last seen."""
         self.observer.duplicate_instance("w1", "host:1 and host:2")
         self.clock.advance(59)
         (duplicate,) = self.snapshot().duplicates
@@ -266,7 +277,7 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(self.snapshot().duplicates, ())
 
     def test_names_are_bounded(self) -> None:
-        """What peers could make up is skipped beyond a bound."""
+        """The number of names that peers can make up is bounded."""
         for number in range(MAX_NAMES + 10):
             name = f"w{number}"
             self.observer.position_changed("events", name, 1)
@@ -279,6 +290,6 @@ class StatusObserverTests(StatusObserverTestCase):
         self.observer.peer_heard(news("another", is_leaving=True))
 
     def test_our_own_rows(self) -> None:
-        """Our own name is never a writer that is followed."""
+        """The own instance is never listed as a writer that is followed."""
         self.observer.position_changed("events", "me", 5)
         self.assertEqual(len(self.snapshot().writers), 1)

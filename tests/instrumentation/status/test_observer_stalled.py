@@ -19,10 +19,12 @@ from tests.instrumentation.status.observer_case import (
 
 
 class StalledTests(StatusObserverTestCase):
-    """Tests for what counts as stalled, and as ready."""
+    """Tests for the conditions of stalled and of ready."""
 
     def test_no_link(self) -> None:
-        """Without a link nothing arrives, and the reason is that of the link."""
+        """
+        After ten seconds without a link the writer is stalled with the link's error.
+        """
         self.go_live()
         self.observer.connection_lost("redis", CloseReason.LOST, "reset by peer")
         self.observer.connection_failed("redis", "refused", 5.0)
@@ -35,7 +37,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_no_position(self) -> None:
-        """A writer that tells nothing while a link is up is asked after."""
+        """A writer that announces no POSITION for ten seconds on a link is stalled."""
         self.observer.connection_made("redis")
         self.clock.advance(10)
         reason, stalled_for, detail = self.stalled()
@@ -43,7 +45,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertIn("is it running?", detail)
 
     def test_one_of_two_connections(self) -> None:
-        """A second connection of the same name keeps its writers connected."""
+        """A writer stays live while one of two connections of the same name is up."""
         self.go_live()
         self.observer.connection_made("redis")
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
@@ -52,7 +54,9 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.WAITING)
 
     def test_goodbye(self) -> None:
-        """A writer that said goodbye is stalled soon, and until it comes back."""
+        """
+        A writer that announced its exit is stalled after ten seconds, until it returns.
+        """
         self.go_live()
         self.observer.peer_heard(news(is_leaving=True))
         self.clock.advance(9)
@@ -65,7 +69,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_silence_while_the_link_was_down(self) -> None:
-        """After an outage of the link a writer gets a new grace period."""
+        """After an outage of the link, a writer gets a new grace period."""
         self.go_live()
         self.observer.peer_heard(news())
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
@@ -87,7 +91,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
 
     def test_catch_up_fails(self) -> None:
-        """A catch-up that goes on failing is stalled since its first failure."""
+        """A catch-up that keeps failing is stalled since its first failure."""
         self.go_live()
         self.observer.catch_up(EVENT)
         for attempt in (1, 2, 3):
@@ -101,7 +105,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_a_new_link_forgets_failures(self) -> None:
-        """A writer that is live on a new link fails no more, though nothing moved."""
+        """A writer that is live on a new link has no failure left."""
         self.go_live(150)
         self.observer.catch_up_failed(EVENT, CatchUpError("no"), 1, 5.0)
         self.clock.advance(20)
@@ -110,7 +114,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_ahead_of_writer(self) -> None:
-        """A process ahead of a writer is stalled until the writer has come by."""
+        """A process ahead of a writer is stalled until the writer has overtaken it."""
         self.go_live(150)
         for _ in range(3):
             self.observer.ahead_of_writer("events", "w1", 150, 120)
@@ -125,14 +129,17 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
 
     def test_refuted_position(self) -> None:
-        """A position that cannot be is no lag."""
+        """A refuted position does not count as lag."""
         self.go_live(150)
         self.observer.position_announced("events", "w1", 2**62)
         self.observer.position_refuted("events", "w1", 2**62, 150)
         self.assertEqual(self.writer().lag, 0)
 
     def test_no_progress(self) -> None:
-        """Rows that are there and are not handled are stalled since then."""
+        """
+        Rows announced but not delivered are stalled ten seconds after their
+        announcement.
+        """
         self.go_live()
         self.clock.advance(100)
         self.observer.position_announced("events", "w1", 101)
@@ -142,7 +149,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.stalled()[:2], (StallReason.NO_PROGRESS, 10))
 
     def test_slow_is_not_stalled(self) -> None:
-        """A catch-up that takes long, but moves, is not stalled."""
+        """A catch-up that takes long but advances is not stalled."""
         self.go_live()
         self.observer.catch_up(EVENT)
         for token in range(101, 150):
@@ -151,7 +158,7 @@ class StalledTests(StatusObserverTestCase):
             self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 
     def test_ready(self) -> None:
-        """A process is ready when all that it follows was caught up once."""
+        """A process is ready once every writer that it follows has been caught up."""
         self.observer.connection_made("redis")
         self.assertEqual(self.snapshot().not_ready, ("events/w1 waiting for POSITION",))
         self.observer.catch_up(EVENT)
@@ -166,14 +173,16 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.snapshot().not_ready, ())
 
     def test_not_ready_without_links(self) -> None:
-        """A process with no link is not ready, though it was."""
+        """A process that loses its last link is no longer ready."""
         self.go_live()
         self.observer.connection_lost("redis", CloseReason.LOST, "gone")
         self.assertEqual(self.snapshot().not_ready, ("no link is up",))
 
     def test_not_ready_before_the_first_link(self) -> None:
-        """A process that makes links is not ready before one is up, whomever it
-        follows."""
+        """
+        A process that needs a link is not ready before one is up, even if it follows no
+        writer.
+        """
         self.observer = StatusObserver(
             "x.test", "me", needs_link=True, monotonic=self.clock.seconds
         )
@@ -182,7 +191,7 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.snapshot().not_ready, ())
 
     def test_absent_writers_hold_nobody_up(self) -> None:
-        """A writer that does not run keeps no other process from being ready."""
+        """A writer that is not running does not prevent readiness."""
         self.observer.connection_made("redis")
         self.clock.advance(10)
         self.assertEqual(self.snapshot().not_ready, ())

@@ -33,7 +33,7 @@ class StallLogTests(SynchronousTestCase):
             self.observer.stream_connected("redis", *key)
 
     def lines(self, seconds: int = 5) -> list[str]:
-        """Look each 5 s for some time; give what was logged."""
+        """Update the log every 5 s for some time, and return what was logged."""
         for _ in range(0, seconds, 5):
             self.clock.advance(5)
             self.log.update(self.observer.snapshot())
@@ -45,12 +45,14 @@ class StallLogTests(SynchronousTestCase):
         self.observer.peer_heard(PeerHeartbeat(name, "e", "1", "host", True, {}))
 
     def test_nothing(self) -> None:
-        """What is well makes no line."""
+        """Without a stall nothing is logged."""
         self.assertEqual(self.lines(300), [])
 
     def test_from_its_beginning_to_its_end(self) -> None:
-        """One line for what has one reason, with what to do; then one a minute; then
-        that it is over."""
+        """
+        All stalls with one reason share one line with a hint, repeated each minute, and
+        a line when they end.
+        """
         self.observer.connection_lost("redis", CloseReason.LOST, "it was cut")
         (line,) = self.lines(60)
         self.assertIn("warn caches/w1, events/w1, typing/w2 stalled for 10 s", line)
@@ -64,7 +66,7 @@ class StallLogTests(SynchronousTestCase):
         )
 
     def test_one_more(self) -> None:
-        """Another stream, or another reason, is told at once."""
+        """A new stream or a new reason is logged at once."""
         self.leave("w1")
         (line,) = self.lines(15)
         self.assertIn("caches/w1, events/w1 stalled", line)
@@ -77,14 +79,14 @@ class StallLogTests(SynchronousTestCase):
         self.assertIn("no_link", line)
 
     def test_two_groups(self) -> None:
-        """Each of two that are gone has its line each minute."""
+        """Stalls with different reasons each have a line per minute."""
         self.leave("w1")
         self.leave("w2")
         self.assertEqual(len(self.lines(15)), 2)
         self.assertEqual(len(self.lines(60)), 2)
 
     def test_fields(self) -> None:
-        """The line has its facts as fields, for programs."""
+        """The log event has reason and streams as fields."""
         self.leave("w2")
         self.clock.advance(10)
         self.log.update(self.observer.snapshot())
