@@ -373,7 +373,7 @@ class SequenceBehindError(StorageError):
             else f"with all writers stopped, run: {self.hint}"
         )
         super().__init__(
-            f"sequence {sequence_name} stands at {sequence_value} but {source} holds "
+            f"sequence {sequence_name} is at {sequence_value}, but {source} has "
             f"{value}; {advice}"
         )
         self.sequence_name = sequence_name

@@ -128,8 +128,8 @@ class MessageTests(SynchronousTestCase):
         error = SequenceBehindError("events_stream_seq", "table events", 5, 9)
         self.assertEqual(error.hint, "SELECT setval('events_stream_seq', 9, true);")
         for part in (
-            "events_stream_seq stands at 5",
-            "table events holds 9",
+            "events_stream_seq is at 5",
+            "table events has 9",
             error.hint,
         ):
             self.assertIn(part, str(error))

@@ -298,7 +298,7 @@ def _sequence_problem(
     name: str, stream: IdStream, column: IdColumn, last: int, id_: int
 ) -> Problem:
     text = (
-        f"sequence {stream.sequence} stands at {last}, but table {column.table} "
+        f"sequence {stream.sequence} is at {last}, but table {column.table} "
         f"contains {stream.sign * id_}: "
     )
     if id_ - last > stream.plausible_distance:
@@ -318,7 +318,7 @@ def _position_problem(
     name: str, stream: IdStream, writer: str, last: int, position: int
 ) -> Problem:
     text = (
-        f"{writer} is stored at {position}, but sequence {stream.sequence} stands at "
+        f"{writer} is stored at {position}, but sequence {stream.sequence} is at "
         f"{last}: "
     )
     if abs(position) - last > stream.plausible_distance:
