@@ -4,9 +4,9 @@
 
     ReplicationError
     +-- ProtocolError                 something is wrong with a line or a connection
-    |   +-- LocalProtocolError        this side's fault: it was asked to send nonsense
+    |   +-- LocalProtocolError        this side was asked to violate the protocol
     |   |   +-- LineTooLongError
-    |   +-- RemoteProtocolError       the peer's fault
+    |   +-- RemoteProtocolError       the peer violated the protocol
     |       +-- UnparsableLineError
     |       +-- UnknownCommandError
     |       +-- ForbiddenCommandError

@@ -78,7 +78,7 @@ class Tally:
 
     @property
     def is_good(self) -> bool:
-        """Whether every row arrived once, in order, and the reader is level."""
+        """Whether every row arrived once, in order, and the reader has caught up."""
         faults = self.missing + self.duplicated + self.out_of_order
         return not faults and self.is_level
 

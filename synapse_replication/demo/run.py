@@ -20,7 +20,7 @@ __all__ = ["DemoError", "Screen", "Tail", "run_demo"]
 
 #: The interval at which the files are read, in s.
 POLL = 0.2
-#: How long readers may take to become level once everything is written, in s.
+#: How long readers may take to catch up once everything is written, in s.
 LEVEL_TIMEOUT = 45.0
 #: How long the writers may write nothing before they have finished, in s.
 WRITE_TIMEOUT = 60.0
@@ -102,7 +102,7 @@ class _Course:
         self._readers = {name: Tail(deployment.journal_of(name)) for name in READERS}
 
     def write_everything(self, faults: list[_Fault]) -> None:
-        """Let the writers write, and cause the faults meanwhile.
+        """Let the writers write, and cause the faults in the meantime.
 
         :raises DemoError: if the writers stop before they have finished.
         """
@@ -125,7 +125,7 @@ class _Course:
             fault.cause()
 
     def wait_until_level(self) -> bool:
-        """Wait until all readers are level; return whether they became so in time."""
+        """Wait until all readers have caught up; return whether they did so in time."""
         deadline = time.monotonic() + LEVEL_TIMEOUT
         while time.monotonic() < deadline:
             self._look()
@@ -187,7 +187,7 @@ def run_demo(
     course.write_everything(_faults(deployment, screen) if with_faults else [])
     screen.say("All rows are written; waiting until both readers have them")
     if not course.wait_until_level():
-        screen.say(f"The readers were not level within {LEVEL_TIMEOUT:.0f} s")
+        screen.say(f"The readers did not catch up within {LEVEL_TIMEOUT:.0f} s")
     for name, status in deployment.stop_processes().items():
         if status:
             screen.say(f"{name} ended with status {status}")

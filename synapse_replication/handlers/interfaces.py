@@ -52,7 +52,7 @@ class DelayedCall(Protocol):
     """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Cancel the call; an error if it was made or cancelled already."""
+        """Cancel the call. Raises if it was already made or cancelled."""
         ...
 
     def active(self) -> bool:

@@ -88,9 +88,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.write_rows("first", 20)
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.SEQUENCE_BEHIND)
-        self.assertIn(
-            "foobar_seq is at 7, but table foobar contains 20", problem.text
-        )
+        self.assertIn("foobar_seq is at 7, but table foobar contains 20", problem.text)
         # The statements tried above are not rolled back: sequences never are.
         self.set_sequence(7)
         self.repair()

@@ -33,12 +33,12 @@ class ArchiveMetrics:
         )
         self.rows_per_second = Gauge(
             f"{_PREFIX}_rows_per_second",
-            "Rows a second of the last batch that had any.",
+            "Rows per second in the last batch with rows.",
             registry=registry,
         )
         self.batch_seconds = Histogram(
             f"{_PREFIX}_batch_seconds",
-            "Time to write a batch.",
+            "Duration of batches in seconds.",
             registry=registry,
             buckets=(0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
         )
@@ -56,17 +56,17 @@ class ArchiveMetrics:
         )
         self.caught_up = Gauge(
             f"{_PREFIX}_caught_up_timestamp_seconds",
-            "When nothing more was left in the database, s since the epoch.",
+            "Time at which all rows were archived, in seconds since 1970.",
             registry=registry,
         )
         self.compacted = Counter(
             f"{_PREFIX}_compacted_files",
-            "Small files that were made into larger ones.",
+            "Small files that were merged into larger ones.",
             registry=registry,
         )
         self.vacuumed = Counter(
             f"{_PREFIX}_vacuumed_files",
-            "Files removed that no reader needs any more.",
+            "Unused files that were removed.",
             registry=registry,
         )
 

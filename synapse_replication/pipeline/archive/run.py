@@ -274,7 +274,7 @@ class _Archive:
         if before:
             self._numbers.compacted_files += before
             self._metrics.compacted.inc(before)
-            self._tell(f"{before} small files made into {after}")
+            self._tell(f"{before} small files merged into {after}")
 
     def _vacuum(self) -> None:
         if not self._settings.once and time.monotonic() < self._next_vacuum:
@@ -286,7 +286,7 @@ class _Archive:
         self._watch(Point.VACUUMED)
         if removed:
             self._metrics.vacuumed.inc(removed)
-            self._tell(f"{removed} files removed that no reader needs any more")
+            self._tell(f"{removed} unused files removed")
 
     def _tell(self, what: str) -> None:
         self._reporter.show(self._numbers, what)

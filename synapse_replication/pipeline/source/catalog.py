@@ -122,7 +122,7 @@ def select_streams(
                 "replication record) and read the recording"
             )
         raise PipelineError(
-            f"streams: there is no stream {excerpt(name)}; known are "
+            f"streams: stream {excerpt(name)} is unknown; known are "
             f"{', '.join(sorted(catalog))}; one of your own table must be declared "
             "in the configuration that the option config names"
         )

@@ -200,7 +200,7 @@ class ArchiveTests(SynchronousTestCase):
             stopping=stopping,
         )
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
-        self.assertIn("small files made into", self.said.getvalue())
+        self.assertIn("small files merged into", self.said.getvalue())
         self.assertIn("0 ids behind", self.said.getvalue())
 
         def value(name: str, **labels: str) -> float | None:

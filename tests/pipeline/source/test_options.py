@@ -75,7 +75,7 @@ class SourceOptionsTests(SynchronousTestCase):
     def test_mistakes(self) -> None:
         """Each mistake names its option, and what to write."""
         self.refuse("option stream:", "streams", stream="events")
-        self.refuse("there is no stream evnts", "receipts", streams="evnts")
+        self.refuse("stream evnts is unknown", "receipts", streams="evnts")
         self.refuse("typing", "record the wire", streams="typing")
         self.refuse("option streams is 'a,,b'", streams="a,,b")
         self.refuse("option writers", writers="")
