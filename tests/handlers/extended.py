@@ -1,4 +1,4 @@
-"""Processes that speak the extension, on a channel that a test may harm."""
+"""Instances that speak the extension, on a bus from which a test can drop messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Bus", "BusConnection", "Published", "SpeakingProcess"]
 
 @attrs.frozen
 class Published:
-    """One message: who sent it, on the extension's channel or not, and what."""
+    """One message: its sender, whether it is one of the extension, and its payload."""
 
     sender: str
     is_extension: bool
@@ -46,11 +46,11 @@ class Published:
 
 
 class Bus:
-    """Delivers messages to everybody in order, when asked to.
+    """Delivers messages to all processes, in order, when ``deliver`` is called.
 
-    :ivar drop: tells which messages are lost.
-    :ivar seen: all that were not lost, in order.
-    :ivar processes: by the order in which they came.
+    :ivar drop: returns whether a message is lost.
+    :ivar seen: the messages that were not lost, in order.
+    :ivar processes: in the order in which they joined.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Bus:
         self._waiting.append(message)
 
     def deliver(self) -> None:
-        """Deliver all that was published, and what is published because of it."""
+        """Deliver all published messages, and those that are published in response."""
         while self._waiting:
             message = self._waiting.popleft()
             if self.drop(message):
@@ -73,7 +73,9 @@ class Bus:
                 process.take(message)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass everywhere, and deliver what is said meanwhile."""
+        """
+        Advance the clocks of all processes, and deliver what they publish meanwhile.
+        """
         self.deliver()
         for _ in range(round(seconds * 4)):
             for process in list(self.processes):
@@ -81,7 +83,7 @@ class Bus:
             self.deliver()
 
     def classic(self) -> list[str]:
-        """Return what stock peers see."""
+        """Return the lines that stock peers see."""
         return [m.payload.decode() for m in self.seen if not m.is_extension]
 
 
@@ -109,14 +111,14 @@ if TYPE_CHECKING:
 
 
 class SpeakingProcess:
-    """A process with the streams ``events`` and ``typing``, the latter in memory.
+    """An instance with the streams ``events`` and ``typing`` (held in memory).
 
     :param writes: the streams that it writes.
     :param speaks: ``False`` for a stock peer.
-    :param saved: what it saved of ``typing`` in its last life, by writer: the epoch,
-        if it did, and the token.
-    :ivar refusal: the status with which it refuses its backlog; 0 for no answer.
-    :ivar asked: what was asked of its backlog, or of its memory.
+    :param saved: what its earlier epoch saved of ``typing``, by writer: the writer's
+        epoch (``None`` if it was not saved) and the token.
+    :ivar refusal: the HTTP status of its answers to backlog requests; 0 for no answer.
+    :ivar asked: the backlog requests that it received.
     """
 
     def __init__(
@@ -192,7 +194,7 @@ class SpeakingProcess:
         self.connection = None
 
     def take(self, message: Published) -> None:
-        """Take one message."""
+        """Receive one message."""
         assert self.connection is not None
         if not message.is_extension:
             self.handler.received(self.connection, read_lines([message.payload]))
@@ -200,7 +202,7 @@ class SpeakingProcess:
             self.extension.extension_received(self.connection, message.payload)
 
     def write(self, token: int, *texts: str, stream: str = "events") -> None:
-        """Commit rows where every process finds them, and send them."""
+        """Commit rows in the streams of all processes, and send them."""
         for process in {*self.bus.processes, self}:
             self._source(process, stream).persist(
                 self.name, token, *([text] for text in texts)
@@ -211,14 +213,14 @@ class SpeakingProcess:
         return process.events if stream == "events" else process.typing
 
     def skip(self, token: int, stream: str = "events") -> None:
-        """Move on without rows, and say so."""
+        """Advance the position without rows, and announce it."""
         self._source(self, stream).local_token = token
         self.host.notifier.notify()
 
     async def ask(
         self, stream: str, instance: str, epoch: str, from_token: int, upto_token: int
     ) -> StreamUpdateResult:
-        """Ask another process for its backlog, as over HTTP."""
+        """Request another process's backlog, as over HTTP."""
         others = [p for p in self.bus.processes if p.name == instance]
         status: int | None = None
         if others:

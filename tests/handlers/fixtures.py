@@ -1,4 +1,4 @@
-"""A command handler with one connection, for the tests of what is received."""
+"""A command handler with one connection, for the tests of receiving."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Row:
 
 @attrs.define
 class Receiving:
-    """A handler and all that it touches.
+    """A handler and everything around it.
 
     :ivar stream: the first of the host's streams.
     """
@@ -41,13 +41,13 @@ class Receiving:
     stream: SourceStream
 
     def receive(self, *lines: str, connection: MemoryConnection | None = None) -> None:
-        """Have lines arrive together."""
+        """Deliver lines to the handler in one chunk."""
         self.handler.received(
             connection or self.connection, read_lines([line.encode() for line in lines])
         )
 
     def connect(self, name: str = "another") -> MemoryConnection:
-        """Make one more connection."""
+        """Add a connection."""
         connection = MemoryConnection(name)
         self.handler.new_connection(connection)
         return connection
@@ -65,7 +65,7 @@ class Receiving:
         ]
 
     def break_time(self) -> None:
-        """Let the reactor go round once."""
+        """Run the reactor once."""
         self.host.reactor.advance(0)
 
 
@@ -80,9 +80,9 @@ def receiving(
 ) -> Receiving:
     """Build a handler that follows ``events`` and has one connection.
 
-    :param observer: hears of it, in place of the host's.
+    :param observer: used in place of the host's.
 
-    Its wait after the first failure is 1 s, then 2 s, up to 8 s, without jitter.
+    Retries back off from 1 s to at most 8 s, without jitter.
     """
     stream = SourceStream(
         "events",

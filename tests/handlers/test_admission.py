@@ -36,18 +36,21 @@ class WriterAdmissionTests(SynchronousTestCase):
         return self.admission.is_admitted(stream, writer, now)[0]
 
     def test_instances_of_the_deployment(self) -> None:
-        """Any of them may have become a writer of any stream."""
+        """Every instance of the deployment may write every stream."""
         for stream in ("events", "caches"):
             for writer in ("w1", "w2"):
                 self.assertTrue(self.admits(stream, writer))
 
     def test_strangers(self) -> None:
-        """They may write what everybody writes, and nothing that is declared."""
+        """An undeclared writer may write only streams without declared writers."""
         self.assertFalse(self.admits("events", "zz"))
         self.assertTrue(self.admits("caches", "zz"))
 
     def test_strangers_are_bounded(self) -> None:
-        """Beyond a number of them, only one that was silent for long makes room."""
+        """
+        Beyond the limit, an undeclared writer is admitted only in place of an expired
+        one.
+        """
         for number in range(MAX_UNDECLARED):
             self.assertTrue(self.admits("caches", f"s{number}"))
         self.assertFalse(self.admits("caches", "one more", EXPIRES_AFTER - 1))
@@ -60,7 +63,7 @@ class WriterAdmissionTests(SynchronousTestCase):
 
 
 class HandlerTests(SynchronousTestCase):
-    """What the command handler makes of strangers."""
+    """How the command handler treats undeclared writers."""
 
     def setUp(self) -> None:
         self.streams = [SourceStream(name, Row) for name in ("events", "caches")]
@@ -78,7 +81,7 @@ class HandlerTests(SynchronousTestCase):
         self.host.reactor.pump([0.1] * 10)
 
     def test_no_state_for_strangers(self) -> None:
-        """5,000 made-up writers leave nothing behind, and cost no query."""
+        """5,000 made-up writers leave no state and cause no query."""
         before = dict(self.handler._links[self.connection].writers)
         for number in range(5000):
             self.receive(
@@ -93,7 +96,7 @@ class HandlerTests(SynchronousTestCase):
         self.assertEqual(reasons, {DiscardReason.UNDECLARED_WRITER})
 
     def test_between_rows_of_writers(self) -> None:
-        """A stranger's rows among a writer's are discarded alone."""
+        """Only the undeclared writer's rows in a chunk are discarded."""
         self.receive("POSITION events w1 0 0")
         self.receive(
             'RDATA events w1 1 ["a"]',

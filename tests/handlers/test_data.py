@@ -1,4 +1,4 @@
-"""Tests of the end of the road, and of waiting for it."""
+"""Tests of the data handler: the host's sink, positions and waiters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.handlers.fixtures import Row
 
 
 class Sink:
-    """Notes where the stream stands when it is called."""
+    """Records the stream's position at each call."""
 
     def __init__(self, stream: SourceStream) -> None:
         self.stream = stream
@@ -38,7 +38,7 @@ class Sink:
 
 
 class EpochKeepingSink(Sink):
-    """Saves epochs, too."""
+    """A sink that saves epochs, too."""
 
     def saved_epochs(self) -> dict[tuple[str, str], str]:
         return {("events", "w"): "a"}
@@ -51,7 +51,7 @@ class EpochKeepingSink(Sink):
 
 
 class ReplicationDataHandlerTests(SynchronousTestCase):
-    """Rows first, then the position, then those who wait."""
+    """First the sink gets rows, then the position advances, then waiters wake."""
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row)
@@ -62,7 +62,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         )
 
     def test_epochs(self) -> None:
-        """Epochs are the host's affair, if it saves them: nothing moves."""
+        """Epochs are passed to a sink that saves them; the position stays."""
         self.assertEqual(self.data.saved_epochs(), {})
         self.assertIsNone(self.data.on_epoch("events", "w", "b"))
         self.stream.advance("w", 3)
@@ -99,13 +99,13 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_rows_before_position(self) -> None:
-        """The host has its rows before the position moves."""
+        """The sink gets the rows before the position advances."""
         self.rows(3)
         self.assertEqual(self.sink.calls, [("rows", 3, 0)])
         self.assertEqual(self.stream.current_token("w"), 3)
 
     def test_waits_for_the_host(self) -> None:
-        """The position moves only when the host is done, also with a position."""
+        """The position advances only when the sink's awaitable has fired."""
         held: Deferred[None] = Deferred()
         self.sink.answer = held
         finished = self.run_it(self.data.on_rdata("events", "w", 3, []))
@@ -126,13 +126,13 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertEqual(self.stream.current_token("w"), 1)
 
     def test_already_there(self) -> None:
-        """Nobody waits for what was reached."""
+        """Waiting for a position that was reached returns at once."""
         self.rows(5)
         self.successResultOf(self.wait(5))
         self.assertNothingLeft()
 
     def test_several_waiters(self) -> None:
-        """All who wait for a position wake, in order, when it is reached."""
+        """All waiters of a position wake, in order, when it is reached."""
         woken: list[int] = []
         for number, position in enumerate((5, 3, 5, 9)):
             self.wait(position).addCallback(self.note, woken, number)
@@ -145,7 +145,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_wakes_on_its_writer_alone(self) -> None:
-        """Other writers, however far, wake nobody."""
+        """Positions of other writers wake no waiter."""
         waiting = self.wait(5)
         self.rows(100, "other")
         self.assertNoResult(waiting)
@@ -153,7 +153,9 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(waiting)
 
     def test_time_out(self) -> None:
-        """Waiting ends after its time, with an error that says where it stands."""
+        """
+        After its timeout, a wait fails with an error that states the current position.
+        """
         waiting = self.wait(5)
         self.wait(6).addErrback(lambda _: None)
         self.rows(4)
@@ -163,14 +165,14 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.assertNothingLeft()
 
     def test_cancelled(self) -> None:
-        """A waiter that is cancelled leaves nothing behind."""
+        """A wait that is cancelled leaves no state behind."""
         waiting = self.wait(5)
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
         self.assertNothingLeft()
 
     def test_a_waiter_that_waits_again(self) -> None:
-        """Somebody who waits anew as soon as they wake is waited for."""
+        """A waiter that starts another wait when it wakes wakes again later."""
         again: list[Deferred[None]] = []
         self.wait(5).addCallback(lambda _: again.append(self.wait(6)))
         self.rows(5)
@@ -179,7 +181,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(again[0])
 
     def test_more_than_was_allocated(self) -> None:
-        """A token above anything allocated is capped to what can be reached."""
+        """A wait for a token beyond the largest allocated one is capped to that."""
         answers: dict[str, int | None] = {"events": 7}
 
         async def largest_token(stream_name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Tests of which start of a process is the present one."""
+"""Tests of current and stale epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PeerEpochsTests(SynchronousTestCase):
         self.epochs = PeerEpochs()
 
     def test_restart(self) -> None:
-        """The newest epoch is the present one; a late word of the last is skipped."""
+        """The newest epoch is current; a delayed message of a stale one is late."""
         self.assertIsNone(self.epochs.epoch_of("w"))
         self.assertEqual(self.epochs.observe("w", "a", 0), EpochStatus.FIRST)
         self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.SAME)
@@ -39,7 +39,7 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_duplicate(self) -> None:
-        """An earlier start that goes on talking is a second process."""
+        """A stale epoch that still sends messages belongs to a second process."""
         self.epochs.observe("w", "a", 0)
         self.epochs.observe("w", "b", 1)
         now = 1 + SETTLED_AFTER
@@ -47,7 +47,9 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_one_that_is_left(self) -> None:
-        """When the newest goes, or is silent for long, the earlier one is heeded."""
+        """
+        If the current epoch leaves or is silent for long, a stale one becomes current.
+        """
         self.epochs.observe("w", "a", 0)
         self.epochs.observe("w", "b", 1)
         self.epochs.leave("w", "a")
@@ -60,7 +62,7 @@ class PeerEpochsTests(SynchronousTestCase):
         )
 
     def test_made_up_epochs(self) -> None:
-        """Of many new epochs in a moment only some are accepted, later ones again."""
+        """Only a limited rate of new epochs is accepted."""
         self.epochs.observe("w", "real", 0)
         heard = [self.epochs.observe("w", f"{number}", 1) for number in range(300)]
         self.assertEqual(heard.count(EpochStatus.NEW), MAX_CHANGES)
@@ -73,7 +75,7 @@ class PeerEpochsTests(SynchronousTestCase):
         )
 
     def test_the_real_one_returns(self) -> None:
-        """Made-up epochs are believed for no longer than a few seconds."""
+        """The real epoch becomes current again a few seconds after forged ones."""
         self.epochs.observe("w", "real", 0)
         for number in range(300):
             self.epochs.observe("w", f"{number}", 1)
@@ -87,7 +89,7 @@ class PeerEpochsTests(SynchronousTestCase):
         )
 
     def test_bounded(self) -> None:
-        """However many names and starts there are, few are remembered."""
+        """The numbers of instances and of stale epochs are limited."""
         for number in range(MAX_INSTANCES * 2):
             self.epochs.observe(f"w{number}", "a", number)
             self.epochs.observe("kept", f"{number}", number * CHANGE_EVERY)
@@ -107,7 +109,7 @@ class HandledEpochsTests(SynchronousTestCase):
         return Deferred.fromCoroutine(epochs.begin("w", epoch))
 
     def test_saved(self) -> None:
-        """What the sink saved of the stream is known at the start, of others not."""
+        """Epochs that the sink saved are known at the start, for this stream only."""
         self.sink.epochs = {("typing", "w"): "a", ("other", "v"): "a"}
         epochs = HandledEpochs("typing", self.sink)
         self.assertTrue(epochs.is_present("w", "a"))
@@ -115,7 +117,7 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertFalse(epochs.is_present("v", "a"))
 
     def test_begins_when_it_is_saved(self) -> None:
-        """An epoch is the present one once the sink has it."""
+        """An epoch is handled once the sink has saved it."""
         epochs = HandledEpochs("typing", self.sink)
         self.sink.is_held = True
         beginning = self.begin(epochs, "a")
@@ -126,7 +128,9 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertEqual(self.sink.epochs, {("typing", "w"): "a"})
 
     def test_bounded(self) -> None:
-        """The names that began first are forgotten, and so fetched anew."""
+        """
+        Beyond the limit, the oldest names are evicted, so their rows are fetched again.
+        """
         epochs = HandledEpochs("typing", self.sink)
         for number in range(MAX_INSTANCES + 1):
             self.successResultOf(
@@ -137,14 +141,14 @@ class HandledEpochsTests(SynchronousTestCase):
         self.assertTrue(epochs.is_present(f"w{MAX_INSTANCES}", "a"))
 
     def test_not_saved(self) -> None:
-        """An epoch that the sink did not take is not the present one."""
+        """An epoch that the sink failed to save is not handled."""
         epochs = HandledEpochs("typing", self.sink)
         self.sink.failures = [RuntimeError("full")]
         self.failureResultOf(self.begin(epochs, "a"), RuntimeError)
         self.assertFalse(epochs.is_present("w", "a"))
 
     def test_sink_that_saves_none(self) -> None:
-        """Without a sink that saves epochs they are known for as long as it runs."""
+        """With a sink that saves no epochs, they are held in memory."""
         sink: Any = PositionsOnlySink()
         epochs = HandledEpochs("typing", sink)
         self.assertFalse(epochs.is_present("w", "a"))

@@ -22,7 +22,7 @@ from tests.handlers.fixtures import Receiving, Row, receiving
 
 
 class ConnectionTests(SynchronousTestCase):
-    """Connections that come and go."""
+    """Connections that are made and lost."""
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="writer")
@@ -31,7 +31,7 @@ class ConnectionTests(SynchronousTestCase):
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
 
     def test_a_new_connection(self) -> None:
-        """A link that is up gets REPLICATE, then our positions, then users."""
+        """A new link gets REPLICATE, then the positions, then the syncing users."""
         self.host.commands.syncing = [SyncingUser("@a:b", None, 5)]
         connection = MemoryConnection()
         self.handler.new_connection(connection)
@@ -45,7 +45,7 @@ class ConnectionTests(SynchronousTestCase):
         )
 
     def test_a_peer_that_connected_to_us(self) -> None:
-        """A peer that connected is told positions when it asks."""
+        """A peer that connected gets the positions when it sends REPLICATE."""
         connection = MemoryConnection(relays=True)
         self.handler.new_connection(connection)
         self.assertEqual(connection.take(), [])
@@ -53,7 +53,7 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
 
     def test_connected(self) -> None:
-        """The handler is connected while it has a connection."""
+        """The handler is connected while it has at least one connection."""
         connection = MemoryConnection()
         self.assertFalse(self.handler.connected())
         self.handler.new_connection(connection)
@@ -65,7 +65,7 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(self.host.observer.connections, 0)
 
     def test_nothing_is_received_after_the_end(self) -> None:
-        """A connection that was lost is never resumed from."""
+        """Lines from a connection that was lost are ignored."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.handler.lost_connection(it.connection)
@@ -73,7 +73,7 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [])
 
     def test_passive(self) -> None:
-        """A passive handler sends nothing, whatever happens."""
+        """A passive handler never sends anything."""
         handler = ReplicationCommandHandler(
             self.host, self.host.observer, options=HandlerOptions(passive=True)
         )
@@ -85,7 +85,7 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(connection.take(), [])
 
     def test_a_written_stream_must_be_known(self) -> None:
-        """Writing a stream that is not among the streams is refused."""
+        """A written stream that is not in the stream directory is an error."""
         host = MemoryHost(self.stream, written=["events"])
         streams = {"events": self.stream}
 
@@ -102,17 +102,19 @@ class ConnectionTests(SynchronousTestCase):
 
 
 class ChannelTests(SynchronousTestCase):
-    """The Redis channels that are heard."""
+    """The Redis channels to subscribe to."""
 
     def test_only_who_stores_ips_hears_them(self) -> None:
-        """USER_IP is subscribed to only where it is stored."""
+        """USER_IP is subscribed to only if the host stores IPs."""
         for stores, channels in ((True, ("USER_IP",)), (False, ())):
             host = MemoryHost(stores_user_ips=stores)
             handler = ReplicationCommandHandler(host, host.observer)
             self.assertEqual(handler.start_replication(), channels)
 
     def test_too_late(self) -> None:
-        """A channel that is added after the start is an error; twice is once."""
+        """
+        Adding a channel twice adds it once; adding one after the start is an error.
+        """
         host = MemoryHost()
         handler = ReplicationCommandHandler(host, host.observer)
         handler.subscribe_to_channel("extra")
@@ -123,10 +125,10 @@ class ChannelTests(SynchronousTestCase):
 
 
 class ReceivedTests(SynchronousTestCase):
-    """What arrives and is not rows of others."""
+    """Received commands."""
 
     def test_commands_go_to_the_host(self) -> None:
-        """Each command reaches its method of the host."""
+        """Each command calls its method of the host."""
         it = receiving()
         it.host.stores_user_ips = True
         it.receive(
@@ -160,13 +162,15 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.processes, [])
 
     def test_user_ips_are_for_who_stores_them(self) -> None:
-        """A process that stores no IPs does nothing with them."""
+        """A host that stores no IPs is not given any."""
         it = receiving()
         it.receive('USER_IP @a:b ["secret","1.2.3.4","agent",null,6]')
         self.assertEqual(it.host.commands.calls, [])
 
     def test_our_own_come_back(self) -> None:
-        """What Redis brings back to us is dropped before it is looked at."""
+        """
+        The instance's own commands, echoed by Redis, are discarded without decoding.
+        """
         it = receiving()
         it.receive(
             "POSITION events reader 0 5",
@@ -185,8 +189,8 @@ class ReceivedTests(SynchronousTestCase):
 
     def test_presence_storm(self) -> None:
         """
-        A thousand users, each said to sync a hundred times, cost the host a
-        thousand calls; who began and who ceased is heard each time, in order.
+        100 USER_SYNCs of each of 1,000 users cause 1,000 calls; each change of state is
+        delivered, in order.
         """
         it = receiving()
         storm = [f"USER_SYNC id1 @u{n}:hs None start 1000000" for n in range(1000)]
@@ -203,7 +207,10 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(states, [False, True, False, True])
 
     def test_syncs_after_the_end_of_a_process(self) -> None:
-        """After CLEAR_USER_SYNC all is news again; so is what the host did not take."""
+        """
+        A repeated USER_SYNC is delivered again after CLEAR_USER_SYNC, and after the
+        host failed.
+        """
         it = receiving()
         line = "USER_SYNC id1 @u:hs None start 5"
         failing: Deferred[None] = Deferred()
@@ -225,7 +232,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(len(it.host.observer.failures), 2)
 
     def test_unknown_streams(self) -> None:
-        """Rows and positions of an unknown stream are counted and passed."""
+        """Rows and positions of an unknown stream are discarded and counted."""
         it = receiving()
         it.receive("POSITION new w 0 0", "RDATA new w 1 []", "RDATA new w x []")
         self.assertEqual(
@@ -233,21 +240,21 @@ class ReceivedTests(SynchronousTestCase):
         )
 
     def test_unknown_commands(self) -> None:
-        """An unknown command does not end the link, nor lose the next line."""
+        """An unknown command neither closes the link nor affects the next line."""
         it = receiving()
         it.receive("FROBNICATE 1", "REMOTE_SERVER_UP a.example")
         self.assertEqual(it.connection.closed_with, [])
         self.assertEqual(len(it.host.commands.calls), 1)
 
     def test_broken_lines(self) -> None:
-        """A line that does not parse is answered with one ERROR."""
+        """A malformed line is answered with one ERROR; the next line is handled."""
         it = receiving()
         it.receive("USER_SYNC nonsense", "REMOTE_SERVER_UP a.example")
         self.assertEqual(len(it.connection.closed_with), 1)
         self.assertEqual(len(it.host.commands.calls), 1)
 
     def test_a_host_that_waits(self) -> None:
-        """A background process starts only when the host has to wait."""
+        """A background process starts only if the host returns an awaitable."""
         it = receiving()
         waiting: Deferred[None] = Deferred()
         it.host.commands.answer = waiting
@@ -258,7 +265,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.open_processes, 0)
 
     def test_a_host_that_fails(self) -> None:
-        """A host's failure is reported, and the next command is handled."""
+        """A failure of the host is reported, and the next command is handled."""
         it = receiving()
         it.host.commands.error = ValueError("at once")
         it.receive("REMOTE_SERVER_UP a.example")
@@ -273,7 +280,7 @@ class ReceivedTests(SynchronousTestCase):
         )
 
     def test_a_parsed_row(self) -> None:
-        """A row that was parsed elsewhere is taken like any other."""
+        """A row that was parsed elsewhere is handled like any other."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.handler.received(it.connection, [RdataCommand("events", "w", 1, ["a"])])
@@ -283,7 +290,7 @@ class ReceivedTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 1, ["a"])])
 
     def test_waiting_until_idle(self) -> None:
-        """One can wait until everything that arrived was handled."""
+        """``wait_until_idle`` fires once everything received was handled."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True
@@ -294,7 +301,7 @@ class ReceivedTests(SynchronousTestCase):
         self.successResultOf(idle)
 
     def test_processes_for_many_rows(self) -> None:
-        """Many rows cost one process for each stream that is drained."""
+        """Many rows in one chunk start one background process for their stream."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         del it.host.observer.processes[:]
@@ -306,7 +313,7 @@ class ReceivedTests(SynchronousTestCase):
 
 
 class RelayTests(SynchronousTestCase):
-    """What is told on."""
+    """Relaying commands to other peers."""
 
     def setUp(self) -> None:
         self.it = receiving()
@@ -316,7 +323,9 @@ class RelayTests(SynchronousTestCase):
             self.it.handler.new_connection(connection)
 
     def test_to_the_others_only(self) -> None:
-        """What is for all goes to the other peers that connected to us, only."""
+        """
+        A relayed command goes only to the other peers that connected to this instance.
+        """
         self.it.receive(
             "REMOTE_SERVER_UP a.example",
             'LOCK_RELEASED ["w1","lock","key"]',
@@ -328,7 +337,7 @@ class RelayTests(SynchronousTestCase):
         self.assertEqual(self.it.connection.take(), [])
 
     def test_never_over_redis(self) -> None:
-        """What arrives over Redis, our own come back, is never sent again."""
+        """Commands received over Redis are not relayed."""
         self.it.receive(
             "REMOTE_SERVER_UP a.example", 'LOCK_RELEASED ["w1","lock","key"]'
         )
@@ -337,10 +346,10 @@ class RelayTests(SynchronousTestCase):
 
 
 class ConnectionEndTests(SynchronousTestCase):
-    """Connections that end while others are told."""
+    """Connections that are lost during a broadcast."""
 
     def test_a_peer_may_go_while_all_are_told(self) -> None:
-        """A connection that ends while it is sent to disturbs no other."""
+        """A connection lost while it is sent to does not affect the others."""
         it = receiving()
         handler = it.handler
 

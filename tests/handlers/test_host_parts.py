@@ -28,7 +28,7 @@ def typing_stream() -> MemoryStream:
 
 class StreamTableTests(SynchronousTestCase):
     def test_streams(self) -> None:
-        """A stream is found by its name, and among those written if it is."""
+        """A stream is found by its name; only a written one is replicated from here."""
         table = StreamTable()
         stream = typing_stream()
         table.add(stream, is_written_here=False)
@@ -36,7 +36,7 @@ class StreamTableTests(SynchronousTestCase):
         self.assertEqual(table.get_streams_to_replicate(), [])
 
     def test_twice(self) -> None:
-        """A second stream of one name is refused."""
+        """A second stream of the same name is refused."""
         table = StreamTable()
         table.add(typing_stream(), is_written_here=True)
         with self.assertRaises(StreamConfigurationError) as caught:
@@ -47,7 +47,7 @@ class StreamTableTests(SynchronousTestCase):
 
 class WriteNotifierTests(SynchronousTestCase):
     def test_notify(self) -> None:
-        """Everybody who asked is told of each write."""
+        """Every registered callback is called for each write."""
         notifier = WriteNotifier()
         told: list[str] = []
         notifier.add_replication_callback(lambda: told.append("a"))
@@ -69,14 +69,14 @@ class SyncingUsersTests(SynchronousTestCase):
         ]
 
     def test_start_and_end(self) -> None:
-        """A user is known from start to end, on each process by itself."""
+        """A user is listed from start to end, separately for each instance."""
         self.sync("a", "u")
         self.sync("b", "u")
         self.sync("a", "u", False)
         self.assertEqual(self.seen(), ["b u"])
 
     def test_clear(self) -> None:
-        """A process that goes down takes all its users with it."""
+        """Clearing an instance removes all its users."""
         self.sync("a", "u")
         self.sync("a", "v")
         self.sync("b", "w")
@@ -84,7 +84,7 @@ class SyncingUsersTests(SynchronousTestCase):
         self.assertEqual(self.seen(), ["b w"])
 
     def test_bound(self) -> None:
-        """Past the bound, whoever was seen longest ago is forgotten."""
+        """Beyond the limit, the least recently seen user is evicted."""
         for user in ("u", "v", "w", "u", "x"):
             self.sync("a", user)
         self.assertEqual(self.seen(), ["a w", "a u", "a x"])

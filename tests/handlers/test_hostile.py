@@ -1,4 +1,4 @@
-"""Hostile and broken input among good lines: nothing good is lost, nothing leaks."""
+"""Hostile and broken input among good lines: no good row is lost, no secret leaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synapse_replication.wire.rdata import RefusedLine, read_lines
 from tests.handlers.fixtures import receiving
 
 _TOKEN = "syt_bm9ib2R5"
-#: JSON, and what looks like it, that is no row of the stream.
+#: Valid and invalid JSON that is no row of the stream.
 _BAD_ROWS = st.sampled_from(
     [
         b"",
@@ -44,8 +44,8 @@ _WORDS = st.one_of(
         [b"events", b"evil", b"batch", b"9" * 40, b"-1", b"1.5", b"\x00", b"start", b""]
     ),
 )
-#: Commands of all names with whatever behind them; of other writers, since a good
-#: line of this one would be heeded.
+#: All commands with arbitrary arguments. RDATA and POSITION are only sent in the name
+#: of another writer: valid ones of ``w`` would be handled.
 _COMMANDS = st.tuples(
     st.sampled_from(sorted({*COMMANDS, "UNKNOWN"} - {"RDATA", "POSITION"})),
     st.lists(_WORDS, max_size=6),
@@ -70,14 +70,14 @@ _HOSTILE = st.one_of(
 
 
 class HostileTests(SynchronousTestCase):
-    """Whatever comes between them, the rows of a good writer arrive, in order."""
+    """Rows of a good writer arrive in order among arbitrary other lines."""
 
     @settings(derandomize=True, deadline=None, max_examples=300)
     @given(st.lists(_HOSTILE | st.none(), max_size=30), st.integers(1, 5))
     def test_no_good_line_is_lost(
         self, plan: list[bytes | tuple[bytes, bytes] | None], chunk: int
     ) -> None:
-        """Good rows arrive once each; what is refused is told, without its secrets."""
+        """Each good row is delivered once; errors are reported without secrets."""
         process = receiving()
         lines = [b"POSITION events w 0 0"]
         token = 0
@@ -111,7 +111,7 @@ class HostileTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None, max_examples=300)
     @given(st.lists(_WORDS, max_size=8), st.booleans())
     def test_access_tokens_do_not_show(self, words: list[bytes], quoted: bool) -> None:
-        """No error about a USER_IP line, however broken, repeats its access token."""
+        """No error about a malformed USER_IP line contains its access token."""
         token = b'["%b",' % _TOKEN.encode() if quoted else _TOKEN.encode()
         line = b" ".join([b"USER_IP", b"@a:b", token, *words])
         for item in read_lines([line]):

@@ -1,4 +1,4 @@
-"""Tests of the values that a host hands over."""
+"""Tests of the value classes of the host interfaces."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class ValueTests(SynchronousTestCase):
     """Identity and syncing users are values."""
 
     def test_cannot_be_changed(self) -> None:
-        """Nobody changes who a process is while it runs."""
+        """An identity cannot be modified."""
         identity = Identity("hs.example", "master", "abc")
         with self.assertRaises(AttributeError):
             identity.instance_name = "other"  # type: ignore[misc]
         self.assertEqual(SyncingUser("@a:b", None, 1), SyncingUser("@a:b", None, 1))
 
     def test_all_is_there(self) -> None:
-        """Every public name exists."""
+        """Every name in ``__all__`` exists."""
         for name in interfaces.__all__:
             self.assertTrue(hasattr(interfaces, name), name)

@@ -13,7 +13,7 @@ class ReplicationObserverTests(SynchronousTestCase):
     """The base of all observers."""
 
     def test_contexts(self) -> None:
-        """What lasts is wrapped in a context, also when nobody looks."""
+        """The methods that span a duration return context managers."""
         observer = ReplicationObserver()
         with (
             observer.background_process("work"),
@@ -25,7 +25,7 @@ class ReplicationObserverTests(SynchronousTestCase):
             pass
 
     def test_everything_else_returns_nothing(self) -> None:
-        """Every other method may be told anything, and answers nothing."""
+        """Every other method accepts any arguments and returns ``None``."""
         observer = ReplicationObserver()
         for name, method in inspect.getmembers(observer, inspect.ismethod):
             signature = inspect.signature(method)

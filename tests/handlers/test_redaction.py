@@ -1,4 +1,4 @@
-"""Tests of what is shown of the host's failures."""
+"""Tests of removing secrets from the host's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WithoutSecretsTests(SynchronousTestCase):
     def shown(
         self, text: str, command: Command, *, as_cause: bool = False
     ) -> Exception:
-        """Fail with a text, and give what may be shown."""
+        """Raise an error with a text; return what may be logged of it."""
         try:
             try:
                 failing(text)
@@ -41,8 +41,9 @@ class WithoutSecretsTests(SynchronousTestCase):
         raise AssertionError
 
     def test_token_is_cut_out(self) -> None:
-        """The token is gone from the text and from all that is printed; where it failed
-        and what else was said is there."""
+        """
+        The token is removed from the message and traceback; the rest of both remains.
+        """
         error = self.shown("Key (token)=(syt_secret) is there", USER_IP)
         self.assertIsInstance(error, HostError)
         self.assertEqual(str(error), "ValueError: Key (token)=(***) is there")
@@ -51,18 +52,18 @@ class WithoutSecretsTests(SynchronousTestCase):
         self.assertIn("in failing", printed)
 
     def test_of_what_it_came(self) -> None:
-        """A token in an error that led to this one is not shown either."""
+        """A token in the cause of an error is removed, too."""
         error = self.shown("syt_secret", USER_IP, as_cause=True)
         self.assertNotIn("syt_secret", "".join(traceback.format_exception(error)))
 
     def test_nothing_secret(self) -> None:
-        """An error that repeats no secret stays what it is."""
+        """An error that contains no secret is returned as it is."""
         self.assertIsInstance(self.shown("no disk", USER_IP), ValueError)
         command = RemoteServerUpCommand("syt_secret")
         self.assertIsInstance(self.shown("syt_secret", command), ValueError)
 
     def test_keys_of_caches(self) -> None:
-        """Keys of an older peer's INVALIDATE_CACHE may be tokens."""
+        """Keys of an INVALIDATE_CACHE may be tokens, so they are removed."""
         command = InvalidateCacheCommand("get_user", ["syt_secret", 5])
         self.assertEqual(
             str(self.shown("no syt_secret here", command)), "ValueError: no *** here"

@@ -1,4 +1,4 @@
-"""Tests of what is relayed, and of copies that came by another way."""
+"""Tests of relaying, and of copies that arrive on several links."""
 
 from __future__ import annotations
 
@@ -25,31 +25,35 @@ class CopyFilterTests(SynchronousTestCase):
         self.one, self.two = MemoryConnection("one"), MemoryConnection("two")
 
     def test_another_link_brings_a_copy(self) -> None:
-        """The same on another link is a copy; on its own link it is a new event."""
+        """
+        The same command on another link is a copy; on the same link it is a new event.
+        """
         self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0))
         self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.1))
         self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0.2))
         self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.3))
 
     def test_another_command_is_no_copy(self) -> None:
-        """Other text is another event."""
+        """A command with other content is not a copy."""
         self.filter.is_copy(COMMAND, self.one, 0)
         other = RemoteServerUpCommand("b.example")
         self.assertFalse(self.filter.is_copy(other, self.two, 0))
 
     def test_it_expires(self) -> None:
-        """After a while the same is news, whatever link brings it."""
+        """After the window, the same command is a new event on any link."""
         self.filter.is_copy(COMMAND, self.one, 0)
         self.assertFalse(self.filter.is_copy(COMMAND, self.two, WINDOW))
 
     def test_a_lost_link_is_forgotten(self) -> None:
-        """What another link brings after the first one is gone is news."""
+        """
+        After the first link was lost, the same command on another link is a new event.
+        """
         self.filter.is_copy(COMMAND, self.one, 0)
         self.filter.forget(self.one)
         self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0.1))
 
     def test_it_is_bounded(self) -> None:
-        """The command received longest ago is forgotten first."""
+        """Beyond the limit, the oldest command is forgotten."""
         self.filter.is_copy(COMMAND, self.one, 0)
         for number in range(MAX_REMEMBERED):
             self.filter.is_copy(RemoteServerUpCommand(f"s{number}"), self.one, 0)
@@ -58,7 +62,7 @@ class CopyFilterTests(SynchronousTestCase):
 
 
 class _Wire(MemoryConnection):
-    """One end of a link in a mesh; what is sent arrives at the other end later."""
+    """One end of a link in a mesh; lines are queued for the other end."""
 
     other: _Wire
     owner: ReplicationCommandHandler
@@ -73,7 +77,7 @@ class _Wire(MemoryConnection):
 
 
 class Mesh:
-    """Instances that are all connected to one another, each both ways."""
+    """Instances of which each connects to every other."""
 
     def __init__(self, size: int) -> None:
         self.under_way: deque[tuple[_Wire, bytes]] = deque()
@@ -98,7 +102,7 @@ class Mesh:
         far.owner.new_connection(far)
 
     def run(self, most: int = 1000) -> int:
-        """Carry all that is under way; return how many lines that was."""
+        """Deliver all queued lines; return their number."""
         for count in range(most):
             if not self.under_way:
                 return count
@@ -107,18 +111,18 @@ class Mesh:
         return most
 
     def delivered(self) -> list[list[tuple[Any, ...]]]:
-        """Return the calls that each host got."""
+        """Return the calls that each host received."""
         return [host.commands.calls for host in self.hosts]
 
 
 class MeshTests(SynchronousTestCase):
-    """Four instances, each connected to each other both ways."""
+    """Four instances of which each connects to every other."""
 
     def setUp(self) -> None:
         self.mesh = Mesh(4)
 
     def test_a_stranger_speaks_to_one(self) -> None:
-        """Each instance gets one line, and delivers it once."""
+        """A command from outside reaches each instance once."""
         mesh = self.mesh
         stranger = MemoryConnection("stranger", relays=True)
         mesh.handlers[0].new_connection(stranger)
@@ -130,7 +134,7 @@ class MeshTests(SynchronousTestCase):
             self.assertEqual(calls, [("on_remote_server_up", "a.example")])
 
     def test_an_instance_tells_all(self) -> None:
-        """What reaches the others by many ways is delivered once by each."""
+        """A command that reaches an instance on several links is delivered once."""
         mesh = self.mesh
         mesh.handlers[0].send_lock_released("w0", "lock", "key")
         self.assertLess(mesh.run(), 20)
@@ -140,7 +144,7 @@ class MeshTests(SynchronousTestCase):
             self.assertEqual(calls, [("on_lock_released", "w0", "lock", "key")])
 
     def test_released_again(self) -> None:
-        """A lock that is released twice in a moment is delivered twice."""
+        """A lock released twice in quick succession is delivered twice."""
         mesh = self.mesh
         for _ in range(2):
             mesh.handlers[0].send_lock_released("w0", "lock", "key")

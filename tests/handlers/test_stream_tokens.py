@@ -1,4 +1,4 @@
-"""Tests of waiting for all writers of a stream, and of being called for them."""
+"""Tests of waiting for all writers of a stream, and of the callbacks for that."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.reactor.advance(0)
 
     def test_every_writer(self) -> None:
-        """Not the writer of one row is waited for, but all of them."""
+        """A wait finishes only when every writer has reached the token."""
         waiting = self.wait(5)
         self.reach("a", 9)
         self.assertNoResult(waiting)
@@ -64,7 +64,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_two_waiters(self) -> None:
-        """Both wake that wait for the same token, and one that waits for less."""
+        """Two waiters for one token both wake; one for a lower token wakes earlier."""
         self.reach("b", 5)
         waiting = [self.wait(3), self.wait(3), self.wait(1, a=2)]
         self.reach("a", 2)
@@ -75,13 +75,15 @@ class StreamTokenTests(SynchronousTestCase):
         self.successResultOf(waiting[1])
 
     def test_there_already(self) -> None:
-        """What was delivered before is not waited for."""
+        """A wait for a token that was reached returns at once."""
         self.reach("a", 3)
         self.reach("b", 4)
         self.successResultOf(self.wait(3, b=4))
 
     def test_timeout(self) -> None:
-        """In time, or an error that names the writer; nothing is left behind."""
+        """
+        After its timeout, a wait fails with an error that names the slowest writer.
+        """
         self.reach("a", 3)
         self.reach("b", 4)
         slow, for_b = self.wait(4, timeout=2), self.wait(3, timeout=3, b=9)
@@ -95,7 +97,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_cancelled(self) -> None:
-        """Who gives up leaves nothing behind."""
+        """A wait that is cancelled leaves no state behind."""
         waiting = self.wait(4)
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
@@ -103,7 +105,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_capped(self) -> None:
-        """A token that nobody allocated is not waited for."""
+        """A wait for a token beyond the largest allocated one is capped to that."""
 
         async def largest(stream_name: str) -> int:
             return 3
@@ -114,7 +116,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.successResultOf(self.wait(100))
 
     def test_callback(self) -> None:
-        """The callback is called with what every writer has reached, the newest."""
+        """The callback gets the newest token that every writer has reached."""
         called: list[int] = []
         stop = self.data.call_when_persisted("events", called.append)
         self.data.on_rdata("events", "a", 3, [])
@@ -133,7 +135,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(self.data._tokens.interests, {})
 
     def test_own_rows(self) -> None:
-        """What this process wrote itself moves the token, too."""
+        """Rows that this instance wrote advance the token, too."""
         called: list[int] = []
         self.data.call_when_persisted("events", called.append)
         self.stream.advance("a", 7)
@@ -143,7 +145,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.assertEqual(called, [7])
 
     def test_streams_without(self) -> None:
-        """A stream without such a token is refused by name, with what to do."""
+        """A stream without a combined token is refused with a hint."""
         with self.assertRaises(StreamConfigurationError) as caught:
             self.data.call_when_persisted("plain", print)
         self.assertIn("plain has no combined token", str(caught.exception))

@@ -1,4 +1,4 @@
-"""Tests of what is no news about who syncs."""
+"""Tests of skipping USER_SYNC commands that repeat a known state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ class RepeatedSyncsTests(SynchronousTestCase):
         self.syncs = UserSyncDeduplicator()
 
     def test_the_same_again(self) -> None:
-        """The same, or a moment later or earlier, is no news."""
+        """The same state with an equal, slightly later or earlier time is a repeat."""
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for change in (0, RESOLUTION_MS - 1, -5000):
             later = attrs.evolve(START, last_sync_ms=START.last_sync_ms + change)
             self.assertTrue(self.syncs.is_repeat(later, 1))
 
     def test_news(self) -> None:
-        """Another state, user, device or process is news, and so is a later time."""
+        """
+        Another state, user, device or instance, or a much later time, is no repeat.
+        """
         self.assertFalse(self.syncs.is_repeat(START, 0))
         for other in (
             attrs.evolve(START, user_id="@v:hs"),
@@ -46,14 +48,14 @@ class RepeatedSyncsTests(SynchronousTestCase):
 
     def test_heard_again(self) -> None:
         """
-        Who goes on repeating the same is heard each 10 s: nobody is taken to be gone.
+        A repeated state is passed on every 10 s, so that the user does not expire.
         """
         heard = [now for now in range(60) if not self.syncs.is_repeat(START, now)]
         self.assertEqual(heard, [0, 10, 20, 30, 40, 50])
         self.assertFalse(self.syncs.is_repeat(START, 59 + REFRESH_AFTER))
 
     def test_forgotten(self) -> None:
-        """What the host did not take, or was taken back, is news again."""
+        """After ``forget`` or ``forget_process``, the same state is no repeat."""
         other = attrs.evolve(START, instance_id="w2")
         self.syncs.is_repeat(START, 0)
         self.syncs.is_repeat(other, 0)
@@ -64,7 +66,7 @@ class RepeatedSyncsTests(SynchronousTestCase):
         self.assertTrue(self.syncs.is_repeat(other, 0))
 
     def test_bounded(self) -> None:
-        """However many there are, only the newest are remembered."""
+        """Beyond the limit, the oldest states are forgotten."""
         for number in range(MAX_REMEMBERED + 1):
             user = attrs.evolve(START, user_id=f"@u{number}:hs")
             self.assertFalse(self.syncs.is_repeat(user, 0))

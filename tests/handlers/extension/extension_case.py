@@ -1,4 +1,4 @@
-"""What the tests of the extension share."""
+"""The base class of the extension's tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.handlers.extended import Bus, Published, SpeakingProcess
 
 
 def rows_of(*tokens: int) -> Callable[[Published], bool]:
-    """Make a loss of the RDATA with these tokens."""
+    """Return a ``Bus.drop`` that loses the RDATA with these tokens."""
     heads = tuple(f"RDATA events w {token} ".encode() for token in tokens)
     return lambda message: message.payload.startswith(heads)
 
@@ -21,7 +21,7 @@ def row(token: int, writer: str = "w") -> tuple[str, int, list[str]]:
 
 
 class ExtensionTests(SynchronousTestCase):
-    """A writer ``w`` and a reader ``r``, and whoever else comes."""
+    """A writer ``w`` and a reader ``r`` on one bus; tests may add more."""
 
     def setUp(self) -> None:
         self.bus = Bus()
@@ -43,7 +43,7 @@ class ExtensionTests(SynchronousTestCase):
         ]
 
     def inject(self, **fields: object) -> None:
-        """Have a message arrive that ``w`` may have sent."""
+        """Deliver a message of the extension in the name of ``w``."""
         message: dict[str, object] = {
             "v": 1,
             "type": "heartbeat",

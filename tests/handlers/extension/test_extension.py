@@ -1,4 +1,4 @@
-"""Tests of epochs, heartbeats, gaps and partial resync, among whole processes."""
+"""Tests of epochs, heartbeats, gap detection and partial resync between instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 class NewsTests(ExtensionTests):
     def test_heartbeats_are_told(self) -> None:
-        """What a process says of itself is told, with the age of its positions."""
+        """A heartbeat is reported to the observer, with the age of its positions."""
         self.inject(
             time=20_000,
             where="host:1",
@@ -28,11 +28,14 @@ class NewsTests(ExtensionTests):
         self.assertTrue(self.reader.observer.heartbeats[-1].is_leaving)
 
     def test_who_we_are(self) -> None:
-        """Our messages say which version speaks."""
+        """The messages of an instance carry its version."""
         self.assertEqual(self.reader.observer.heartbeats[-1].version, __version__)
 
     def test_late_and_chunks(self) -> None:
-        """Of an earlier epoch nothing is told, nor of the messages before rows."""
+        """
+        Messages of a stale epoch and those ahead of rows are not reported as
+        heartbeats.
+        """
         self.bus.advance(2)
         count = len(self.reader.observer.heartbeats)
         self.inject(epoch="another")
@@ -46,7 +49,7 @@ class NewsTests(ExtensionTests):
 
 class GapTests(ExtensionTests):
     def test_nothing_is_lost_nothing_is_fetched(self) -> None:
-        """Rows that come are no gap, however many heartbeats and chunks there are."""
+        """If no row is lost, heartbeats and announced row ranges cause no catch-up."""
         for token in range(1, 20):
             self.write(token)
             self.bus.advance(0.5)
@@ -59,7 +62,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.current_token("w"), 30)
 
     def test_lost_row_hides_behind_the_next(self) -> None:
-        """A lost row is found before the row after it, which would hide it."""
+        """A lost row is fetched before the row after it is delivered."""
         self.write(1)
         self.bus.drop = rows_of(2)
         self.write(2, 3)
@@ -69,9 +72,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_stock_reader_does_not_see_it(self) -> None:
-        """
-        The same loss passes a reader of the classic wire by: the weakness is real.
-        """
+        """A reader without the extension does not notice the same loss."""
         stock = SpeakingProcess(self.bus, "s", speaks=False)
         self.bus.deliver()
         self.write(1)
@@ -80,7 +81,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(stock.texts(), [row(1), row(3)])
 
     def test_last_row_is_lost(self) -> None:
-        """A heartbeat tells of a loss behind which nothing follows, within 1 s."""
+        """A heartbeat reveals the loss of a writer's last row within about 1 s."""
         self.bus.drop = rows_of(2)
         self.write(1, 2)
         self.assertEqual(self.reader.texts(), [row(1)])
@@ -88,7 +89,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
 
     def test_lost_position(self) -> None:
-        """A reader that never heard a writer's POSITION is connected by a heartbeat."""
+        """A heartbeat connects a reader to a writer whose POSITION was lost."""
         late = SpeakingProcess(self.bus, "late")
         self.bus.drop = lambda message: message.sender == "w"
         self.bus.deliver()
@@ -110,7 +111,10 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), ("w", 2, ["a", "b"])])
 
     def test_gap_before_an_unfinished_batch(self) -> None:
-        """A gap that is found in a batch is repaired before the batch is delivered."""
+        """
+        A gap found while a batch is incomplete is fetched before the batch is
+        delivered.
+        """
         self.write(1)
         self.bus.drop = rows_of(2)
         self.write(2)
@@ -121,7 +125,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2), ("w", 3, ["a", "b"])])
 
     def test_row_past_the_streamer(self) -> None:
-        """A row that was sent at once, and lost, is found by a heartbeat."""
+        """A heartbeat reveals the loss of a row that was sent without the streamer."""
         self.write(1)
         self.reader.events.persist("w", 2, ["row 2"])
         self.bus.drop = rows_of(2)
@@ -130,7 +134,7 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.texts(), [row(1), row(2)])
 
     def test_rows_still_in_the_queue(self) -> None:
-        """Rows that the reader is slow to handle are under way, and no gap."""
+        """Rows that wait in a slow reader's queue do not count as a gap."""
         self.write(1)
         self.reader.host.rows.is_held = True
         self.write(2, 3)
@@ -143,10 +147,13 @@ class GapTests(ExtensionTests):
         self.assertEqual(self.reader.events.requests, [])
 
     def test_silent_moves_are_not_told(self) -> None:
-        """What only skipped others' ids makes nobody fetch."""
+        """
+        A writer that only skipped other writers' ids causes no catch-up at readers.
+        """
         self.write(1)
         self.writer.handler.skip_range("events", 1, 50)
-        # A peer over direct TCP is told; those on the bus are not.
+        # The position is announced to a peer on direct TCP, but not to those on the
+        # bus.
         self.writer.handler.announce_positions(MemoryConnection(relays=True))
         self.bus.advance(6)
         self.assertEqual(self.reader.observer.gaps, [])
@@ -174,14 +181,16 @@ class GapTests(ExtensionTests):
         self.assertIn("RDATA events w batch", "".join(classic[0]))
 
     def test_idle_traffic_is_bounded(self) -> None:
-        """An idle process says one thing in 5 s, one that writes one a second."""
+        """
+        An idle instance sends one heartbeat in 5 s, one that is writing one in 1 s.
+        """
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
         self.bus.advance(20)
         self.assertEqual(len(self.messages("heartbeat")) - before, 2 * 4)
 
     def test_answers_are_bounded(self) -> None:
-        """A peer that says hello over and over is answered once in a while."""
+        """Repeated hellos of the same peer are not each answered."""
         self.bus.advance(10)
         before = len(self.messages("heartbeat"))
         for _ in range(5):
@@ -189,7 +198,9 @@ class GapTests(ExtensionTests):
         self.assertLessEqual(len(self.messages("heartbeat")) - before, 2)
 
     def test_an_answer_at_once_replaces_a_late_one(self) -> None:
-        """An answer to a new peer is sent at once, in place of the one that was due."""
+        """
+        An immediate answer to a new peer replaces the delayed one that was scheduled.
+        """
         self.bus.advance(10)
         self.inject(type="hello", instance="x", epoch="x-epoch")
         before = self.answers()
@@ -208,7 +219,10 @@ class GapTests(ExtensionTests):
         )
 
     def test_only_direct_links_are_narrowed(self) -> None:
-        """By way of Redis, where others listen, nobody follows some streams alone."""
+        """
+        A hello's list of streams limits what is sent on direct links only, not by
+        Redis.
+        """
         assert self.writer.connection is not None
         for is_direct in (False, True):
             self.writer.connection.is_direct = is_direct
@@ -220,7 +234,7 @@ class GapTests(ExtensionTests):
                 self.assertNotIn("streams", json.loads(message.payload))
 
     def test_what_is_held_in_memory_is_not_retained(self) -> None:
-        """Rows of a stream in memory are not kept a second time, in the backlog."""
+        """Rows of a stream held in memory are not retained in the backlog as well."""
         self.writer.write(1, "a", stream="typing")
         self.writer.skip(3, "typing")
         self.writer.write(1, "a")
@@ -237,12 +251,15 @@ class EpochTests(ExtensionTests):
         return self.writer
 
     def test_memory_of_a_new_epoch_is_fetched_anew(self) -> None:
-        """A writer that got further since its restart than before it loses none."""
+        """
+        After a restart, all rows of a stream held in memory are fetched again, even if
+        the new token is above the old one.
+        """
         self.writer.write(2, "old", stream="typing")
         self.bus.deliver()
         self.writer.leave()
         self.reader.typing.forget("w")
-        # While nobody listens it gets beyond what the reader had.
+        # While the reader receives nothing, the writer passes the reader's old token.
         self.writer = SpeakingProcess(self.bus, "w", epoch="b", writes=["typing"])
         self.bus._waiting.clear()
         for token in (1, 2, 3):
@@ -253,11 +270,11 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.texts("typing"), [("w", 2, ["old"]), *new])
         self.assertEqual(self.reader.observer.resyncs["typing", "w", Resync.FULL], 1)
         self.assertEqual(self.reader.observer.restarted, ["w"])
-        # It was asked of the writer's memory itself, not of a backlog.
+        # They came from the stream's memory, not from the writer's backlog.
         self.assertEqual(self.writer.asked, [])
 
     def test_late_message(self) -> None:
-        """A message of the earlier start that was still under way says nothing."""
+        """A delayed message of a stale epoch is ignored."""
         self.write(1)
         self.restart_writer()
         self.bus.deliver()
@@ -266,7 +283,9 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.observer.duplicates, [])
 
     def test_table_of_a_new_epoch_goes_on(self) -> None:
-        """A stream in the database goes on from its token through a restart."""
+        """
+        A stream in the database continues from its token when its writer restarts.
+        """
         self.write(1)
         self.restart_writer()
         self.writer.events.local_token = 1
@@ -278,8 +297,8 @@ class EpochTests(ExtensionTests):
 
     def test_where_a_new_epoch_begins_is_no_gap(self) -> None:
         """
-        A writer that starts again further on, as others wrote meanwhile, is fetched
-        from; nothing of it was lost, and nobody is told so.
+        If a new epoch's first position is ahead, the rows between are fetched, but no
+        gap is reported; within the same epoch, it is.
         """
         self.write(1)
         for is_new_epoch, gaps in ((True, []), (False, [("events", "w", 5, 9)])):
@@ -296,7 +315,7 @@ class EpochTests(ExtensionTests):
             self.assertEqual(self.reader.observer.gaps, gaps)
 
     def test_second_process_of_our_name(self) -> None:
-        """Both processes of one name report it, by name, when the second comes."""
+        """Two processes of one name each report the duplicate."""
         second = SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(
@@ -306,7 +325,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual(second.observer.duplicates[0][0], "w")
 
     def test_others_report_it_too(self) -> None:
-        """A reader reports a name under which two epochs talk, within seconds."""
+        """A reader reports within seconds that two epochs send under one name."""
         SpeakingProcess(self.bus, "w", epoch="other", writes=["events"])
         self.bus.deliver()
         self.assertEqual(self.reader.observer.duplicates, [])
@@ -314,7 +333,7 @@ class EpochTests(ExtensionTests):
         self.assertEqual({name for name, _ in self.reader.observer.duplicates}, {"w"})
 
     def test_restart_is_no_duplicate(self) -> None:
-        """A process that starts again, with or without a goodbye, is one process."""
+        """An instance that restarts, with or without a goodbye, is not a duplicate."""
         self.bus.advance(6)
         self.restart_writer()
         self.bus.advance(12)
@@ -328,7 +347,9 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.observer.restarted, ["w", "w"])
 
     def test_reconnecting_is_no_restart(self) -> None:
-        """The same process on a new link is neither new nor a second one."""
+        """
+        An instance that reconnects counts neither as restarted nor as a duplicate.
+        """
         self.write(1)
         self.writer.leave()
         self.writer.join()
@@ -337,7 +358,9 @@ class EpochTests(ExtensionTests):
         self.assertEqual(self.reader.observer.duplicates, [])
 
     def test_rows_of_an_unknown_epoch_say_nothing(self) -> None:
-        """What comes before rows is heeded only from the epoch that is known."""
+        """
+        A message ahead of rows is ignored unless it is of the writer's current epoch.
+        """
         self.inject(type="rows", epoch="strange", positions={"events": [99, 0]})
         self.assertEqual(self.reader.events.requests, [])
         self.assertEqual(self.reader.observer.restarted, [])

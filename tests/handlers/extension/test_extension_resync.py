@@ -13,7 +13,7 @@ from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 class ResyncTests(ExtensionTests):
     def miss(self, *tokens: int) -> None:
-        """Write while the reader is away."""
+        """Write rows while the reader is disconnected, then reconnect it."""
         self.reader.leave()
         for token in tokens:
             self.writer.write(token, f"row {token}")
@@ -23,7 +23,9 @@ class ResyncTests(ExtensionTests):
         self.bus.advance(0.5)
 
     def test_partial(self) -> None:
-        """A reader that was away gets its rows from the writer, not the database."""
+        """
+        A reader that reconnects fetches its rows from the writer, not the database.
+        """
         self.write(1)
         self.miss(2, 3, 4)
         self.assertEqual(self.reader.texts(), [row(n) for n in (1, 2, 3, 4)])
@@ -34,7 +36,10 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(self.reader.observer.backlog_answers, [("events", "w", None)])
 
     def test_restarted_reader(self) -> None:
-        """A new process knows the epochs before the positions, and resumes at once."""
+        """
+        A restarted reader learns the epochs first, so it resumes from the backlog at
+        once.
+        """
         self.write(1, 2)
         self.bus.advance(1)
         reader = SpeakingProcess(self.bus, "r2")
@@ -46,7 +51,7 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(reader.events.requests, [])
 
     def test_outside_the_backlog(self) -> None:
-        """What the writer has forgotten comes from the database, and counts as full."""
+        """Rows that the backlog has dropped come from the database: a full resync."""
         self.writer.leave()
         self.writer = SpeakingProcess(
             self.bus,
@@ -65,7 +70,7 @@ class ResyncTests(ExtensionTests):
         )
 
     def test_another_epoch(self) -> None:
-        """A writer of another epoch than the reader knows does not answer for it."""
+        """A writer refuses a backlog request for another epoch with status 409."""
         self.write(1)
         self.bus.drop = lambda message: message.is_extension
         self.writer.leave()
@@ -78,7 +83,9 @@ class ResyncTests(ExtensionTests):
         self.assertEqual(getattr(error, "status", None), 409)
 
     def test_writer_that_hangs(self) -> None:
-        """A writer that does not answer is not asked again for a while."""
+        """
+        A writer that did not answer a backlog request is not asked again for 30 s.
+        """
         self.write(1)
         self.writer.refusal = 0
         self.miss(2)
@@ -93,7 +100,7 @@ class ResyncTests(ExtensionTests):
 
     def test_failed(self) -> None:
         """
-        An attempt for which nobody has the rows counts as failed, and is repeated.
+        If backlog and database both fail, the resync counts as failed and is retried.
         """
         self.write(1)
         self.writer.refusal = 410
@@ -109,7 +116,9 @@ class ResyncTests(ExtensionTests):
         )
 
     def test_promotion(self) -> None:
-        """When another process takes a stream over, readers go on where they were."""
+        """
+        When another instance takes a stream over, readers resume from where they were.
+        """
         self.write(1, 2)
         assert self.writer.extension is not None
         self.writer.extension.stop()
@@ -120,7 +129,7 @@ class ResyncTests(ExtensionTests):
         promoted.events.local_token = 2
         promoted = SpeakingProcess(self.bus, "w2", epoch="p2", writes=["events"])
         promoted.skip(2)
-        # Where a reader has not heard of a writer, it is where the stream was.
+        # A reader starts a new writer at the position that the stream had.
         self.reader.events.advance("w2", 2)
         self.bus.deliver()
         self.reader.leave()
@@ -136,7 +145,9 @@ class ResyncTests(ExtensionTests):
         )
 
     def test_goodbye(self) -> None:
-        """A goodbye tells the last position; nobody asks one who has gone."""
+        """
+        A goodbye reports the last position; its sender is not asked for its backlog.
+        """
         self.bus.drop = rows_of(2)
         self.write(1, 2)
         assert self.writer.extension is not None
@@ -147,8 +158,8 @@ class ResyncTests(ExtensionTests):
 
     def test_goodbye_is_the_last_word(self) -> None:
         """
-        Who has said goodbye answers nobody, whatever is heard or connected before its
-        links close: it would be taken to be there still. No timer is left.
+        After a goodbye, nothing is sent before the links close, since peers would treat
+        any message as proof of life. No timer is left.
         """
         assert self.writer.extension is not None
         self.bus.advance(1)
@@ -170,7 +181,10 @@ class ResyncTests(ExtensionTests):
 
 class MessageTests(ExtensionTests):
     def test_bad_messages(self) -> None:
-        """What is no message is refused and counted; a newer one is skipped."""
+        """
+        A malformed message is refused; one of a newer version or type counts as
+        unknown.
+        """
         self.bus.publish(Published("w", True, b"\xff{"))
         self.inject(v=2)
         self.inject(type="tomorrow")
@@ -188,12 +202,12 @@ class MessageTests(ExtensionTests):
         self.assertEqual(self.reader.observer.unknown, 2)
 
     def test_unknown_streams(self) -> None:
-        """A stream that is not known here is skipped."""
+        """A heartbeat's position of an unknown stream is skipped."""
         self.inject(positions={"tomorrow": [5, 0]})
         self.assertEqual(self.reader.observer.failures, [])
 
     def test_lost_link(self) -> None:
-        """Nothing is said to a link that is gone."""
+        """Nothing is sent on a lost link."""
         self.writer.leave()
         self.bus.deliver()
         before = len(self.bus.seen)

@@ -1,4 +1,4 @@
-"""Tests of epochs that are saved beside the tokens of streams in memory."""
+"""Tests of epochs that are saved with the tokens of streams held in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SavedEpochTests(ExtensionTests):
     """A reader whose sink saves the tokens of ``typing`` and their epochs."""
 
     def memory(self, *tokens: int, reader: SpeakingProcess | None = None) -> None:
-        """Have the writer hold rows, which nobody was sent."""
+        """Put rows into the writer's memory without sending them."""
         for process in (self.writer, reader or self.reader):
             process.typing.forget("w")
             for token in tokens:
@@ -23,7 +23,7 @@ class SavedEpochTests(ExtensionTests):
     def restart_reader(
         self, *tokens: int, epoch: str | None, token: int = 5
     ) -> SpeakingProcess:
-        """Have the reader start again, which had got to ``token`` of an epoch."""
+        """Restart the reader, with ``token`` of ``epoch`` saved."""
         self.reader.leave()
         self.reader = SpeakingProcess(
             self.bus, "r", epoch="r-epoch-2", saved={"w": (epoch, token)}
@@ -33,18 +33,20 @@ class SavedEpochTests(ExtensionTests):
 
     def test_another_epoch(self) -> None:
         """
-        The writer started again, then the reader, and the writer is past what the
-        reader saved: all is fetched, not only what is above.
+        If the writer's epoch differs from the saved one, all its rows are fetched, even
+        if its token is above the saved one.
         """
         reader = self.restart_reader(1, 2, 9, epoch="earlier")
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(1), row(2), row(9)])
-        # Nothing was saved of the new epoch before the position was taken back.
+        # The position was rewound before the new epoch was saved.
         self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
         self.assertEqual(reader.observer.resyncs["typing", "w", Resync.FULL], 1)
 
     def test_same_epoch(self) -> None:
-        """A reader that starts again while its writer lives on goes on from there."""
+        """
+        If the writer's epoch is the saved one, the reader resumes from the saved token.
+        """
         reader = self.restart_reader(4, 5, 6, epoch="w-epoch")
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(6)])
@@ -52,19 +54,17 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.host.rows.begun, [])
 
     def test_unknown_epoch(self) -> None:
-        """
-        Of a token that was saved without its epoch it is not known: all is fetched.
-        """
+        """If a token was saved without its epoch, all rows are fetched."""
         reader = self.restart_reader(1, 9, epoch=None)
         self.bus.advance(6)
         self.assertEqual(reader.texts("typing"), [row(1), row(9)])
-        # It is known from then on.
+        # The epoch is saved, so nothing is fetched again.
         self.assertEqual(reader.host.rows.epochs, {("typing", "w"): "w-epoch"})
         self.bus.advance(20)
         self.assertEqual(len(reader.observer.resets), 1)
 
     def test_first_start(self) -> None:
-        """Who has nothing yet of a writer takes note of its epoch, and fetches once."""
+        """A reader without a saved token saves the writer's epoch and fetches once."""
         self.memory(1, 2)
         reader = SpeakingProcess(self.bus, "new")
         self.memory(1, 2, reader=reader)
@@ -74,7 +74,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.observer.resets, [])
 
     def test_many_start_at_once(self) -> None:
-        """Each of those that start together knows the epoch before the position."""
+        """Readers that start together each learn the epoch before the position."""
         self.memory(1, 2)
         readers = [SpeakingProcess(self.bus, f"new{n}") for n in range(5)]
         for reader in readers:
@@ -86,7 +86,7 @@ class SavedEpochTests(ExtensionTests):
 
     def test_rows_before_the_epoch(self) -> None:
         """
-        What came before the epoch was known may be of another: it is fetched anew.
+        Rows delivered before the epoch was known are fetched again: they may be stale.
         """
         self.bus.drop = lambda message: message.is_extension
         reader = SpeakingProcess(self.bus, "new")
@@ -99,7 +99,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(len(reader.observer.resets), 1)
 
     def test_batch_before_the_epoch(self) -> None:
-        """A batch in which the epoch is heard for the first time is not torn."""
+        """A batch during which the epoch is first received is delivered whole."""
         reader = self.restart_reader(5, 6, epoch=None, token=6)
         self.bus.drop = lambda message: message.is_extension
         self.bus.deliver()
@@ -115,7 +115,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.texts("typing"), [row(5), row(6), batch])
 
     def test_link_is_lost_before_it_is_handled(self) -> None:
-        """An epoch that was heard as a link was lost is heeded on the next one."""
+        """An epoch received just before a link is lost is handled on the next link."""
         self.memory(2)
         self.writer.handler.send_position("typing", 2, 2)
         self.bus.advance(6)
@@ -135,7 +135,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(self.reader.texts("typing")[2:], [row(1), row(7)])
 
     def test_told_again_meanwhile(self) -> None:
-        """An epoch that is told again while it is handled is handled once."""
+        """An epoch that is reported again while it is being handled is handled once."""
         reader = self.restart_reader(1, 9, epoch="earlier")
         rows = reader.host.rows
         rows.is_held = True
@@ -148,11 +148,9 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.typing.requests, [("w", 0, 9)])
 
     def test_told_again_before_the_next_attempt(self) -> None:
-        """
-        An epoch that is told again hastens no attempt: a host that fails gets time.
-        """
+        """An epoch that is reported again does not shorten the wait after a failure."""
         reader = self.restart_reader(1, 9, epoch="earlier")
-        # What follows the position of events: the epoch, the POSITION, one later.
+        # After the position of events: the epoch, the POSITION and one later call fail.
         reader.host.rows.failures = [None, *(RuntimeError("full") for _ in range(3))]
         self.bus.deliver()
         self.assertEqual(len(reader.host.rows.failures), 1)
@@ -166,7 +164,7 @@ class SavedEpochTests(ExtensionTests):
         self.assertEqual(reader.typing.requests, [("w", 0, 10)])
 
     def test_goodbye_of_another_epoch(self) -> None:
-        """Who goes is not asked for all that it has; the next one is."""
+        """A goodbye of a new epoch does not cause its rows to be fetched."""
         self.memory(9)
         self.reader.typing.advance("w", 5)
         for epoch in ("one", "two"):
@@ -176,18 +174,18 @@ class SavedEpochTests(ExtensionTests):
 
     def test_sink_that_fails(self) -> None:
         """
-        An epoch that could not be saved is told again, at the beginning still; what
-        fails is reported.
+        If the sink fails to save an epoch, it is offered the epoch again, at token 0,
+        and the failure is reported.
         """
         error = RuntimeError("full")
         reader = self.restart_reader(1, 9, epoch="earlier")
-        # The position of typing is taken, the epoch not; events come before them.
+        # The sink accepts the positions of events and typing, but not the epoch.
         reader.host.rows.failures = [None, None, error]
         self.bus.advance(6)
         self.assertEqual(reader.host.rows.begun, [("typing", "w", "w-epoch", 0)])
         self.assertEqual(reader.texts("typing"), [row(1), row(9)])
         self.assertEqual(reader.host.rows.failures, [])
-        # Nothing is there to go back from: the next heartbeat tells it.
+        # There is no position to rewind: the next heartbeat retries.
         new = SpeakingProcess(self.bus, "new")
         new.host.rows.failures = [None, error]
         self.bus.drop = lambda message: message.payload.startswith(b"POSITION")

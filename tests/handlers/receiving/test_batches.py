@@ -25,7 +25,7 @@ def sorter(
     idempotent: bool = False,
     resettable: bool = False,
 ) -> BatchSorter:
-    """Make a sorter to which tokens up to 99 are plausible, and b"?" is no row."""
+    """Make a sorter that accepts tokens up to 99 and cannot decode b"?"."""
     stream = SourceStream("events", Row, idempotent=idempotent, resettable=resettable)
     return BatchSorter(
         stream.description,
@@ -38,7 +38,7 @@ def sorter(
 
 
 class BatchSorterTests(SynchronousTestCase):
-    """Each case: the sorter, batches with what becomes of them, and what it says."""
+    """Each case lists batches with their expected discard reasons."""
 
     def check(
         self,
@@ -48,9 +48,9 @@ class BatchSorterTests(SynchronousTestCase):
         fetch_from: int | None = None,
         missed: tuple[int, ...] = (),
     ) -> None:
-        """Sort batches of one row; b"!" is one of which another row was lost.
+        """Add batches of one row; b"!" stands for a batch that lost another row.
 
-        Rows remain lost behind a late or implausible token.
+        After a late or implausible token, the loss still applies to the next batch.
         """
         for token, text, reason in cases:
             batches.has_lost_rows = text == b"!"
@@ -70,7 +70,7 @@ class BatchSorterTests(SynchronousTestCase):
         self.check(sorter(), *cases, deliverable=[11, 13])
 
     def test_late(self) -> None:
-        """Late rows are old, those of a batch before them, too."""
+        """Late rows are discarded as old, also those at a token just delivered."""
         self.check(
             sorter(),
             (10, b"r", _OLD),
@@ -81,7 +81,10 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_late_and_idempotent(self) -> None:
-        """They are delivered, and do not move the position back."""
+        """
+        Late rows of an idempotent stream are delivered without moving the position
+        back.
+        """
         self.check(
             sorter(idempotent=True),
             (9, b"r", _DELIVERED),
@@ -91,7 +94,10 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_missed(self) -> None:
-        """Late rows above the last one that was delivered were never delivered."""
+        """
+        Late rows above the last delivered one are fetched, as they were never
+        delivered.
+        """
         self.check(
             sorter(missed_above=7),
             (7, b"r", _OLD),
@@ -116,7 +122,7 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_lost_rows(self) -> None:
-        """The batch is fetched, and nothing later is delivered before it."""
+        """A batch with a lost row is fetched, and later rows wait for it."""
         self.check(
             sorter(),
             (11, b"r", _DELIVERED),
@@ -127,7 +133,7 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_lost_rows_and_other_tokens(self) -> None:
-        """Rows stay lost until a token comes that is neither late nor implausible."""
+        """A loss stays pending until a token that is neither late nor implausible."""
         for token in (100, 10, 9):
             batches = sorter()
             batches.has_lost_rows = True
@@ -138,13 +144,15 @@ class BatchSorterTests(SynchronousTestCase):
             self.assertEqual(batches.fetch_from, 10, token)
 
     def test_lost_rows_that_were_passed(self) -> None:
-        """They may be where the position moved without a row."""
+        """
+        If the position advanced without rows, lost rows are fetched from before that.
+        """
         self.check(
             sorter(missed_above=7), (11, b"!", _AGAIN), deliverable=[], fetch_from=7
         )
 
     def test_undecodable(self) -> None:
-        """So it is if a row cannot be decoded."""
+        """A batch with an undecodable row is fetched."""
         self.check(
             sorter(),
             (12, b"?", _UNDECODABLE),
@@ -154,7 +162,7 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_implausible(self) -> None:
-        """So it is if the token is further away than tokens are."""
+        """A batch whose token is implausibly far ahead is fetched."""
         self.check(
             sorter(),
             (11, b"r", _DELIVERED),
@@ -165,7 +173,9 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_batch_with_a_false_end(self) -> None:
-        """Of the batch behind one that a false row may have ended, rows are missing."""
+        """
+        After a batch with an implausible token, the next batch counts as incomplete.
+        """
         batches = sorter()
         self.assertEqual(batches.add(100, [b"r", b"r"]), _AGAIN)
         self.assertTrue(batches.has_lost_rows)
@@ -174,7 +184,9 @@ class BatchSorterTests(SynchronousTestCase):
         self.assertEqual(batches.fetch_from, 10)
 
     def test_late_ones_that_must_be_fetched(self) -> None:
-        """Of an idempotent stream they are fetched from before the least of them."""
+        """
+        Late rows of an idempotent stream are fetched from just below the lowest one.
+        """
         self.check(
             sorter(idempotent=True),
             (8, b"?", _UNDECODABLE),
@@ -187,7 +199,7 @@ class BatchSorterTests(SynchronousTestCase):
         )
 
     def test_catching_up(self) -> None:
-        """Nothing above what a catch-up has reached is delivered."""
+        """Rows above the position of a running catch-up are not delivered."""
         self.check(
             sorter(fetch_from=10, idempotent=True),
             (11, b"r", _AGAIN),

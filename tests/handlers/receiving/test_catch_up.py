@@ -1,4 +1,4 @@
-"""Tests of catching up, as seen from the outside."""
+"""Tests of catch-ups through the command handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.handlers.fixtures import receiving
 
 
 class PageTests(SynchronousTestCase):
-    """Rows that are fetched."""
+    """Pages of fetched rows."""
 
     def test_pages_to_the_end(self) -> None:
         """A long range is paged through, each row once, in order."""
@@ -26,7 +26,7 @@ class PageTests(SynchronousTestCase):
         )
 
     def test_rows_of_a_token_stay_together(self) -> None:
-        """The rows of one token are delivered together, whatever the page."""
+        """The rows of one token are delivered together, even across a page boundary."""
         it = receiving(page_rows=2)
         it.stream.persist("w", 1, ["a"])
         it.stream.persist("w", 2, ["b"], ["c"], ["d"])
@@ -34,7 +34,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b", "c", "d"])])
 
     def test_rows_beyond_the_range_are_left_out(self) -> None:
-        """What a source adds beyond the range asked for is not taken."""
+        """Rows that a source returns beyond the requested range are skipped."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -43,7 +43,10 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 5)
 
     def test_the_host_takes_its_time_with_the_position(self) -> None:
-        """A writer is connected, and its rows come, once the host took the position."""
+        """
+        A writer is connected, and its rows delivered, once the sink accepted the
+        position.
+        """
         it = receiving()
         it.host.rows.is_held = True
         it.receive("POSITION events w 5 5")
@@ -55,7 +58,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 6)
 
     def test_the_host_is_ahead_of_the_target(self) -> None:
-        """A position that the host reached meanwhile is not taken back."""
+        """A catch-up does not move back a position that the host advanced meanwhile."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -65,7 +68,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 7)
 
     def test_one_more_than_what_is_held_in_memory(self) -> None:
-        """Of a stream held in memory, no token beyond the writer's last is accepted."""
+        """No token above the writer's last is accepted for a stream held in memory."""
         it = receiving(resettable=True, held_in_memory=True)
         it.stream.is_held = True
         it.receive("POSITION events w 6 6")
@@ -76,7 +79,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 5)
 
     def test_rows_that_come_as_text(self) -> None:
-        """Rows that the source has as text are delivered by token, typed."""
+        """Rows that the source returns as text are decoded and grouped by token."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -85,7 +88,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 4, ["a", "b"]), ("w", 5, ["c"])])
 
     def test_text_that_nobody_can_read(self) -> None:
-        """One text that is no row costs only that row."""
+        """A text that cannot be decoded costs only that row."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -97,7 +100,7 @@ class PageTests(SynchronousTestCase):
         )
 
     def test_rows_that_arrive_meanwhile(self) -> None:
-        """Rows that arrive while the source is asked wait, and come once."""
+        """Rows that arrive during a fetch wait for it, and are delivered once."""
         it = receiving()
         it.stream.is_held = True
         it.stream.persist("w", 1, ["a"])
@@ -109,7 +112,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 1)])
 
     def test_new_rows_during_a_long_catch_up(self) -> None:
-        """A reader far behind pages to the end while new rows arrive."""
+        """A reader that is far behind reaches the end while new rows arrive."""
         it = receiving(page_rows=10)
         for n in range(1, 101):
             it.stream.persist("w", n, [str(n)])
@@ -127,7 +130,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.texts()[-1], ("w", new + 1, ["live"]))
 
     def test_other_writers_go_on(self) -> None:
-        """Between two pages the rows of other writers are delivered."""
+        """Between two pages, rows of other writers are delivered."""
         it = receiving(page_rows=1)
         it.receive("POSITION events b 0 0")
         it.stream.is_held = True
@@ -141,7 +144,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("a"), [1, 2])
 
     def test_the_next_page_is_asked_for_meanwhile(self) -> None:
-        """While the host takes a page, one more is fetched, and no third."""
+        """While the sink handles a page, exactly one more is fetched."""
         it = receiving(page_rows=1)
         for n in range(1, 4):
             it.stream.persist("w", n, [str(n)])
@@ -154,7 +157,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 3), ("w", 1, 3), ("w", 2, 3)])
 
     def test_a_page_asked_for_ahead_that_fails(self) -> None:
-        """The failure of a page counts when its turn comes, and it is tried again."""
+        """The failure of a prefetched page is reported when it is due, then retried."""
         it = receiving(page_rows=1)
         it.stream.persist("w", 1, ["1"])
         it.stream.persist("w", 2, ["2"])
@@ -172,7 +175,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2])
 
     def test_a_page_asked_for_ahead_of_what_failed(self) -> None:
-        """After the host failed in a page, none that was fetched is passed."""
+        """If the sink fails in a page, the prefetched page is not delivered."""
         it = receiving(page_rows=2)
         for n in range(1, 5):
             it.stream.persist("w", n, [str(n)])
@@ -183,7 +186,9 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3, 4])
 
     def test_late_rows_are_not_read_ahead_of(self) -> None:
-        """Where rows may be committed late, no page is fetched before its turn."""
+        """
+        Pages are not prefetched if rows may be committed late (an idempotent stream).
+        """
         it = receiving(page_rows=1, idempotent=True)
         for n in range(1, 4):
             it.stream.persist("w", n, [str(n)])
@@ -192,7 +197,7 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 3)])
 
     def test_a_row_that_nobody_can_read(self) -> None:
-        """A row that cannot be read even when fetched is counted and passed."""
+        """A row that cannot be decoded even when fetched is counted and skipped."""
         it = receiving()
         it.stream.persist("w", 1, ["a"], [7], ["b"])
         it.stream.persist("w", 2, [8])
@@ -206,10 +211,10 @@ class PageTests(SynchronousTestCase):
 
 
 class FailureTests(SynchronousTestCase):
-    """Sources and hosts that fail."""
+    """Sources and sinks that fail."""
 
     def test_is_tried_again_with_back_off(self) -> None:
-        """A source that fails is asked again, later each time, up to a bound."""
+        """A source that fails is retried with exponential back-off up to a limit."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -226,7 +231,7 @@ class FailureTests(SynchronousTestCase):
         )
 
     def test_failure_does_not_connect(self) -> None:
-        """Rows that arrive after a failed catch-up wait for one that works."""
+        """Rows that arrive after a failed catch-up wait for a successful one."""
         it = receiving()
         it.stream.persist("w", 4, ["a"])
         it.stream.is_held = True
@@ -241,7 +246,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests[-1], ("w", 0, 6))
 
     def test_other_writers_do_not_wait_for_it(self) -> None:
-        """While one writer cannot be caught up with, others go on."""
+        """While one writer's catch-up fails, rows of other writers are delivered."""
         it = receiving()
         it.receive("POSITION events b 0 0")
         it.stream.is_held = True
@@ -251,7 +256,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("b", 1, ["b"])])
 
     def test_a_newer_position_is_a_new_attempt(self) -> None:
-        """A newer POSITION of the writer makes the next attempt, at once."""
+        """A newer POSITION of the writer triggers the retry at once."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -263,7 +268,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(len(it.stream.requests), 2)
 
     def test_ends_with_the_connection(self) -> None:
-        """When the connection is lost, no further attempt is made for it."""
+        """When the connection is lost, its catch-up is not retried."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -274,7 +279,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.reactor.getDelayedCalls(), [])
 
     def test_fails_after_the_connection(self) -> None:
-        """A catch-up that fails when its connection is gone is not tried again."""
+        """A catch-up that fails after its connection was lost is not retried."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -283,7 +288,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.reactor.getDelayedCalls(), [])
 
     def test_stops_between_pages_when_the_connection_is_lost(self) -> None:
-        """A catch-up of a lost connection asks for no further page."""
+        """When the connection is lost, its catch-up requests no further page."""
         it = receiving(page_rows=1)
         it.stream.persist("w", 1, ["a"])
         it.stream.persist("w", 2, ["b"])
@@ -295,7 +300,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1])
 
     def test_a_source_that_does_not_get_on(self) -> None:
-        """A source that answers less than is known is asked later, not for ever."""
+        """A source that makes no progress is retried later, not in a tight loop."""
         it = receiving()
         it.stream.is_held = True
         it.receive("POSITION events w 5 5")
@@ -304,7 +309,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(len(it.host.observer.catch_up_failures), 1)
 
     def test_a_host_that_fails_gets_its_rows_again(self) -> None:
-        """Rows that the host did not take are fetched for it, from there on."""
+        """Rows that the sink rejected are fetched again, from the first of them."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         for n in (1, 2, 3):
@@ -320,7 +325,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
 
     def test_a_host_that_fails_in_a_catch_up(self) -> None:
-        """Rows that were delivered are not delivered again after a failure."""
+        """A catch-up that the sink failed resumes after the last row delivered."""
         it = receiving()
         for n in (1, 2, 3):
             it.stream.persist("w", n, [str(n)])
@@ -331,7 +336,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
 
     def test_a_host_that_fails_to_take_a_position(self) -> None:
-        """A position that the host did not take is offered again."""
+        """A position that the sink rejected is offered again."""
         it = receiving()
         it.host.rows.failures = [RuntimeError("disk full")]
         it.receive("POSITION events w 0 3")
@@ -341,7 +346,7 @@ class FailureTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
 
     def test_a_host_that_fails_with_late_rows(self) -> None:
-        """A late row that the host did not take during a catch-up is fetched."""
+        """A late row that the sink rejected during a catch-up is fetched."""
         it = receiving(idempotent=True)
         it.receive("POSITION events w 0 9")
         it.stream.persist("w", 5, ["late"])

@@ -1,4 +1,4 @@
-"""Tests of how often catch-ups may begin."""
+"""Tests of the rate limit for catch-ups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class ClaimRateTests(SynchronousTestCase):
     """Tests for :class:`ClaimRate`."""
 
     def test_a_few_at_once(self) -> None:
-        """Those beyond wait, each a little longer; another writer does not."""
+        """
+        Beyond the burst, each catch-up of a writer waits longer; other writers do not.
+        """
         rate = ClaimRate()
         waits = [rate.wait_before("w", 5.0) for _ in range(MAX_AT_ONCE + 2)]
         self.assertEqual(waits[:MAX_AT_ONCE], [0.0] * MAX_AT_ONCE)
@@ -24,7 +26,7 @@ class ClaimRateTests(SynchronousTestCase):
         self.assertEqual(rate.wait_before("v", 5.0), 0.0)
 
     def test_time_passes(self) -> None:
-        """After a while as many may begin again."""
+        """After a while, a full burst is allowed again."""
         rate = ClaimRate()
         for _ in range(MAX_AT_ONCE):
             rate.wait_before("w", 5.0)

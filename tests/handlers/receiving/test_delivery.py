@@ -1,4 +1,4 @@
-"""Tests of rows on their way to the host."""
+"""Tests of delivery to the sink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.handlers.fixtures import Receiving, receiving
 
 
 class DeliveryTests(SynchronousTestCase):
-    """What the host does not take is fetched for it."""
+    """Rows that the sink rejects are fetched again."""
 
     def setUp(self) -> None:
         self.it = receiving()
@@ -31,13 +31,16 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.it.host.rows.tokens("w"), [1, 2, 3, 4])
 
     def test_a_host_that_fails_at_once(self) -> None:
-        """Rows behind the one that failed are not delivered before it."""
+        """
+        If the sink fails synchronously, the rows after the failed one are fetched
+        again.
+        """
         self.it.host.rows.failures = [None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)
         self._assert_fetched(1, 4, lost=3)
 
     def test_a_host_that_fails_at_once_after_it_was_waited_for(self) -> None:
-        """The same where the rows before it had to be waited for."""
+        """The same if the sink handled the rows before it asynchronously."""
         self.it.host.rows.is_held = True
         self.it.host.rows.failures = [None, None, RuntimeError("disk full")]
         self._receive(1, 2, 3, 4)
@@ -46,7 +49,7 @@ class DeliveryTests(SynchronousTestCase):
         self._assert_fetched(2, 4, lost=2)
 
     def test_a_host_that_fails_while_it_is_waited_for(self) -> None:
-        """The same where it failed a while after it was given the row."""
+        """The same if the sink fails asynchronously."""
         self.it.host.rows.is_held = True
         self._receive(1, 2, 3, 4)
         self.it.host.rows.release()
@@ -54,7 +57,9 @@ class DeliveryTests(SynchronousTestCase):
         self._assert_fetched(1, 4, lost=3)
 
     def test_a_host_that_is_waited_for_now_and_then(self) -> None:
-        """Rows that are taken at once keep their place behind those that were not."""
+        """
+        Rows handled synchronously stay in order behind those handled asynchronously.
+        """
         self._receive(1)
         self.it.host.rows.is_held = True
         self._receive(2, 3, 4)
@@ -65,7 +70,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.it.stream.requests, [])
 
     def test_late_rows_come_in_any_order(self) -> None:
-        """A late row behind one that failed is fetched, too, if its token is lower."""
+        """If a late row fails, later ones are fetched too, even with a lower token."""
         it = receiving(idempotent=True)
         it.receive("POSITION events w 0 9")
         for n in (3, 7):

@@ -1,4 +1,4 @@
-"""Tests for what a reader does with positions that are not true."""
+"""Tests of false positions at a reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAR = 2**62
 
 
 def live(last_token: int = 5, **options: bool) -> Receiving:
-    """Build a reader that is live at the 5th of the tokens that there are."""
+    """Build a reader that is live at token 5."""
     process = receiving(**options)  # type: ignore[arg-type]
     process.stream.last_token = last_token
     process.stream.persist("w", 5, "five")
@@ -25,7 +25,7 @@ def tokens(process: Receiving) -> list[int]:
 
 
 class FarTests(SynchronousTestCase):
-    """Positions beyond what is plausible: the source decides."""
+    """Positions beyond what is plausible are checked against the source."""
 
     def assert_contained(self, process: Receiving) -> None:
         self.assertEqual(process.stream.current_token("w"), 5)
@@ -42,19 +42,21 @@ class FarTests(SynchronousTestCase):
         self.assert_contained(process)
 
     def test_range(self) -> None:
-        """That a range is empty is believed only if it is plausible."""
+        """A POSITION's empty range is believed only if its token is plausible."""
         process = live()
         process.receive(f"POSITION events w 0 {FAR}")
         self.assert_contained(process)
 
     def test_row(self) -> None:
-        """A row that is far away is fetched; there is none, so nothing is delivered."""
+        """
+        A row with an implausible token is fetched; as there is none, none is delivered.
+        """
         process = live()
         process.receive(f'RDATA events w {FAR} ["false"]')
         self.assert_contained(process)
 
     def test_row_among_others(self) -> None:
-        """Rows that came together with a false one are delivered."""
+        """Valid rows that arrive together with a false one are delivered."""
         process = live()
         process.stream.persist("w", 6, ["six"])
         process.stream.last_token = 6
@@ -67,7 +69,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 6)
 
     def test_row_in_a_batch(self) -> None:
-        """A batch that a false row seemed to end is delivered whole."""
+        """A batch that a false row seemed to end is delivered whole later."""
         process = live()
         process.receive('RDATA events w batch ["a"]', f'RDATA events w {FAR} ["false"]')
         process.stream.persist("w", 6, ["a"], ["b"])
@@ -81,7 +83,7 @@ class FarTests(SynchronousTestCase):
         self.assert_contained(process)
 
     def test_true_ones_remain(self) -> None:
-        """What else was announced while the source is asked is fetched all the same."""
+        """True positions announced while the source is queried are still reached."""
         process = live()
         process.stream.is_held = True
         process.receive(f"POSITION events w {FAR} {FAR}", "POSITION events w 9 9")
@@ -94,19 +96,21 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 9)
 
     def test_before_the_writer_itself(self) -> None:
-        """A false position does not stand for that of the writer, which has rows."""
+        """A false first position does not connect the writer; a true one does."""
         process = receiving()
         process.stream.persist("w", 3, ["three"])
         process.stream.last_token = 3
         process.receive(f"POSITION events w {FAR} {FAR}")
-        # Of this one the position before it is not known.
+        # The position before this row is not known.
         process.receive('RDATA events w 3 ["three"]')
         self.assertEqual(tokens(process), [])
         process.receive("POSITION events w 3 3")
         self.assertEqual(tokens(process), [3])
 
     def test_in_a_full_queue(self) -> None:
-        """Lesser claims that were dropped with the rows are fetched."""
+        """
+        Rows dropped from a full queue are fetched despite a false position after them.
+        """
         process = receiving(receiver=ReceiverOptions(max_queue_size=600))
         process.receive("POSITION events w 0 0")
         process.host.rows.is_held = True
@@ -123,7 +127,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 4)
 
     def test_a_far_position_that_is_true(self) -> None:
-        """A long jump costs a question, and no row."""
+        """A long jump that is true costs one query."""
         process = live(500_000)
         process.receive("POSITION events w 5 500000")
         self.assertEqual(process.stream.requests[1:], [("w", 5, 500_000)])
@@ -131,10 +135,10 @@ class FarTests(SynchronousTestCase):
 
 
 class FloodTests(SynchronousTestCase):
-    """Many positions that each have the source asked."""
+    """Many positions that each require a query."""
 
     def test_gaps(self) -> None:
-        """A few are asked about at once, the others together a moment later."""
+        """A few positions are queried at once, the others together a moment later."""
         process = live(10_000)
         process.stream.persist("w", 700, ["a row among them"])
         process.receive(*(f"POSITION events w {n} {n}" for n in range(6, 1000)))
@@ -145,7 +149,9 @@ class FloodTests(SynchronousTestCase):
         self.assertLess(len(process.stream.requests), 30)
 
     def test_far(self) -> None:
-        """What is refuted costs no more, and rows go on after it."""
+        """
+        Refuted tokens cost a bounded number of queries, and later rows are delivered.
+        """
         process = live()
         process.receive(*(f'RDATA events w {FAR + n} ["false"]' for n in range(1000)))
         self.assertLess(len(process.stream.requests), 30)
@@ -157,10 +163,10 @@ class FloodTests(SynchronousTestCase):
 
 
 class NearTests(SynchronousTestCase):
-    """Positions that are believed, and turn out to be false."""
+    """Plausible positions that are believed and turn out to be false."""
 
     def test_a_row_in_what_was_passed(self) -> None:
-        """The rows of a stretch that was passed without rows are delivered once."""
+        """Rows within a skipped range are delivered once."""
         process = live()
         process.receive("POSITION events w 5 9")
         self.assertEqual(process.stream.current_token("w"), 9)
@@ -173,7 +179,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6, 7, 13])
 
     def test_the_writer_says_less(self) -> None:
-        """A reader falls back to where its writer is, and takes its next rows."""
+        """A reader that is ahead of its writer rewinds, and delivers the next row."""
         for tell in (
             lambda process: process.receive("POSITION events w 5 5"),
             lambda process: process.handler.writer_reported(
@@ -190,7 +196,7 @@ class NearTests(SynchronousTestCase):
             self.assertEqual(process.host.observer.ahead, [])
 
     def test_less_than_what_was_delivered(self) -> None:
-        """A false position below what was delivered doubles nothing."""
+        """A position below the last delivered row duplicates no row."""
         process = live()
         process.receive("POSITION events w 5 9", "POSITION events w 0 0")
         self.assertEqual(process.stream.current_token("w"), 5)
@@ -198,21 +204,21 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6])
 
     def test_no_way_back(self) -> None:
-        """A reader that was given a row beyond its writer says so, each time."""
+        """A reader that delivered a row beyond its writer's position reports that."""
         process = live()
         process.receive('RDATA events w 9 ["false"]', "POSITION events w 5 5")
         self.assertEqual(process.stream.current_token("w"), 9)
         self.assertEqual(process.host.observer.ahead, [("events", "w", 9, 5)])
 
     def test_an_old_row_that_was_delivered(self) -> None:
-        """A row that comes twice is discarded, also after a silent move."""
+        """A row that arrives twice is discarded, also after a skipped range."""
         process = live()
         process.receive("POSITION events w 5 9", 'RDATA events w 5 ["five"]')
         self.assertEqual(tokens(process), [5])
         self.assertEqual(process.stream.current_token("w"), 9)
 
     def test_in_memory(self) -> None:
-        """What a writer holds in memory is fetched again from its beginning."""
+        """A stream held in memory rewinds, too, if its writer reports less."""
         process = live(resettable=True, held_in_memory=True)
         process.receive("POSITION events w 5 9")
         process.handler.writer_reported(process.connection, "w", {"events": 5})
@@ -221,7 +227,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 6)
 
     def test_later_rows_wait_for_the_missed_ones(self) -> None:
-        """A row behind one that was passed is not delivered before it, nor twice."""
+        """A row after a missed one is delivered after it, and once."""
         process = live(20)
         process.receive("POSITION events w 5 7")
         for token in (6, 8):
@@ -230,7 +236,10 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6, 8])
 
     def test_the_writer_confirms_a_false_position(self) -> None:
-        """What a false position hid is fetched, even if it came true unheard."""
+        """
+        Rows hidden by a false position are fetched once the writer announces the same
+        position itself.
+        """
         process = live(20)
         process.receive("POSITION events w 5 9")
         process.stream.persist("w", 7, ["seven"])
@@ -239,7 +248,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 9)
 
     def test_confirmed_often(self) -> None:
-        """The source is asked about a confirmed position once in a second."""
+        """A confirmed position is queried at most once a second."""
         process = live(20)
         process.receive("POSITION events w 5 9")
         for _ in range(3):
@@ -250,13 +259,13 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(process.stream.requests[1:], [("w", 5, 9)] * 2)
 
     def test_confirmed_after_a_row(self) -> None:
-        """Nothing is asked about a position that was reached by a row."""
+        """A confirmed position that was reached by a row costs no query."""
         process = live(20)
         process.receive("POSITION events w 5 5", "POSITION events w 5 5")
         self.assertEqual(process.stream.requests[1:], [])
 
     def test_delivered_by_the_host_meanwhile(self) -> None:
-        """A position is not moved below rows that the host itself has delivered."""
+        """A position is not rewound below what the host itself has delivered."""
         process = live(20)
         process.receive("POSITION events v 0 0", "POSITION events w 5 9")
         process.stream.persist("w", 6, ["six"])
@@ -273,7 +282,9 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(rows.positions[before:], [])
 
     def test_read_ahead_of_what_was_committed(self) -> None:
-        """A page that was read before a row of it was committed is read again."""
+        """
+        A page that was prefetched before one of its rows was committed is read again.
+        """
         process = live(20)
         process.stream.page_rows = 1
         for token in (6, 7):
@@ -281,8 +292,8 @@ class NearTests(SynchronousTestCase):
         process.stream.is_held = True
         process.receive("POSITION events w 20 20")
         process.host.rows.is_held = True
-        process.stream.answer()  # of the row 6, whose delivery waits
-        process.stream.answer()  # of the row 7, up to 20: there is no more yet
+        process.stream.answer()  # row 6, whose delivery waits
+        process.stream.answer()  # row 7, up to 20: row 8 is not committed yet
         process.stream.persist("w", 8, ["eight"])
         process.receive('RDATA events w 8 ["eight"]')
         process.stream.is_held = process.host.rows.is_held = False
@@ -290,7 +301,9 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6, 7, 8])
 
     def test_fetched_once(self) -> None:
-        """Rows that a catch-up found in a stretch are not fetched by the next one."""
+        """
+        Rows that a catch-up found in a skipped range are not fetched by the next one.
+        """
         process = live(20)
         process.receive("POSITION events w 5 9")
         process.stream.persist("w", 7, ["seven"])
@@ -300,10 +313,10 @@ class NearTests(SynchronousTestCase):
 
 
 class LostRowTests(SynchronousTestCase):
-    """Positions that are not true, and rows that were lost, at the same time."""
+    """False positions combined with lost rows."""
 
     def test_far_row_after_a_lost_one(self) -> None:
-        """A far row does not stand for the next row, with which lost ones come."""
+        """An implausible row does not count as the next row after a loss."""
         process = live()
         process.receive('RDATA events w x6 ["six"]', f'RDATA events w {FAR} ["false"]')
         self.assertEqual(tokens(process), [5])
@@ -317,7 +330,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.stream.requests[1:], [("w", 5, FAR), ("w", 5, 7)])
 
     def test_late_row_after_a_lost_one(self) -> None:
-        """A late row does not stand for the next row either."""
+        """A late row does not count as the next row after a loss either."""
         for is_idempotent in (False, True):
             process = live(20, idempotent=is_idempotent)
             process.receive('RDATA events w x6 ["six"]', 'RDATA events w 5 ["five"]')
@@ -327,7 +340,7 @@ class LostRowTests(SynchronousTestCase):
             self.assertEqual(tokens(process)[-2:], [6, 7], is_idempotent)
 
     def test_row_lost_in_what_was_passed(self) -> None:
-        """The row behind a stretch passed without rows has a lost one in it fetched."""
+        """The row after a skipped range causes a row lost within it to be fetched."""
         process = live(20)
         process.receive("POSITION events w 5 9", 'RDATA events w x6 ["six"]')
         process.stream.persist("w", 6, ["six"])
@@ -338,7 +351,9 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.host.observer.resets, [])
 
     def test_rows_in_flight_below_the_sequence(self) -> None:
-        """The sequence's last value is not wanted in place of a refuted claim."""
+        """
+        After a claim was refuted, the reader does not advance to the sequence's value.
+        """
         process = self.overflowing()
         process.stream.persist("w", 5, ["committed before the row 4"])
         process.stream.last_token = 6
@@ -351,7 +366,10 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5])
 
     def test_far_positions_in_a_full_queue(self) -> None:
-        """What arrived with them is fetched, although nothing else is announced."""
+        """
+        Rows dropped along with refuted positions are fetched without a new
+        announcement.
+        """
         process = self.overflowing()
         process.stream.last_token = 3
         process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
@@ -359,7 +377,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3])
 
     def test_full_queue_during_a_catch_up(self) -> None:
-        """So it is if the reader catches up with the writer anyway."""
+        """The same during a catch-up with the writer."""
         process = receiving(receiver=ReceiverOptions(max_queue_size=400), page_rows=1)
         process.stream.is_held = True
         for token in (1, 2):
@@ -372,7 +390,7 @@ class LostRowTests(SynchronousTestCase):
         process.stream.answer()
         self.assertEqual(tokens(process), [1, 2, 3, 4])
         self.assertEqual(process.host.observer.refuted, [("events", "w", FAR, 4)])
-        # The row 5 may have been among what was dropped.
+        # Row 5 may have been among the dropped ones.
         process.stream.last_token = 6
         process.stream.persist("w", 5, ["five"])
         process.stream.persist("w", 6, ["six"])
@@ -380,7 +398,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
 
     def test_two_claims_in_a_full_queue(self) -> None:
-        """Rows up to a claim that was dropped come with the next row."""
+        """Rows up to a position that was dropped are fetched with the next row."""
         process = self.overflowing()
         process.stream.last_token = 150_003
         process.stream.persist("w", 150_003, ["not near, and true"])
@@ -394,7 +412,9 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 150_003, 150_004])
 
     def test_false_position_in_the_full_queue_of_a_stream_in_memory(self) -> None:
-        """How far there are rows is what the writer says when it is asked."""
+        """
+        For a stream held in memory, the writer's answer decides how far to advance.
+        """
         process = self.overflowing(resettable=True, held_in_memory=True)
         process.stream.last_token = 3
         process.receive(*["POSITION events w 0 30"] * 10)
@@ -403,7 +423,9 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 3)
 
     def test_rows_that_were_passed_in_a_full_queue(self) -> None:
-        """Rows of a stretch passed without rows are fetched if they were dropped."""
+        """
+        Rows within a skipped range are fetched if they were dropped from the queue.
+        """
         process = self.overflowing()
         process.receive("POSITION events w 3 30")
         self.release(process)
@@ -416,9 +438,9 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6, 31])
 
     def overflowing(self, **options: bool) -> Receiving:
-        """Build a reader whose host is stuck at a row of the writer v.
+        """Build a reader whose sink holds a row of the writer v.
 
-        The queue has no room, and rows of the writer w were dropped from it.
+        Its queue is full, and rows of the writer w were dropped from it.
         """
         process = receiving(
             receiver=ReceiverOptions(max_queue_size=400),

@@ -14,22 +14,22 @@ WRITERS = [f"w{n}" for n in range(10)]
 def connected(
     receiver: ReceiverOptions | None = None, *, idempotent: bool = False
 ) -> Receiving:
-    """Make a reader that has heard of all writers."""
+    """Make a reader that is connected to all writers."""
     it = receiving(receiver=receiver, idempotent=idempotent)
     it.receive(*(f"POSITION events {writer} 0 0" for writer in WRITERS))
     return it
 
 
 def line(token: int, row: str | None = None) -> str:
-    """Make the line of a row, each of another writer than the one before."""
+    """Return an RDATA line; consecutive tokens have different writers."""
     return f"RDATA events {WRITERS[token % 10]} {token} " + (row or f'["{token}"]')
 
 
 class InterleavedTests(SynchronousTestCase):
-    """Each row is of another writer than the one before."""
+    """Consecutive rows of different writers."""
 
     def test_order(self) -> None:
-        """Rows are delivered as they arrived, whoever wrote them."""
+        """Rows are delivered in the order of arrival, across writers."""
         it = connected()
         it.receive(*map(line, range(1, 351)))
         self.assertEqual([token for _, token, _ in it.texts()], list(range(1, 351)))
@@ -38,7 +38,9 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w3"), 343)
 
     def test_one_process_and_one_report(self) -> None:
-        """What arrived together is one process, and each writer is told of once."""
+        """
+        A chunk is handled by one background process, and each writer is reported once.
+        """
         it = connected()
         it.host.observer.processes.clear()
         it.host.observer.positions.clear()
@@ -51,7 +53,7 @@ class InterleavedTests(SynchronousTestCase):
         )
 
     def test_a_row_that_is_none(self) -> None:
-        """A row that cannot be read costs its writer alone a catch-up."""
+        """An undecodable row causes a catch-up of its writer only."""
         it = connected()
         it.stream.persist("w5", 5, ["5"])
         it.stream.persist("w5", 15, ["15"])
@@ -61,7 +63,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w6"), [6])
 
     def test_the_host_fails(self) -> None:
-        """Rows of one writer that the host refuses hold up no other."""
+        """Rows of one writer that the sink rejects do not delay other writers."""
         it = connected()
         it.stream.persist("w2", 2, ["2"])
         it.stream.persist("w2", 12, ["12"])
@@ -73,7 +75,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w2"), [2, 12])
 
     def test_the_host_fails_behind_rows_that_it_took(self) -> None:
-        """What comes behind the row that failed, of its writer, waits for it."""
+        """After a row fails, later rows of its writer are fetched again."""
         it = connected()
         for token in (12, 22):
             it.stream.persist("w2", token, [str(token)])
@@ -86,7 +88,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w2", 2, 22)])
 
     def test_the_host_fails_with_a_late_row(self) -> None:
-        """The same behind a late row of a stream that takes them."""
+        """The same after a late row of an idempotent stream fails."""
         it = connected(idempotent=True)
         for token in (2, 22):
             it.stream.persist("w2", token, [str(token)])
@@ -97,7 +99,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w2"), [12, 2, 22])
 
     def test_old_tokens(self) -> None:
-        """A token at or below the last of its writer is dropped."""
+        """A token at or below its writer's last one is discarded."""
         it = connected()
         it.receive(*map(line, [12, 3, 2, 12, 13, 22]))
         self.assertEqual([token for _, token, _ in it.texts()], [12, 3, 13, 22])
@@ -105,13 +107,13 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 2)
 
     def test_old_tokens_behind_what_is_not_usual(self) -> None:
-        """The same where rows between were handled apart from the others."""
+        """The same if rows in between took the slow path."""
         it = connected()
 
         def others(first: int, last: int) -> list[str]:
             return [f'RDATA events w3 {n} ["{n}"]' for n in range(first, last)]
 
-        # Slices of a hundred: usual; with a batch; with an old token.
+        # Slices of 100 rows: on the fast path; with a batch; with an old token.
         lines = [line(12), *others(13, 112)]
         lines += ['RDATA events w2 batch ["x"]', 'RDATA events w2 500 ["y"]']
         lines += [*others(600, 698), 'RDATA events w2 300 ["z"]', *others(700, 705)]
@@ -120,7 +122,9 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(it.host.rows.tokens("w3")), 99 + 98 + 5)
 
     def test_what_is_not_usual(self) -> None:
-        """Batches, old tokens and unheard writers are treated as ever."""
+        """
+        Batches, old tokens and unknown writers on the slow path are handled correctly.
+        """
         it = connected()
         it.receive(
             'RDATA events w1 batch ["a"]',
@@ -135,7 +139,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(discards["events", "w2", DiscardReason.OLD_TOKEN], 1)
 
     def test_a_writer_without_position(self) -> None:
-        """Rows of a writer that sent no POSITION are discarded, and no others."""
+        """Only the rows of a writer that sent no POSITION are discarded."""
         it = connected()
         it.receive(line(1), 'RDATA events nobody 2 ["x"]', line(3), line(4))
         self.assertEqual([token for _, token, _ in it.texts()], [1, 3, 4])
@@ -145,7 +149,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual([token for _, token, _ in it.texts()], [1, 3, 4, 5, 6])
 
     def test_own_rows_among_them(self) -> None:
-        """What this process wrote itself comes back among others' rows, and counts."""
+        """Rows that this instance wrote itself are discarded as its own echo."""
         it = connected()
         it.receive(line(1), 'RDATA events reader 2 ["own"]', line(3))
         self.assertEqual([token for _, token, _ in it.texts()], [1, 3])
@@ -154,7 +158,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.processes[-1], "replication_stream_events")
 
     def test_an_unknown_stream(self) -> None:
-        """Rows of a stream that nobody knows here are counted, writer by writer."""
+        """Rows of an unknown stream are discarded and counted per writer."""
         it = connected()
         it.receive("RDATA made-up w1 1 []", "RDATA made-up w2 2 []")
         reason = DiscardReason.UNKNOWN_STREAM
@@ -162,14 +166,16 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual([discards["made-up", w, reason] for w in ("w1", "w2")], [1, 1])
 
     def test_extra_fields_are_counted_once(self) -> None:
-        """Rows of a newer peer are delivered, and each is counted."""
+        """Rows with extra fields of a newer peer are delivered, and each is counted."""
         it = connected()
         it.receive(*(line(token, f'["{token}", 7]') for token in (1, 2, 3)))
         self.assertEqual(len(it.texts()), 3)
         self.assertEqual(it.host.observer.extra["events"], 3)
 
     def test_waits_for_the_host(self) -> None:
-        """The next writer's row is delivered when the host is done with this one's."""
+        """
+        A row is delivered once the sink has handled the one before, of any writer.
+        """
         it = connected()
         it.host.rows.is_held = True
         it.receive(line(1), line(2))
@@ -180,7 +186,7 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(it.texts()), 2)
 
     def test_gives_way_to_the_reactor(self) -> None:
-        """A long chunk lets the reactor do other work in between."""
+        """While handling a long chunk, the receiver yields to the reactor."""
         it = connected(ReceiverOptions(break_after_rows=100))
         it.receive(*map(line, range(1, 251)))
         self.assertEqual(len(it.texts()), 100)
@@ -190,7 +196,9 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(len(it.texts()), 250)
 
     def test_a_full_queue(self) -> None:
-        """What finds no room is fetched, of each writer up to its last row."""
+        """
+        Rows dropped from a full queue are fetched for each writer up to its last one.
+        """
         it = connected(ReceiverOptions(max_queue_size=1000))
         it.host.rows.is_held = True
         for token in range(1, 101):

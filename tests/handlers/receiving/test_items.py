@@ -1,4 +1,4 @@
-"""Tests of what waits in a stream's queue."""
+"""Tests of the items in a stream's queue."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from synapse_replication.wire.rdata import RdataRun
 
 
 def run(*tokens: int | None) -> RdataRun:
-    """Make a run of rows."""
+    """Make a run of rows, one for each token."""
     return RdataRun("events", "w", list(tokens), [b"[]"] * len(tokens))
 
 
 def position(token: int) -> PositionCommand:
-    """Make a first announcement."""
+    """Make a POSITION whose range is empty."""
     return PositionCommand("events", "w", token, token)
 
 
 class DroppedRangeTests(SynchronousTestCase):
-    """What is left of items that found no room."""
+    """The summary of items that were dropped from a queue."""
 
     def coalesce(
         self, *items: RdataRun | PositionCommand | LostRow | DroppedRange
@@ -40,14 +40,14 @@ class DroppedRangeTests(SynchronousTestCase):
         return collapsed
 
     def test_rows(self) -> None:
-        """The lowest and highest token of rows are kept, and their number."""
+        """The lowest and highest token and the number of rows are retained."""
         self.assertEqual(
             self.coalesce(run(5, 3), run(None, 9)),
             DroppedRange("w", True, lowest=3, upto=9, rows=4, ends_in_batch=False),
         )
 
     def test_an_unfinished_batch(self) -> None:
-        """Rows of a batch that is not finished are remembered as such."""
+        """Whether the dropped rows end within a batch is retained."""
         self.assertEqual(
             self.coalesce(run(5, None)),
             DroppedRange("w", True, lowest=5, upto=5, rows=2, ends_in_batch=True),
@@ -55,25 +55,27 @@ class DroppedRangeTests(SynchronousTestCase):
         self.assertFalse(self.coalesce(run(5, None), run(6)).ends_in_batch)
 
     def test_only_the_beginning_of_a_batch(self) -> None:
-        """Rows without a token reach nothing."""
+        """Rows without a token set no range."""
         self.assertEqual(
             self.coalesce(run(None)),
             DroppedRange("w", True, rows=1, ends_in_batch=True),
         )
 
     def test_a_lost_row(self) -> None:
-        """A row that could not be read makes the next token be fetched."""
+        """After an undecodable row, the batch counts as unfinished."""
         self.assertTrue(self.coalesce(run(5), LostRow("w")).ends_in_batch)
 
     def test_positions(self) -> None:
-        """A position is reached like a token; the lowest is kept."""
+        """A position extends the range; the lowest position is retained."""
         self.assertEqual(
             self.coalesce(position(4), position(7)),
             DroppedRange("w", True, upto=7, lowest_position=4),
         )
 
     def test_far_tokens(self) -> None:
-        """The greatest that is implausible is kept apart, and hides no other."""
+        """
+        The highest implausible token is stored separately from the plausible ones.
+        """
         self.assertEqual(
             self.coalesce(run(5, 3000, 7), run(2000), position(8)),
             DroppedRange(
@@ -93,7 +95,7 @@ class DroppedRangeTests(SynchronousTestCase):
         self.assertEqual((collapsed.upto, collapsed.far_upto), (5, 4000))
 
     def test_a_reset(self) -> None:
-        """After a stream began again only what follows counts."""
+        """After a reset, only later tokens count for the range."""
         self.assertEqual(
             self.coalesce(run(90), position(2), run(3)),
             DroppedRange(
@@ -109,14 +111,14 @@ class DroppedRangeTests(SynchronousTestCase):
         )
 
     def test_a_stream_that_cannot_be_reset(self) -> None:
-        """A lower position of any other stream changes nothing."""
+        """A lower position of a stream that is not resettable is no reset."""
         collapsed = DroppedRange("w", resettable=False)
         collapsed.add_rows(run(90))
         collapsed.add_position(position(2))
         self.assertEqual((collapsed.upto, collapsed.was_reset), (90, False))
 
     def test_collapsing_again(self) -> None:
-        """What was collapsed before is taken in, in its place."""
+        """A range coalesced earlier is merged in its place."""
         before = self.coalesce(run(90), position(2), run(3))
         self.assertEqual(
             self.coalesce(run(80), before, run(4)),

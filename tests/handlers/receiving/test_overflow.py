@@ -1,5 +1,6 @@
-"""Tests of what is kept of a full queue; see test_receiver_overflow.py for what comes
-of it.
+"""Tests of coalescing a full queue.
+
+The catch-ups that follow are tested in test_receiver_overflow.py.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from synapse_replication.wire.rdata import InterleavedRun, RdataRun
 
 
 class CollapseTests(SynchronousTestCase):
-    """``collapse``."""
+    """Tests for :func:`coalesce`."""
 
     def setUp(self) -> None:
         self.link = Link(MemoryConnection("memory"))
         self.discards: list[tuple[str, DiscardReason, int]] = []
 
     def coalesce(self, *items: Item) -> list[Item]:
-        """Collapse items of one link."""
+        """Coalesce items of one link."""
         waiting = [Queued((self.link, item), 1, 100) for item in items]
         kept = coalesce(
             waiting,
@@ -41,7 +42,7 @@ class CollapseTests(SynchronousTestCase):
         return [queued.item[1] for queued in kept]
 
     def test_one_is_left_of_each_writer(self) -> None:
-        """Rows are forgotten, and how far they reach is kept, writer by writer."""
+        """The rows of each writer are discarded, and become one range."""
         kept = self.coalesce(
             InterleavedRun("s", ["a", "b", "a", "b"], [1, 1, 2, 2], [b"x"] * 4),
             RdataRun("s", "a", [5, None], [b"x", b"y"]),
@@ -58,7 +59,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual(self.discards, [("a", reason, 4), ("b", reason, 2)])
 
     def test_far_tokens(self) -> None:
-        """They are kept apart from those that are plausible."""
+        """Implausible tokens are stored separately from plausible ones."""
         (left,) = self.coalesce(
             RdataRun("s", "a", [5, 100], [b"x", b"y"]), PositionCommand("s", "a", 7, 99)
         )
@@ -66,7 +67,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual((left.upto, left.far_upto), (99, 100))
 
     def test_what_a_new_epoch_makes_useless(self) -> None:
-        """Of an earlier epoch no rows are fetched, nor does it count what it told."""
+        """Rows and reports before a new epoch are discarded."""
         epoch = NewEpoch("a", 3, "e")
         kept = self.coalesce(
             RdataRun("s", "a", [9], [b"x"]), ReportedPosition("a", 9), epoch
@@ -75,7 +76,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual(self.discards, [("a", DiscardReason.CATCHING_UP, 1)])
 
     def test_what_was_told(self) -> None:
-        """The latest that each writer told is kept, behind its rows."""
+        """The latest reported position of each writer is retained, after its rows."""
         kept = self.coalesce(
             ReportedPosition("a", 4),
             ReportedPosition("b", 3),
@@ -93,7 +94,8 @@ class CollapseTests(SynchronousTestCase):
 
     def test_positions_end_no_batch(self) -> None:
         """
-        Whether a batch goes on is what the last rows say, collapsed before or not.
+        Only rows determine whether a range ends within a batch, even if coalesced
+        twice.
         """
         rows = RdataRun("s", "a", [5, None], [b"x", b"y"])
         (once,) = self.coalesce(rows, PositionCommand("s", "a", 5, 5))
@@ -106,7 +108,7 @@ class CollapseTests(SynchronousTestCase):
         self.assertIsNone(none.ends_in_batch)
 
     def test_epochs_that_are_told_again(self) -> None:
-        """However often a writer tells its epoch meanwhile, one word of it is kept."""
+        """Repeated reports of an epoch are merged into the latest one."""
         earlier, latest = NewEpoch("a", 3, "e"), NewEpoch("a", 5, "e")
         other = NewEpoch("b", 3, "e")
         kept = self.coalesce(
@@ -119,7 +121,9 @@ class CollapseTests(SynchronousTestCase):
         self.assertEqual(kept, [latest, other, ReportedPosition("a", 6)])
 
     def test_batch_that_may_go_on(self) -> None:
-        """That rows before an epoch are of a batch is kept, and where they began."""
+        """
+        An unfinished batch and the lowest position before a new epoch are retained.
+        """
         epoch = NewEpoch("a", 3, "e")
         kept = self.coalesce(
             PositionCommand("s", "a", 2, 2), RdataRun("s", "a", [None], [b"x"]), epoch

@@ -1,4 +1,4 @@
-"""Tests of asking writers before the database."""
+"""Tests of requesting rows from a writer before the database."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PartialResyncTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
 
     def test_writer_without_backlog(self) -> None:
-        """A writer that speaks it, and says that it keeps nothing, is never asked."""
+        """A writer with the extension but without a backlog is never asked."""
         self.epochs.observe("w", "abc", 0, has_backlog=False)
         self.assertIsNone(self.fetch())
         self.assertEqual(self.asked, [])
@@ -59,20 +59,22 @@ class PartialResyncTests(SynchronousTestCase):
         self.assertEqual(self.fetch(), _PAGE)
 
     def test_rows(self) -> None:
-        """A writer is asked with its epoch, and what it has is taken."""
+        """A writer is asked with its epoch, and its rows are used."""
         self.epochs.observe("w", "abc", 0)
         self.assertEqual(self.fetch(), _PAGE)
         self.assertEqual(self.asked, [("s", "w", "abc", 1, 2)])
 
     def test_no_progress(self) -> None:
-        """An answer that does not bring us on is none."""
+        """An answer that does not advance the position is ignored."""
         self.epochs.observe("w", "abc", 0)
         self.answer = StreamUpdateResult([], 1, True)
         self.assertIsNone(self.fetch())
 
     def test_refusals(self) -> None:
-        """One that has forgotten the rows, or started again, is asked the next time;
-        one that does not answer, or in another way, is left alone for a while."""
+        """
+        A writer that answers 409 or 410 is asked again the next time; after any other
+        failure, it is not asked for a while.
+        """
         self.epochs.observe("w", "abc", 0)
         statuses: tuple[int | None, ...] = (409, 410)
         for status in statuses:

@@ -1,4 +1,4 @@
-"""Tests of the queue that one process drains."""
+"""Tests of the queue that one background process drains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synapse_replication.testing.recording_observer import RecordingObserver
 
 
 class DrainedQueueTests(SynchronousTestCase):
-    """Items go through one at a time."""
+    """Items are handled one at a time."""
 
     def setUp(self) -> None:
         self.observer = RecordingObserver()
@@ -44,14 +44,16 @@ class DrainedQueueTests(SynchronousTestCase):
         return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
 
     def test_drains_at_once(self) -> None:
-        """An idle queue handles an item in the call that put it there."""
+        """An idle queue handles an item within the call of ``put``."""
         self.queue.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
         self.assertFalse(self.queue)
         self.assertEqual(self.observer.queue_lengths, {})
 
     def test_lengths_are_told(self) -> None:
-        """What has to wait is told, and that nothing waits any more."""
+        """
+        The queue's length is reported when items wait, and when none waits any more.
+        """
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 10)
@@ -63,7 +65,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
 
     def test_items_that_are_handled_at_once(self) -> None:
-        """An item that needs no waiting for is handled all the same."""
+        """A synchronous consumer works, too."""
         queue: DrainedQueue[str] = DrainedQueue(
             "events",
             self.consumed.append,
@@ -77,7 +79,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a"])
 
     def test_one_process_for_all_that_waits(self) -> None:
-        """What comes while it works is handled by the same process."""
+        """Items that arrive meanwhile are handled by the same background process."""
         self.is_held = True
         for item in "abc":
             self.queue.put(item, 1, 10)
@@ -89,7 +91,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.observer.open_processes, 0)
 
     def test_a_failure_costs_one_item(self) -> None:
-        """An item that fails is reported, and the next is handled."""
+        """An item that fails is reported, and the next one is handled."""
         self.is_held = True
         for item in ("bad", "a"):
             self.queue.put(item, 1, 10)
@@ -99,7 +101,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(str(self.observer.failures[0][1]), "bad")
 
     def test_collapses_when_full(self) -> None:
-        """Beyond its bound the queue holds what collapsing leaves."""
+        """When the queue exceeds its limit, the waiting items are coalesced."""
         self.is_held = True
         for item in "abcd":
             self.queue.put(item, 5, 45)
@@ -109,12 +111,12 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(self.consumed, ["a", "b+c+d"])
 
     def test_an_item_larger_than_the_bound(self) -> None:
-        """A single item is taken whatever its size."""
+        """A single item is accepted whatever its size."""
         self.queue.put("large", 1, 1000)
         self.assertEqual(self.consumed, ["large"])
 
     def test_gives_way(self) -> None:
-        """After some items the reactor gets its turn."""
+        """The queue yields to the reactor after a number of items."""
         self.is_held = True
         for _ in range(15):
             self.queue.put("a", 1, 1)
@@ -125,7 +127,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(len(self.consumed), 15)
 
     def test_gives_way_after_a_time(self) -> None:
-        """A slow item makes the reactor get its turn at once after it."""
+        """The queue yields to the reactor after a slow item."""
         self.is_held = True
         for _ in range(3):
             self.queue.put("a", 1, 1)
@@ -137,7 +139,7 @@ class DrainedQueueTests(SynchronousTestCase):
         self.assertEqual(len(self.consumed), 3)
 
     def test_waiting_until_empty(self) -> None:
-        """One can wait until all is handled."""
+        """``wait_until_empty`` fires once all items are handled."""
         self.successResultOf(Deferred.fromCoroutine(self.queue.wait_until_empty()))
         self.is_held = True
         self.queue.put("a", 1, 10)
@@ -148,7 +150,7 @@ class DrainedQueueTests(SynchronousTestCase):
 
 
 class PacerTests(SynchronousTestCase):
-    """Whose turn it is, ours or the reactor's."""
+    """When work should yield to the reactor."""
 
     def setUp(self) -> None:
         self.reactor = Clock()
@@ -159,28 +161,28 @@ class PacerTests(SynchronousTestCase):
         self.pacer.count(rows)
 
     def test_rows(self) -> None:
-        """A break is due after some rows."""
+        """A break is due after a number of rows."""
         self.work(9, 0)
         self.assertFalse(self.pacer.is_due())
         self.work(1, 0)
         self.assertTrue(self.pacer.is_due())
 
     def test_time(self) -> None:
-        """A break is due after some time, whoever worked."""
+        """A break is due after a certain time of work."""
         for _ in range(3):
             self.assertFalse(self.pacer.is_due())
             self.work(1, 0.004)
         self.assertTrue(self.pacer.is_due())
 
     def test_idle(self) -> None:
-        """None is due if nobody worked just now: the reactor had its turn."""
+        """No break is due if time passed without work: the reactor has run since."""
         self.work(10, 0.02)
         self.assertTrue(self.pacer.is_due())
         self.reactor.advance(0.001)
         self.assertFalse(self.pacer.is_due())
 
     def test_after_a_break(self) -> None:
-        """After a break none is due until there was more work."""
+        """After a break, none is due until there was more work."""
         self.work(10, 0)
         taken = Deferred.fromCoroutine(self.pacer.take_break())
         self.reactor.advance(0)
@@ -188,7 +190,7 @@ class PacerTests(SynchronousTestCase):
         self.assertFalse(self.pacer.is_due())
 
     def test_break(self) -> None:
-        """Of many who take a break together, each does not begin anew."""
+        """Work done during a break by its first waiter still counts after the break."""
         self.work(10, 0)
         breaks = [Deferred.fromCoroutine(self.pacer.take_break()) for _ in range(2)]
         breaks[0].addCallback(lambda _: self.pacer.count(10))

@@ -13,10 +13,10 @@ from tests.handlers.fixtures import Row, receiving
 
 
 class LiveRowTests(SynchronousTestCase):
-    """Rows of writers that were heard without a break."""
+    """Rows of writers that are live."""
 
     def test_rows_are_typed_and_in_order(self) -> None:
-        """Rows of a connected writer are delivered, typed, each with its token."""
+        """Rows of a live writer are delivered, decoded, each with its token."""
         it = receiving()
         it.receive(
             "POSITION events w 0 0", 'RDATA events w 1 ["a"]', 'RDATA events w 3 ["b"]'
@@ -29,7 +29,9 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.positions, {("events", "w"): 3})
 
     def test_announcements_are_told(self) -> None:
-        """How far a writer is, is told before it is handled; batches when whole."""
+        """
+        An announced position is reported at once; that of a batch, when it is complete.
+        """
         it = receiving()
         it.receive("POSITION events w 0 7")
         self.assertEqual(it.host.observer.announced, {("events", "w"): 7})
@@ -39,14 +41,14 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.announced, {("events", "w"): 9})
 
     def test_a_redundant_position_tells_where_we_are(self) -> None:
-        """A POSITION that brings nothing new still tells how far we have got."""
+        """A redundant POSITION still reports the reader's own position."""
         it = receiving()
         it.stream.advance("w", 9)
         it.receive("POSITION events w 5 5")
         self.assertEqual(it.host.observer.positions, {("events", "w"): 9})
 
     def test_rows_before_a_position_are_dropped(self) -> None:
-        """Rows of a writer that announced nothing on this connection are dropped."""
+        """Rows of a writer that sent no POSITION on this connection are discarded."""
         it = receiving()
         it.receive('RDATA events w 1 ["a"]')
         self.assertEqual(it.texts(), [])
@@ -55,7 +57,7 @@ class LiveRowTests(SynchronousTestCase):
         )
 
     def test_old_tokens_are_dropped(self) -> None:
-        """A token at or below the writer's position is dropped."""
+        """A token at or below the writer's position is discarded."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
         it.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
@@ -74,7 +76,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
 
     def test_late_rows_of_idempotent_streams_are_handed_on(self) -> None:
-        """A late row of an idempotent stream arrives; the position stays."""
+        """A late row of an idempotent stream is delivered; the position stays."""
         it = receiving(idempotent=True)
         it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')
         it.receive('RDATA events w 4 ["b"]', 'RDATA events w 5 ["c"]')
@@ -84,14 +86,14 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 5)
 
     def test_extra_fields_are_counted(self) -> None:
-        """A row of a newer peer is delivered without what we do not know."""
+        """A row of a newer peer is delivered without its unknown fields."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a",7]')
         self.assertEqual(it.texts(), [("w", 1, ["a"])])
         self.assertEqual(it.host.observer.extra["events"], 1)
 
     def test_waits_for_the_host(self) -> None:
-        """The next token is delivered when the host is done with the one before."""
+        """The next token is delivered once the sink has handled the one before."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True
@@ -105,7 +107,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("w"), [1, 2, 3])
 
     def test_gives_way_to_the_reactor(self) -> None:
-        """A long run of rows lets the reactor do other work in between."""
+        """While handling a long run of rows, the receiver yields to the reactor."""
         it = receiving(receiver=ReceiverOptions(break_after_rows=100))
         it.receive("POSITION events w 0 0")
         it.receive(*(f'RDATA events w {n} ["a"]' for n in range(1, 251)))
@@ -117,7 +119,9 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 250)
 
     def test_gives_way_between_short_runs(self) -> None:
-        """Many short runs in one read count as the rows that they have."""
+        """
+        Short runs in one chunk add up to the limit after which the receiver yields.
+        """
         it = receiving(receiver=ReceiverOptions(break_after_rows=100))
         it.receive("POSITION events w 0 0")
         lines = [f'RDATA events w {n} ["a"]' for n in range(1, 501)]
@@ -129,7 +133,7 @@ class LiveRowTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 500)
 
     def test_gives_way_within_a_read(self) -> None:
-        """A slow host does not keep the reactor from its turn for a whole read."""
+        """With a slow sink, the receiver yields to the reactor within a chunk."""
         other = SourceStream("receipts", Row)
         it = receiving(other)
         it.receive("POSITION events w 0 0", "POSITION receipts w 0 0")
@@ -149,17 +153,17 @@ class LiveRowTests(SynchronousTestCase):
         for part in range(20, len(lines), 21):
             lines.insert(part, "REMOTE_SERVER_UP example.org")
         it.receive(*lines)
-        self.assertLess(len(it.host.rows.rows), 120, "0.01 s, and what was begun")
+        self.assertLess(len(it.host.rows.rows), 120, "yields after 0.01 s")
         while it.host.reactor.getDelayedCalls():
             it.break_time()
         self.assertEqual(len(it.host.rows.rows), 2000)
 
 
 class BatchTests(SynchronousTestCase):
-    """Several rows of one token."""
+    """Several rows with one token."""
 
     def test_a_batch_is_handed_on_whole(self) -> None:
-        """The rows of a token are delivered together, at its end."""
+        """The rows of a batch are delivered together when it is complete."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
         self.assertEqual(it.texts(), [])
@@ -179,14 +183,14 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("b", 5, ["b1", "b2"]), ("a", 6, ["a1", "a2"])])
 
     def test_the_position_of_another_writer_leaves_a_batch(self) -> None:
-        """A POSITION of one writer leaves the unfinished batch of another."""
+        """A POSITION of one writer does not end the unfinished batch of another."""
         it = receiving()
         it.receive("POSITION events a 0 0", 'RDATA events a batch ["a1"]')
         it.receive("POSITION events b 0 0", 'RDATA events a 6 ["a2"]')
         self.assertEqual(it.texts(), [("a", 6, ["a1", "a2"])])
 
     def test_batches_of_two_connections(self) -> None:
-        """A batch that arrives on two connections is not mixed up."""
+        """A batch that arrives on two connections is delivered once."""
         it = receiving()
         other = it.connect()
         it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
@@ -198,7 +202,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 6, ["a", "b"])])
 
     def test_an_unreadable_row_makes_the_range_be_fetched(self) -> None:
-        """A batch with a row that is none is fetched, and nothing is lost."""
+        """A batch with an undecodable row is fetched, and no row is lost."""
         it = receiving()
         it.stream.persist("w", 6, ["a"], ["b"])
         it.stream.persist("w", 7, ["c"])
@@ -220,7 +224,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts()[-1], ("w", 8, ["d"]))
 
     def test_a_position_amid_a_batch(self) -> None:
-        """A batch that its writer's own POSITION breaks is fetched, not halved."""
+        """A batch that its writer's own POSITION interrupts is fetched whole."""
         it = receiving()
         it.stream.persist("w", 6, ["a"], ["b"])
         it.receive("POSITION events w 0 0", 'RDATA events w batch ["a"]')
@@ -234,7 +238,7 @@ class BatchTests(SynchronousTestCase):
         )
 
     def test_a_refused_line_makes_the_range_be_fetched(self) -> None:
-        """A line of a writer that is no RDATA costs no row."""
+        """A malformed RDATA line causes the next token's range to be fetched."""
         it = receiving()
         it.stream.persist("w", 1, ["a"])
         it.stream.persist("w", 2, ["b"])
@@ -246,7 +250,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 1, ["a"]), ("w", 2, ["b"])])
 
     def test_a_batch_has_a_greatest_size(self) -> None:
-        """A batch that is too large to keep is fetched at its end."""
+        """A batch with too many rows is fetched when its end arrives."""
         it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         it.stream.persist("w", 9, *([str(n)] for n in range(5)))
         it.receive("POSITION events w 0 0")
@@ -257,7 +261,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 9)])
 
     def test_a_batch_has_a_greatest_size_in_bytes(self) -> None:
-        """A batch of few long rows is fetched at its end, too."""
+        """The same for a batch with too many bytes."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         texts = [str(n) * 400 for n in range(4)]
         it.stream.persist("w", 9, *([text] for text in texts))
@@ -272,7 +276,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 0, 9)])
 
     def test_batch_too_large_behind_a_whole_one(self) -> None:
-        """The batch that is too large is fetched, not the one before it."""
+        """Only the batch that is too large is fetched, not the one before it."""
         it = receiving(receiver=ReceiverOptions(max_batch_rows=2))
         it.stream.persist("w", 9, *([str(n)] for n in range(4)))
         it.receive("POSITION events w 0 0")
@@ -283,7 +287,7 @@ class BatchTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [("w", 8, 9)])
 
     def test_unreadable_late_row_of_an_idempotent_stream(self) -> None:
-        """A late row that cannot be read is fetched too."""
+        """An undecodable late row of an idempotent stream is fetched."""
         it = receiving(idempotent=True)
         it.stream.persist("w", 4, ["late"])
         it.receive("POSITION events w 0 0", 'RDATA events w 5 ["a"]')

@@ -1,4 +1,4 @@
-"""Tests of the receiver whose queue is full: rows are fetched again, none is lost."""
+"""Tests of a receiver whose queue is full: dropped rows are fetched again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.handlers.fixtures import Row, receiving
 
 
 class OverflowTests(SynchronousTestCase):
-    """What happens when rows arrive faster than the host takes them."""
+    """Rows that arrive faster than the sink handles them."""
 
     def test_a_full_queue_becomes_a_catch_up(self) -> None:
-        """Rows that find no room are fetched; other streams go on."""
+        """Rows dropped from a full queue are fetched; other streams are not delayed."""
         other = SourceStream("other", Row)
         it = receiving(other, receiver=ReceiverOptions(max_queue_size=1000))
         it.receive("POSITION events w 0 0", "POSITION other w 0 0")
@@ -33,7 +33,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(len(it.stream.requests), 1)
 
     def test_what_waits_is_counted(self) -> None:
-        """A POSITION that waits counts as one, rows as many as they are."""
+        """In the queue's length, a POSITION counts as one and each row as one."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True
@@ -44,7 +44,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.observer.queue_lengths["events"][-2:], [1, 3])
 
     def test_each_writer_is_caught_up_with(self) -> None:
-        """The waiting rows of each writer are fetched up to its own highest token."""
+        """The dropped rows of each writer are fetched up to its own highest token."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         it.receive("POSITION events a 0 0", "POSITION events b 0 0")
         it.host.rows.is_held = True
@@ -58,7 +58,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("b"), list(range(1, 101, 2)))
 
     def test_a_batch_that_is_cut_by_it_is_fetched(self) -> None:
-        """The end of a batch whose beginning found no room is not taken for it all."""
+        """If the beginning of a batch was dropped, the whole batch is fetched."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True
@@ -74,7 +74,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.texts()[1:], [("w", 50, [str(n) for n in range(1, 50)])])
 
     def test_a_reset_that_found_no_room(self) -> None:
-        """A restart of the writer among the dropped is not forgotten."""
+        """A writer's reset is handled even if its POSITION was dropped."""
         it = receiving(
             receiver=ReceiverOptions(max_queue_size=200),
             resettable=True,
@@ -92,7 +92,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.texts()[-1], ("w", 95, ["new"]))
 
     def test_late_rows_of_idempotent_streams_are_fetched(self) -> None:
-        """A late row that found no room is fetched, below our position."""
+        """A late row that was dropped is fetched from below the reader's position."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300), idempotent=True)
         it.receive("POSITION events w 0 90")
         it.host.rows.is_held = True
@@ -105,7 +105,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertIn(("w", 50, ["late"]), it.texts())
 
     def test_a_stored_stream_that_went_back_is_fetched_from_there(self) -> None:
-        """A lower position and the rows after it that found no room are fetched."""
+        """After a dropped lower POSITION, the rows above it are fetched."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=200), resettable=True)
         it.receive("POSITION events w 0 90")
         it.host.rows.is_held = True
@@ -119,7 +119,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 6)
 
     def test_a_stored_stream_keeps_its_gap(self) -> None:
-        """A lower position during a catch-up of stored rows loses none of them."""
+        """A lower position during a catch-up of a stored stream loses no row."""
         it = receiving(resettable=True, idempotent=True)
         it.stream.persist("w", 3, ["a"])
         it.stream.is_held = True
@@ -128,7 +128,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.texts(), [("w", 3, ["a"])])
 
     def test_announcements_connect_also_when_dropped(self) -> None:
-        """A first POSITION that found no room connects its writer later."""
+        """A first POSITION that was dropped connects its writer later."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
         it.receive("POSITION events a 0 0")
         it.host.rows.is_held = True
@@ -140,7 +140,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("b"), [7])
 
     def test_batch_around_what_found_no_room(self) -> None:
-        """A batch of which the beginning was forgotten is fetched at its end."""
+        """A batch interrupted by dropped positions is fetched when its end arrives."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
         it.stream.persist("w", 1, ["a"], ["b"])
         it.receive("POSITION events v 0 0", "POSITION events w 0 0")
@@ -166,7 +166,7 @@ class OverflowTests(SynchronousTestCase):
         self.assertEqual(it.stream.requests, [])
 
     def test_gap_that_waits_on_a_lost_connection(self) -> None:
-        """Rows behind a POSITION that was not looked at do not pass its gap."""
+        """A gap still queued when its connection is lost is fetched on the next one."""
         it = receiving()
         it.stream.persist("w", 2, ["lost"])
         it.receive("POSITION events w 0 0")
@@ -183,7 +183,7 @@ class OverflowTests(SynchronousTestCase):
         )
 
     def test_dropped_rows_of_a_lost_connection(self) -> None:
-        """What was dropped is not passed when its connection is gone meanwhile."""
+        """Rows that were dropped before a reconnection are fetched after it."""
         it = receiving(receiver=ReceiverOptions(max_queue_size=300))
         it.receive("POSITION events w 0 0")
         it.host.rows.is_held = True

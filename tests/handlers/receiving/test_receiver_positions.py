@@ -1,4 +1,4 @@
-"""Tests for how a receiver handles positions, resets and reports of writers."""
+"""Tests of how a receiver handles positions, resets and reported positions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.handlers.fixtures import Receiving, receiving
 
 
 class PositionTests(SynchronousTestCase):
-    """What a POSITION brings about."""
+    """Effects of a POSITION."""
 
     def test_in_sync_asks_nobody(self) -> None:
-        """From prev to new nothing is fetched; the position moves."""
+        """If prev is not above the reader's position, it advances without a fetch."""
         it = receiving()
         it.stream.advance("w", 5)
         it.receive("POSITION events w 3 9")
@@ -31,7 +31,7 @@ class PositionTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.positions, [("events", "w", 7)])
 
     def test_redundant_positions_are_dropped(self) -> None:
-        """A position that says nothing new does nothing, and is counted."""
+        """A POSITION without news is discarded and counted."""
         it = receiving()
         it.receive("POSITION events w 0 5", "POSITION events w 0 5")
         self.assertEqual(it.host.rows.positions, [("events", "w", 5)])
@@ -41,7 +41,7 @@ class PositionTests(SynchronousTestCase):
         )
 
     def test_a_writer_behind_us_is_connected(self) -> None:
-        """A writer that announces less than we know of is connected all the same."""
+        """A writer that announces less than the reader's position is connected."""
         it = receiving()
         it.stream.advance("w", 9)
         it.receive("POSITION events w 7 7", 'RDATA events w 10 ["a"]')
@@ -54,14 +54,14 @@ class PositionTests(SynchronousTestCase):
         it.receive("POSITION events a 0 0", "POSITION events b 0 0")
         it.reconnect()
         it.stream.persist("b", 3, ["b3"])
-        # A is live at once, so that nothing but B's own state can tell.
+        # A is live at once, so only B's own state can reveal the gap.
         it.receive("POSITION events a 0 0", 'RDATA events b 5 ["b5"]')
         it.stream.persist("b", 5, ["b5"])
         it.receive("POSITION events b 5 5")
         self.assertEqual(it.texts(), [("b", 3, ["b3"]), ("b", 5, ["b5"])])
 
     def test_a_reconnection_brings_what_was_missed_once(self) -> None:
-        """Rows written while the link was down arrive once, by catch-up."""
+        """Rows written while the link was down are delivered once, by a catch-up."""
         it = receiving()
         it.receive("POSITION events w 0 0", 'RDATA events w 1 ["a"]')
         it.stream.persist("w", 1, ["a"])
@@ -74,7 +74,7 @@ class PositionTests(SynchronousTestCase):
         )
 
     def test_an_unprompted_announcement_shows_a_gap(self) -> None:
-        """A writer whose rows were lost on the way announces, and is read."""
+        """A POSITION reveals rows that were lost, and they are fetched."""
         it = receiving()
         it.receive("POSITION events w 0 0")
         it.stream.persist("w", 1, ["a"])
@@ -83,10 +83,10 @@ class PositionTests(SynchronousTestCase):
 
 
 class ResetTests(SynchronousTestCase):
-    """Streams that begin again."""
+    """Streams that are reset."""
 
     def test_a_stream_in_memory_is_fetched_from_its_beginning(self) -> None:
-        """A writer that restarted lower is read from zero to its position."""
+        """After a writer restarted at a lower token, its rows are fetched from zero."""
         it = receiving(resettable=True, held_in_memory=True)
         it.receive("POSITION events w 0 0", 'RDATA events w 649 ["old"]')
         it.stream.persist("w", 2, ["new"])
@@ -97,14 +97,14 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 4)
 
     def test_a_reset_to_zero_fetches_nothing(self) -> None:
-        """After a restart without rows nobody is asked."""
+        """A reset to zero causes no fetch."""
         it = receiving(resettable=True, held_in_memory=True)
         it.receive("POSITION events w 0 649", "POSITION events w 0 0")
         self.assertEqual(it.stream.requests, [])
         self.assertEqual(it.stream.current_token("w"), 0)
 
     def test_a_stream_in_the_database_only_goes_back(self) -> None:
-        """A reset of a stream that is stored moves the position, no more."""
+        """A reset of a stored stream moves the position back without a fetch."""
         it = receiving(resettable=True)
         it.receive("POSITION events w 0 9", "POSITION events w 4 4")
         self.assertEqual(it.stream.requests, [])
@@ -118,7 +118,7 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(it.stream.current_token("w"), 9)
 
     def test_a_reset_while_catching_up(self) -> None:
-        """A writer that restarts while it is caught up with is read anew."""
+        """A writer that restarts during its catch-up is fetched from zero."""
         it = receiving(resettable=True, held_in_memory=True)
         it.stream.is_held = True
         it.receive("POSITION events w 50 50")
@@ -134,10 +134,10 @@ class ResetTests(SynchronousTestCase):
 
 
 class ToldTests(SynchronousTestCase):
-    """What a writer tells on the extension, in a queue that overflows."""
+    """Reported positions in a queue that overflows."""
 
     def fill(self, process: Receiving, *tokens: int) -> None:
-        """Have rows arrive for which the queue has no room."""
+        """Deliver rows that exceed the queue's limit."""
         for token in tokens:
             text = f"row {token} " + "x" * 300
             process.stream.persist("w", token, [text])
@@ -149,12 +149,12 @@ class ToldTests(SynchronousTestCase):
         )
 
     def test_heartbeat_is_dropped(self) -> None:
-        """A heartbeat among what is dropped costs nothing: all of it is fetched."""
+        """Reported positions among dropped rows cause a single catch-up."""
         process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         process.receive("POSITION events w 0 0")
         process.host.rows.is_held = True
         self.fill(process, 1, 2, 3)
-        # The last of these is what does not fit any more.
+        # The last of these exceeds the queue's limit.
         for _ in range(5):
             self.tell(process, 3, "e")
         process.host.rows.is_held = False
@@ -165,9 +165,7 @@ class ToldTests(SynchronousTestCase):
         self.assertEqual(len(process.stream.requests), 1)
 
     def test_gap_of_another_writer(self) -> None:
-        """
-        What a writer told that had no rows in the queue is looked at all the same.
-        """
+        """A reported position of a writer without queued rows is handled, too."""
         process = receiving(receiver=ReceiverOptions(max_queue_size=1000))
         process.receive("POSITION events w 0 0", "POSITION events v 0 0")
         process.stream.persist("v", 1, ["lost"])
@@ -182,7 +180,7 @@ class ToldTests(SynchronousTestCase):
         self.assertEqual(process.host.rows.tokens("w"), [2, 3, 4, 5])
 
     def test_new_epoch_outlives_the_rows_before_it(self) -> None:
-        """Of rows that an earlier start sent, none is asked of the next one."""
+        """Dropped rows of a stale epoch are not requested from the new epoch."""
         process = receiving(
             receiver=ReceiverOptions(max_queue_size=1000),
             resettable=True,

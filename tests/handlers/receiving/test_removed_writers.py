@@ -1,4 +1,4 @@
-"""Tests of draining removed writers, as seen from the outside."""
+"""Tests of draining removed writers through the command handler."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.handlers.fixtures import Receiving, Row
 
 
 class DrainableSource(SourceStream):
-    """A stream that knows who was removed.
+    """A stream that reports removed writers.
 
     :ivar removed: the answer; ``None`` to answer later.
-    :ivar looks: how often it was asked.
+    :ivar looks: how often it was queried.
     """
 
     removed: Mapping[str, RemovedWriter] | Exception | None = {}  # noqa: RUF012
@@ -54,7 +54,7 @@ def _deleted(upto: int) -> RemovedWriter:
 
 
 class DrainTests(SynchronousTestCase):
-    """Rows that nobody announces."""
+    """Rows of writers that no longer announce anything."""
 
     def setUp(self) -> None:
         self.stream = DrainableSource("events", Row, page_rows=2)
@@ -74,7 +74,7 @@ class DrainTests(SynchronousTestCase):
         self.stream.removed = {writer: _deleted(upto)}
 
     def test_when_a_link_comes_up(self) -> None:
-        """A removed writer's rows are fetched to the last, though nobody says it."""
+        """A removed writer's rows are fetched to the last one, without a POSITION."""
         for token in range(1, 6):
             self.stream.persist("old", token, [str(token)])
         self.stream.advance("old", 2)
@@ -84,12 +84,12 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.removed_found, [("events", "old", 2, 5)])
         self.assertEqual(self.observer.removed_drained, [("events", "old", 5)])
         self.assertEqual(self.observer.connected, [])
-        # Its rows are not welcome before it announces itself.
+        # RDATA of it are discarded until it sends a POSITION.
         it.receive('RDATA events old 7 ["7"]')
         self.assertEqual(it.host.rows.tokens("old"), [3, 4, 5])
 
     def test_when_another_writer_starts(self) -> None:
-        """A row that was committed and not sent is found when the new writer starts."""
+        """A committed row that was never sent is found when another writer starts."""
         it = self.connect()
         it.receive("POSITION events old 0 0", 'RDATA events old 1 ["1"]')
         self.stream.persist("old", 2, ["2"])
@@ -98,14 +98,14 @@ class DrainTests(SynchronousTestCase):
         it.receive("POSITION events new 5 5")
         self.assertGreater(self.stream.looks, looks)
         self.assertEqual(it.host.rows.tokens("old"), [1, 2])
-        # One that starts again, on a link that is up, says nothing new.
+        # The same writer starts again while the link is up.
         self.stream.persist("old", 3, ["3"])
         self.remove("old", 3)
         it.receive("POSITION events new 5 5")
         self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3])
 
     def test_when_a_writer_is_first_heard(self) -> None:
-        """A writer's first position is a reason to look, even if it moved."""
+        """A writer's first POSITION triggers the query even if it moved."""
         it = self.connect()
         self.stream.persist("old", 1, ["1"])
         self.remove("old", 1)
@@ -113,7 +113,9 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("old"), [1])
 
     def test_positions_that_move_are_no_reason(self) -> None:
-        """Only who starts announces a position that did not move."""
+        """
+        A later POSITION that moves triggers no query: its writer did not just start.
+        """
         it = self.connect()
         it.receive("POSITION events new 5 5")
         looks = self.stream.looks
@@ -121,7 +123,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.stream.looks, looks)
 
     def test_comes_back_during_the_drain(self) -> None:
-        """A writer that announces itself is live when the rest was fetched."""
+        """A writer that sends a POSITION during the drain becomes live after it."""
         for token in (1, 2, 3, 4):
             self.stream.persist("old", token, [str(token)])
         self.remove("old", 3)
@@ -135,7 +137,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.connected, [("memory", "events", "old")])
 
     def test_nothing_is_missing(self) -> None:
-        """A writer that was followed is reported as removed, once."""
+        """A removed writer whose rows were all delivered is reported once."""
         it = self.connect()
         it.receive("POSITION events old 2 2", "POSITION events new 2 2")
         found = {"old": _deleted(2)}
@@ -145,7 +147,9 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.observer.removed_drained, [("events", "old", 2)])
 
     def test_one_that_may_write(self) -> None:
-        """A writer that is merely unknown here is left alone once it is heard."""
+        """
+        A connected writer that is merely missing from the configuration is not drained.
+        """
         it = self.connect()
         it.receive("POSITION events added 2 2")
         self.stream.persist("added", 3, ["3"])
@@ -154,7 +158,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("added"), [])
 
     def test_rows_go_on_meanwhile(self) -> None:
-        """The source takes its time, and other writers' rows do not wait."""
+        """While the query runs, rows of other writers are delivered."""
         self.stream.removed = None
         it = self.connect()
         answer = self.stream.answer_to_look
@@ -166,7 +170,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(it.host.rows.tokens("old"), [2])
 
     def test_source_fails(self) -> None:
-        """It is asked again, later, and then the rows are fetched."""
+        """A query that fails is retried later, and then the rows are fetched."""
         self.stream.removed = CatchUpError("the database is gone")
         it = self.connect()
         self.stream.persist("old", 2, ["2"])
@@ -181,7 +185,7 @@ class DrainTests(SynchronousTestCase):
         )
 
     def test_link_is_lost(self) -> None:
-        """The next link goes on where it ended."""
+        """After a reconnection, the drain resumes where it ended."""
         for token in range(1, 6):
             self.stream.persist("old", token, [str(token)])
         self.remove("old", 5)
@@ -192,12 +196,12 @@ class DrainTests(SynchronousTestCase):
         self.stream.is_held = False
         self.connect()
         self.assertEqual(it.host.rows.tokens("old"), [1, 2])
-        # What was asked for on the lost link comes to nothing.
+        # The result of the fetch from the lost link is ignored.
         self.stream.answer()
         self.assertEqual(it.host.rows.tokens("old"), [1, 2, 3, 4, 5])
 
     def test_second_link(self) -> None:
-        """Two links drain a writer once."""
+        """With two links, a writer is drained once."""
         self.stream.persist("old", 1, ["1"])
         self.stream.persist("old", 2, ["2"])
         self.remove("old", 2)

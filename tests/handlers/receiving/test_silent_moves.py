@@ -13,16 +13,16 @@ from synapse_replication.handlers.receiving.silent_moves import (
 
 class SilentMovesTests(SynchronousTestCase):
     def test_nothing_is_known(self) -> None:
-        """A position that nothing is known of was reached by a row."""
+        """A position without a recorded range is its own start."""
         self.assertEqual(SilentMoves().start_of("w", 5), 5)
 
     def test_moves_that_join(self) -> None:
-        """A stretch reaches back to where the last row was delivered."""
+        """Adjacent ranges join, back to the last row delivered."""
         moves = SilentMoves()
         moves.moved("w", 5, 7, 0.0)
         moves.moved("w", 7, 9, 1.0)
         self.assertEqual(moves.start_of("w", 9), 5)
-        # A row has come since.
+        # A row was delivered since.
         self.assertEqual(moves.start_of("w", 12), 12)
         moves.moved("w", 12, 15, 2.0)
         self.assertEqual(moves.start_of("w", 15), 12)
@@ -30,7 +30,7 @@ class SilentMovesTests(SynchronousTestCase):
         self.assertEqual(moves.start_of("w", 15), 15)
 
     def test_old_moves_are_final(self) -> None:
-        """A stretch of an idle writer reaches back for a bounded time."""
+        """For an idle writer, the range reaches back for a limited time."""
         moves = SilentMoves()
         for second in range(600):
             moves.moved("w", second, second + 1, float(second))
@@ -39,7 +39,7 @@ class SilentMovesTests(SynchronousTestCase):
         self.assertLessEqual(600 - start, 2 * WINDOW_SECONDS + 2)
 
     def test_bounded(self) -> None:
-        """Names that a peer makes up push out the oldest ones, and no more."""
+        """Beyond the limit of writers, only the oldest ones are evicted."""
         moves = SilentMoves()
         for number in range(MAX_WRITERS + 1):
             moves.moved(f"w{number}", 1, 2, 0.0)
@@ -47,7 +47,7 @@ class SilentMovesTests(SynchronousTestCase):
         self.assertEqual(moves.start_of("w1", 2), 1)
 
     def test_rows_delivered_late(self) -> None:
-        """What was delivered of a stretch is not looked for again."""
+        """The range begins after the highest row delivered within it."""
         moves = SilentMoves()
         moves.moved("w", 5, 9, 0.0)
         moves.delivered("w", 7)
@@ -56,7 +56,7 @@ class SilentMovesTests(SynchronousTestCase):
         self.assertEqual(moves.start_of("w", 9), 7)
 
     def test_checked(self) -> None:
-        """A stretch is checked once in a second."""
+        """A range is checked at most once a second."""
         moves = SilentMoves()
         moves.moved("w", 5, 9, 0.0)
         self.assertEqual(moves.start_to_check("w", 8, 2.0), 8)

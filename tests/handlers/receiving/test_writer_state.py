@@ -1,4 +1,4 @@
-"""Tests of what is remembered of writers on a connection."""
+"""Tests of the state of links and their writers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from synapse_replication.testing.doubles import MemoryConnection
 
 
 def writer(name: str = "w", catch_up: CatchUpState | None = None) -> LinkedWriter:
-    """Make a writer on a link of its own."""
+    """Make a writer on its own link."""
     made = Link(MemoryConnection()).writer("events", name)
     made.catch_up = catch_up
     return made
 
 
 class LinkTests(SynchronousTestCase):
-    """The life of a connection."""
+    """The lifetime of a link."""
 
     def test_losing_it_ends_catch_ups(self) -> None:
-        """Writers that catch up are forgotten, with their retries; others stay."""
+        """
+        A lost link forgets writers that are catching up, and cancels their retries.
+        """
         clock = Clock()
         link = Link(MemoryConnection())
         retry = clock.callLater(1, self.fail)
@@ -38,7 +40,7 @@ class LinkTests(SynchronousTestCase):
         self.assertEqual(clock.getDelayedCalls(), [])
 
     def test_a_retry_that_was_made_is_not_cancelled(self) -> None:
-        """Cancelling is safe after the retry."""
+        """Cancelling a retry that already ran is harmless."""
         clock = Clock()
         catch_up = CatchUpState(0, 1, retry=clock.callLater(0, lambda: None))
         clock.advance(0)
@@ -47,10 +49,10 @@ class LinkTests(SynchronousTestCase):
 
 
 class LinkedWriterTests(SynchronousTestCase):
-    """Whether rows are delivered as they come."""
+    """Whether rows are delivered as they arrive."""
 
     def test_is_live(self) -> None:
-        """A writer is live when it neither catches up nor is amid a batch."""
+        """A writer is live unless it is catching up or within a batch."""
         self.assertTrue(writer().is_live)
         amid_a_batch = writer()
         amid_a_batch.gather([None], [b"[]"])
@@ -61,13 +63,13 @@ class LinkedWriterTests(SynchronousTestCase):
         self.assertFalse(writer(catch_up=CatchUpState(0, 1)).is_live)
 
     def test_nothing_to_drop(self) -> None:
-        """Without an unfinished batch there is nothing to drop, and none is missing."""
+        """Without an unfinished batch, nothing is dropped and the writer stays live."""
         live = writer()
         self.assertEqual(live.drop_pending(), 0)
         self.assertTrue(live.is_live)
 
     def test_rows_that_were_dropped(self) -> None:
-        """Whether a batch goes on is what the last of the dropped rows say."""
+        """Whether rows of the batch were lost depends on the last dropped rows."""
         for is_pending, ends_in_batch, has_lost_rows in (
             (False, None, False),
             (True, None, True),
@@ -84,7 +86,7 @@ class LinkedWriterTests(SynchronousTestCase):
             self.assertEqual(dropped.pending, [], case)
 
     def test_one_of_each_name(self) -> None:
-        """A link has one writer of each name and stream, until it is forgotten."""
+        """A link has one writer for each stream and name, until it is forgotten."""
         link = Link(MemoryConnection())
         first = link.writer("events", "w")
         self.assertIs(link.writer("events", "w"), first)
@@ -94,7 +96,7 @@ class LinkedWriterTests(SynchronousTestCase):
         self.assertEqual(list(link.writers), [("receipts", "w")])
 
     def test_forgetting_a_silent_writer(self) -> None:
-        """A link does not forget a writer while it catches up."""
+        """A link does not forget a writer that is catching up."""
         link = Link(MemoryConnection())
         link.writer("events", "a").catch_up = CatchUpState(0, 1)
         link.writer("events", "b")
@@ -105,7 +107,7 @@ class LinkedWriterTests(SynchronousTestCase):
 
 class CatchUpRunTests(SynchronousTestCase):
     def test_claims(self) -> None:
-        """What remains of a target that is refuted is the greatest claim below."""
+        """If the target is refuted, the highest plausible claim replaces it."""
         run = CatchUpState(5, 2**62)
         for token in (8, 7, 8, 9):
             run.want(token)
@@ -118,7 +120,8 @@ class CatchUpRunTests(SynchronousTestCase):
         self.assertEqual((run.target, run.is_refuted), (6, False))
 
     def test_too_many_claims(self) -> None:
-        """Beyond a bound the least are forgotten, and nothing is wanted in their place.
+        """Beyond the limit, the lowest claims are dropped, and none replaces a refuted
+        target.
 
         The rows up to the sequence's last token may not all be committed.
         """

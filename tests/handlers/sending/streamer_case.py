@@ -1,4 +1,4 @@
-"""What the tests of the streamer share."""
+"""The base class of the streamer's tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.handlers.fixtures import Row
 
 
 class Backwards:
-    """Randomness that is none: shuffles by turning round."""
+    """A deterministic random source: ``shuffle`` reverses."""
 
     def random(self) -> float:
         return 0.5
@@ -31,7 +31,7 @@ class Backwards:
 
 
 class KeptRows:
-    """Takes note of the rows that are sent, by (stream, token before, tokens)."""
+    """Records the rows that are sent, as (stream, previous token, tokens)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int | None, list[int]]] = []
@@ -61,7 +61,7 @@ class KeptRows:
 
 
 class StreamerTestCase(SynchronousTestCase):
-    """A process ``w`` that writes ``events`` and ``caches``."""
+    """An instance ``w`` that writes ``events`` and ``caches``."""
 
     def build(self, options: StreamerOptions | None = None) -> None:
         self.events = SourceStream("events", Row, instance_name="w")
@@ -89,12 +89,12 @@ class StreamerTestCase(SynchronousTestCase):
         self.build()
 
     def write(self, token: int, *rows: str) -> None:
-        """Commit rows of ours, and say so."""
+        """Commit rows of this instance and notify the streamer."""
         self.events.persist("w", token, *([row] for row in rows))
         self.host.notifier.notify()
 
     def hold_up(self) -> list[str]:
-        """Be amid many rows when the link falls behind; give the rows that wait."""
+        """Let the link fall behind amid many rows; return the lines not yet sent."""
         self.build(StreamerOptions(max_rows=2))
         self.events.page_rows = 3
         for token in range(1, 8):
@@ -107,6 +107,6 @@ class StreamerTestCase(SynchronousTestCase):
         return [f'RDATA events w {n} ["{n}"]' for n in range(3, 8)]
 
     def get_ready(self) -> None:
-        """Have the link take what was sent, and say so."""
+        """Let the link become writable again, and report that."""
         self.connection.is_behind = False
         self.handler.ready_again(self.connection)

@@ -1,4 +1,4 @@
-"""Tests of what is sent to all connections."""
+"""Tests of sending to all connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.handlers.fixtures import Row
 
 
 class CommandSenderTests(SynchronousTestCase):
-    """Everything goes to every connection."""
+    """Everything is sent on every connection."""
 
     def setUp(self) -> None:
         self.stream = SourceStream("events", Row, instance_name="w")
@@ -27,7 +27,7 @@ class CommandSenderTests(SynchronousTestCase):
             self.sender._links[connection] = Link(connection)
 
     def test_commands(self) -> None:
-        """Each command has a method, and goes out on each connection."""
+        """Each command has a method, which sends it on each connection."""
         self.sender.send_user_sync("id", "@a:b", "My Phone", False, 5)
         self.sender.send_clear_user_sync()
         self.sender.send_federation_ack(9)
@@ -59,7 +59,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(len(self.host.observer.failures), 1)
 
     def test_rows(self) -> None:
-        """Rows of several tokens are one write on each connection."""
+        """Rows of several tokens are sent in one write on each connection."""
         self.sender.send_rows("events", [(8, [b'["a"]', b'["b"]']), (9, [b'["c"]'])])
         for connection in self.connections:
             self.assertEqual(
@@ -76,12 +76,12 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(self.host.observer.processes, [])
 
     def test_no_rows(self) -> None:
-        """Nothing is sent of nothing."""
+        """An empty list of rows sends nothing."""
         self.sender.send_rows("events", [])
         self.assertEqual(self.connections[0].take(), [])
 
     def test_a_row_that_is_too_long(self) -> None:
-        """In place of a row that a peer cannot take it is told to fetch."""
+        """A token with a row longer than the peer's limit is replaced by a POSITION."""
         self.connections[0].max_line_length = 40
         long = b'["' + b"x" * 100 + b'"]'
         self.sender.send_rows(
@@ -99,7 +99,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(len(self.host.observer.sending_failures), 1)
 
     def test_rows_that_could_not_be_sent(self) -> None:
-        """A connection that fails with rows is told the position, if it can be."""
+        """If sending rows fails, a POSITION is sent instead."""
         connection = self.connections[0]
         send = connection.send_lines
 
@@ -113,7 +113,7 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(len(self.host.observer.sending_failures), 1)
 
     def test_announcements_name_what_was_sent(self) -> None:
-        """What is committed and not sent is not covered by a POSITION."""
+        """A POSITION does not cover rows that are committed but not sent."""
         self.sender.announce_positions()
         self.stream.persist("w", 9, ["a"])
         self.sender.announce_positions(self.connections[0])
@@ -124,13 +124,13 @@ class CommandSenderTests(SynchronousTestCase):
         self.assertEqual(self.connections[1].take(), ["POSITION events w 7 7"])
 
     def test_positions(self) -> None:
-        """A position says from where to where nothing was written."""
+        """A POSITION names the range in which nothing was written."""
         self.sender.send_position("events", 7, 12)
         self.assertEqual(self.connections[0].take(), ["POSITION events w 7 12"])
         self.assertEqual(self.sender.last_sent_token(self.stream), 12)
 
     def test_a_row_past_the_streamer(self) -> None:
-        """One row can be sent by itself; its token counts as sent."""
+        """A row can be sent without the streamer; its token counts as sent."""
         self.sender.stream_update("events", None, ["a"])
         self.sender.stream_update("events", 8, ["b"])
         self.assertEqual(

@@ -1,4 +1,4 @@
-"""Tests of how written rows become RDATA and POSITION."""
+"""Tests of sending written rows as RDATA and POSITION."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.handlers.sending.streamer_case import KeptRows, StreamerTestCase
 
 
 class ReplicationStreamerTests(StreamerTestCase):
-    """A process ``w`` that writes ``events`` and ``caches``."""
+    """An instance ``w`` that writes ``events`` and ``caches``."""
 
     def test_rows(self) -> None:
-        """Rows are sent with their token, the others of it as batch."""
+        """Only the last row of a token carries it; the others are marked ``batch``."""
         self.write(1, "a")
         self.write(3, "b", "c")
         self.assertEqual(
@@ -31,7 +31,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         )
 
     def test_position_beyond_the_last_row(self) -> None:
-        """A token that has no row is announced behind the last row."""
+        """A token without a row is announced after the last row."""
         self.events.persist("w", 2, ["a"])
         self.events.local_token = 5
         self.host.notifier.notify()
@@ -41,14 +41,14 @@ class ReplicationStreamerTests(StreamerTestCase):
         )
 
     def test_position_without_rows(self) -> None:
-        """A token that moved without rows of ours is announced, no more."""
+        """A token that advanced without rows is announced, without a fetch."""
         self.events.local_token = 5
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
         self.assertEqual(self.events.requests, [])
 
     def test_idle_writers_are_announced(self) -> None:
-        """A token that moves because of others is announced within 1 s."""
+        """A token that advances because of other writers is announced within 1 s."""
         self.events.local_token = 5
         self.host.reactor.advance(1)
         self.assertEqual(self.connection.take(), ["POSITION events w 0 5"])
@@ -56,13 +56,15 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), [])
 
     def test_nothing_new_costs_nothing(self) -> None:
-        """Pokes without news start no background process."""
+        """Notifications without news start no background process."""
         self.host.reactor.pump([1.0] * 10)
         self.host.notifier.notify()
         self.assertEqual(self.host.observer.processes, [])
 
     def test_caches_do_not_echo(self) -> None:
-        """A token of ``caches`` that moved because of others is not told."""
+        """
+        ``caches`` does not announce a token that advanced because of other writers.
+        """
         self.caches.local_token = 5
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), [])
@@ -74,14 +76,14 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertIn("POSITION caches w 9 9", self.connection.take())
 
     def test_own_id_without_row(self) -> None:
-        """An id of ours that left no row is told, on ``caches`` as well."""
+        """An own id without a row is announced, on ``caches`` as well."""
         self.caches.is_guess = True
         self.caches.local_token = 5
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
 
     def test_begins_again(self) -> None:
-        """A stream that begins again in a running process tells where it stands."""
+        """A stream that is reset in a running process announces its position."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
@@ -90,7 +92,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ["POSITION events w 2 2"])
 
     def test_nothing_new_of_what_may_begin_again(self) -> None:
-        """A stream that may begin again says nothing while it stays where it is."""
+        """A resettable stream announces nothing while its position stays."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
@@ -98,7 +100,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), [])
 
     def test_another_stream_moves(self) -> None:
-        """A resettable stream announces nothing because another stream has moved."""
+        """A resettable stream announces nothing because another stream advanced."""
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
@@ -108,7 +110,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ["POSITION caches w 0 5"])
 
     def test_commits_while_rows_are_fetched(self) -> None:
-        """What is committed during a fetch is sent, never passed by a POSITION."""
+        """Rows committed during a fetch are sent; no POSITION skips them."""
         self.events.is_held = True
         self.write(1, "a")
         self.events.persist("w", 2, ["b"])
@@ -123,7 +125,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.events.requests, [("w", 0, 1), ("w", 1, 2)])
 
     def test_a_large_commit_races_the_notifier(self) -> None:
-        """150 rows of one commit go out as RDATA, with no POSITION over them."""
+        """All 150 rows of one commit are sent as RDATA; no POSITION skips them."""
         self.events.is_held = True
         self.write(1, "a")
         self.events.persist("w", 2, *([str(n)] for n in range(150)))
@@ -137,7 +139,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual([line for line in sent if "POSITION" in line], [])
 
     def test_one_loop_at_a_time(self) -> None:
-        """Any number of pokes while it runs makes it run once more."""
+        """Any number of notifications during a run cause one more run."""
         self.events.is_held = True
         self.write(1, "a")
         for token in range(2, 50):
@@ -150,7 +152,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(len(self.connection.take()), 49)
 
     def test_nobody_connected(self) -> None:
-        """With nobody to tell, positions move and nothing is fetched."""
+        """Without a connection, positions advance and nothing is fetched."""
         self.handler.lost_connection(self.connection)
         self.write(5, "a")
         self.assertEqual(self.events.requests, [])
@@ -158,7 +160,9 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertIn("POSITION events w 5 5", self.connection.take())
 
     def test_nobody_connected_and_rows_are_kept(self) -> None:
-        """Who was cut off finds what was written meanwhile among what is kept."""
+        """
+        Without a connection, rows still go to the backlog of streams that retain one.
+        """
         kept = KeptRows()
         self.handler.listen_to_sending(kept)
         self.handler.lost_connection(self.connection)
@@ -166,13 +170,15 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.caches.persist("w", 6, ["c"])
         self.write(7, "b", "c")
         self.assertEqual(kept.rows, [("events", 0, [5]), ("events", 5, [7])])
-        self.assertEqual(self.caches.requests, [], "of those nothing is kept")
+        self.assertEqual(self.caches.requests, [], "caches has no backlog")
         self.assertEqual(kept.moves[-1], ("caches", 6))
         self.handler.new_connection(self.connection)
         self.assertIn("POSITION events w 7 7", self.connection.take())
 
     def test_the_last_link_goes_amid_many_rows(self) -> None:
-        """What is left of them is not read on for nobody, but passed by."""
+        """
+        When the last link is lost amid many rows, the rest is skipped, not fetched.
+        """
         self.build(StreamerOptions(max_rows=2))
         self.handler.listen_to_sending(KeptRows())
         for token in range(1, 8):
@@ -185,7 +191,9 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.handler.last_sent_token(self.caches), 7)
 
     def test_many_rows_starve_nobody(self) -> None:
-        """A stream with many rows waiting sends a page, then others get theirs."""
+        """
+        A stream with many rows sends one slice before the other streams get a turn.
+        """
         self.build(StreamerOptions(max_rows=2))
         self.events.page_rows = 3
         for token in range(1, 8):
@@ -207,8 +215,8 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_a_page_is_fetched_once(self) -> None:
         """
-        A page that is sent in slices is fetched once; no token is cut, and what was
-        committed since comes after it.
+        A page sent in slices is fetched once, tokens are not split, and later commits
+        follow.
         """
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 4):
@@ -225,7 +233,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         )
 
     def test_nothing_is_kept_of_what_may_begin_again(self) -> None:
-        """Of a stream that may begin again, each slice is fetched when it is sent."""
+        """For a resettable stream, each slice is fetched when it is sent."""
         self.build(StreamerOptions(max_rows=2))
         self.events.description = attrs.evolve(self.events.description, resettable=True)
         for token in range(1, 5):
@@ -236,7 +244,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.events.requests, [("w", 0, 4), ("w", 2, 4)])
 
     def test_a_page_that_holds_no_more(self) -> None:
-        """What is left of a page is skipped when its stream was moved on since."""
+        """If the stream advanced meanwhile, the page's rows up to there are skipped."""
         self.build(StreamerOptions(max_rows=2))
         for token in range(1, 6):
             self.events.persist("w", token, [str(token)])
@@ -250,30 +258,30 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_a_link_that_is_behind(self) -> None:
         """
-        While a link has not taken what was sent, a stream with many rows waits, and
-        the others go on at once; when the link says that it is ready it goes on too.
+        While a link is behind, a stream with many rows waits and other streams do not;
+        once the link is writable, the rest is sent.
         """
         waiting = self.hold_up()
         self.caches.persist("w", 1, ["c"])
         self.host.notifier.notify()
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]'])
         self.get_ready()
-        # In the same turn; then a slice a turn.
+        # At once; then one slice in each reactor turn.
         self.assertEqual(self.connection.take(), waiting[:1])
         self.host.reactor.pump([0] * 2)
         self.assertEqual(self.connection.take(), waiting[1:])
 
     def test_waiting_costs_nothing(self) -> None:
-        """Who waits for a link does not look at it again and again."""
+        """Waiting for a link involves no polling."""
         self.hold_up()
         calls = self.host.reactor.getDelayedCalls()
-        self.assertEqual(len(calls), 1, "the look at idle streams, once a second")
+        self.assertEqual(len(calls), 1, "only the poll of idle streams")
         processes = len(self.host.observer.processes)
         self.host.reactor.advance(0.5)
         self.assertEqual(len(self.host.observer.processes), processes)
 
     def test_ready_while_rows_are_fetched(self) -> None:
-        """A link that gets ready amid a fetch of another stream is not missed."""
+        """A link that becomes writable during another stream's fetch is not missed."""
         waiting = self.hold_up()
         self.caches.is_held = True
         self.caches.persist("w", 1, ["c"])
@@ -285,7 +293,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ['RDATA caches w 1 ["c"]', *waiting])
 
     def test_nobody_said_that_it_is_ready(self) -> None:
-        """A link that is ready and did not say so is found so within a second."""
+        """A link that became writable without a notification is noticed within 1 s."""
         waiting = self.hold_up()
         self.connection.is_behind = False
         self.host.reactor.advance(1)
@@ -293,7 +301,10 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), waiting)
 
     def test_a_link_that_is_lost_while_behind(self) -> None:
-        """Who waits for a link that is lost goes on with the others, or not at all."""
+        """
+        When the link that is behind is lost, the rest is sent to the other links;
+        without any, it is skipped.
+        """
         waiting = self.hold_up()
         other = MemoryConnection()
         self.handler.add_connection(other)
@@ -308,7 +319,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(other.take(), [])
 
     def test_a_source_that_fails(self) -> None:
-        """Rows that could not be fetched are sent a second later, once."""
+        """If a fetch fails, it is retried after 1 s, and the rows are sent once."""
         self.events.is_held = True
         self.write(1, "a")
         self.events.fail(CatchUpError("down"))
@@ -319,7 +330,9 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
 
     def test_a_row_that_is_not_json(self) -> None:
-        """A row that JSON cannot say leaves a gap that readers see."""
+        """
+        A row that cannot be encoded as JSON becomes a gap, announced by a POSITION.
+        """
         self.build(StreamerOptions(max_rows=2))
         self.events.persist("w", 1, ["a"])
         self.events.persist("w", 2, [float("nan")])
@@ -337,7 +350,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         self.assertEqual(len(self.host.observer.sending_failures), 1)
 
     def test_torture(self) -> None:
-        """Torture sends the streams in another order, each after a delay."""
+        """Torture mode sends the streams in random order, each after a delay."""
         self.build(StreamerOptions(torture_level=100))
         self.caches.persist("w", 1, ["c"])
         self.write(1, "e")

@@ -1,4 +1,4 @@
-"""Tests for the stop of :mod:`synapse_replication.handlers.sending.streamer`."""
+"""Tests for stopping :mod:`synapse_replication.handlers.sending.streamer`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.handlers.sending.streamer_case import StreamerTestCase
 
 
 class StopTests(StreamerTestCase):
-    """Tests for what is sent when a streamer stops."""
+    """What is sent when a streamer stops."""
 
     def test_stop(self) -> None:
-        """Stopping sends what was written, waits for it, and leaves no timer."""
+        """``stop`` sends all written rows, waits for that, and leaves no timer."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
@@ -27,7 +27,9 @@ class StopTests(StreamerTestCase):
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
 
     def test_stop_with_nothing_left_of_what_was_held_up(self) -> None:
-        """What was held up and went another way keeps nobody from stopping."""
+        """
+        Rows that waited and were then sent without the streamer do not block ``stop``.
+        """
         self.hold_up()
         self.handler.stream_update("events", 7, ["7"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
@@ -36,7 +38,7 @@ class StopTests(StreamerTestCase):
         self.successResultOf(stopped)
 
     def test_stop_is_given_up(self) -> None:
-        """Who waits no longer for the stop leaves what is being sent alone."""
+        """A caller that cancels ``stop`` does not cancel what is being sent."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
@@ -49,7 +51,7 @@ class StopTests(StreamerTestCase):
         self.assertEqual(self.host.observer.failures, [])
 
     def test_stop_and_something_is_written(self) -> None:
-        """What is written before the stop is told of is sent first, too."""
+        """Rows that are written before ``stop`` finishes are sent first."""
         self.events.is_held = True
         self.events.persist("w", 1, ["a"])
         stopped = Deferred.fromCoroutine(self.streamer.stop())
@@ -62,7 +64,7 @@ class StopTests(StreamerTestCase):
         self.successResultOf(stopped)
 
     def test_ready_amid_a_send(self) -> None:
-        """A link may get ready while the loop that it has just started sends."""
+        """A link may become writable again within the send that this caused."""
         self.hold_up()
         stopped = Deferred.fromCoroutine(self.streamer.stop())
         send_lines = self.connection.send_lines
@@ -78,7 +80,7 @@ class StopTests(StreamerTestCase):
         self.successResultOf(stopped)
 
     def test_who_stops_goes_on_outside(self) -> None:
-        """Who waited for the loop goes on when its background process has ended."""
+        """``stop`` finishes outside the streamer's background process."""
         self.hold_up()
         running: list[str] = []
         run = self.host.run_as_background_process
@@ -105,7 +107,7 @@ class StopTests(StreamerTestCase):
         self.assertEqual(self.successResultOf(during), [])
 
     def test_stop_while_a_link_is_behind(self) -> None:
-        """Stopping waits until what is held up was sent, or the last link is gone."""
+        """``stop`` waits until the link that is behind got its rows, or is lost."""
         waiting = self.hold_up()
         stopped = [Deferred.fromCoroutine(self.streamer.stop()) for _ in range(2)]
         self.get_ready()

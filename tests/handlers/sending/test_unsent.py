@@ -1,4 +1,4 @@
-"""Tests of the commands that wait for a link."""
+"""Tests of commands that wait for a link."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.handlers.fixtures import Row
 
 
 class UnsentCommandsTests(SynchronousTestCase):
-    """The newest command about a thing is kept, within bounds."""
+    """The newest command about each subject is retained, within limits."""
 
     def setUp(self) -> None:
         self.drops: Counter[tuple[str, CommandDropReason]] = Counter()
@@ -61,7 +61,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.assertEqual(unsent.take(), [])
 
     def test_newest_acknowledgement(self) -> None:
-        """Of several FEDERATION_ACK of an instance the newest is kept."""
+        """Only the newest FEDERATION_ACK of each instance is retained."""
         unsent = self.make()
         for token in range(1, 500):
             unsent.put(FederationAckCommand("sender1", token))
@@ -73,7 +73,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.assertEqual(self.drops, {})
 
     def test_user_syncs(self) -> None:
-        """The newest USER_SYNC of each user and device is kept."""
+        """Only the newest USER_SYNC of each user and device is retained."""
         unsent = self.make()
         unsent.put(UserSyncCommand("id", "@a:b", "D1", True, 1))
         unsent.put(UserSyncCommand("id", "@a:b", "D2", True, 2))
@@ -84,7 +84,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         )
 
     def test_cleared_user_syncs(self) -> None:
-        """CLEAR_USER_SYNC replaces what was to be said of its process before."""
+        """CLEAR_USER_SYNC replaces the earlier USER_SYNC of its instance."""
         unsent = self.make()
         unsent.put(UserSyncCommand("id", "@a:b", None, True, 1))
         unsent.put(UserSyncCommand("other", "@a:b", None, True, 1))
@@ -100,7 +100,10 @@ class UnsentCommandsTests(SynchronousTestCase):
         )
 
     def test_rows_and_positions(self) -> None:
-        """What a POSITION on the next link makes up for is not kept, nor counted."""
+        """
+        POSITION and REPLICATE are neither retained nor counted: the next link sends
+        them anyway.
+        """
         unsent = self.make()
         unsent.put(PositionCommand("events", "w", 1, 2))
         unsent.put(ReplicateCommand())
@@ -108,7 +111,9 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.assertEqual(self.drops, {})
 
     def test_bound_of_commands(self) -> None:
-        """Beyond the bound the oldest of that name is dropped, and counted."""
+        """
+        Beyond the limit, the oldest command of the same name is dropped and counted.
+        """
         unsent = self.make(max_commands=3)
         unsent.put(LockReleasedCommand("w", "lock", "key"))
         for number in range(5):
@@ -126,7 +131,7 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.assertEqual(self.drops, {("REMOTE_SERVER_UP", full): 2})
 
     def test_bound_of_bytes(self) -> None:
-        """Long lines are bounded, too, and replacing one frees its bytes."""
+        """The bytes are limited, too, and replacing a command frees its bytes."""
         unsent = self.make(max_bytes=100)
         for _ in range(5):
             unsent.put(RemoteServerUpCommand("x" * 60))
@@ -137,7 +142,9 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.assertEqual(self.drops, {("REMOTE_SERVER_UP", full): 1})
 
     def test_stop(self) -> None:
-        """What was never sent is counted when the process stops."""
+        """
+        Commands that were never sent are counted as dropped when the process stops.
+        """
         unsent = self.make()
         unsent.put(RemoteServerUpCommand("a.example"))
         unsent.put(FederationAckCommand("sender1", 1))
@@ -169,7 +176,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         handler.send_user_sync("w-id", "@a:b", "D", False, 5)
 
     def test_next_link(self) -> None:
-        """Commands arrive after our positions, and before who syncs now."""
+        """The commands are sent after the positions and before the syncing users."""
         handler = self.make()
         first = MemoryConnection("first")
         handler.new_connection(first)
@@ -193,7 +200,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         self.assertEqual(self.host.observer.drops, {})
 
     def test_once(self) -> None:
-        """A link after the next one is not sent them again."""
+        """Commands that were sent on one link are not sent on the next."""
         handler = self.make()
         self.send_all(handler)
         self.host.commands.syncing = []
@@ -203,7 +210,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
         self.assertEqual(second.take(), ["REPLICATE", "POSITION events w 7 7"])
 
     def test_nobody_to_expect(self) -> None:
-        """A process that stands alone keeps nothing and counts nothing."""
+        """A stand-alone or passive instance retains no command and counts none."""
         for options in (
             HandlerOptions(expects_links=False),
             HandlerOptions(passive=True),
@@ -214,7 +221,7 @@ class HandlerWithoutLinkTests(SynchronousTestCase):
             self.assertEqual(self.host.observer.drops, {})
 
     def test_stop(self) -> None:
-        """Commands that never had a link are counted at the stop."""
+        """Commands that never had a link are counted as dropped at the stop."""
         handler = self.make()
         self.send_all(handler)
         handler.drop_unsent()
