@@ -1,4 +1,4 @@
-"""What the tests plug into a process to hold it up, for as long as a file is there."""
+"""Modules that tests load into a process to block it while a file exists."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from synapse_replication.app.journal import JournalSink
 
 
 def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
-    """Hold up the reactor.
+    """Return a service that blocks the reactor while a file exists.
 
-    :param config: ``file``: as long as it is there; ``.held`` beside it says so.
+    :param config: ``file``: blocks while it exists; ``.held`` next to it is created.
     """
     file = Path(config["file"])
 
@@ -29,7 +29,7 @@ def make_blocker(host: Any, config: Mapping[str, Any]) -> TimerService:
 
 
 class _GatedJournal(JournalSink):
-    """A journal that makes all that is handled wait."""
+    """A journal that delays every write while a file exists."""
 
     def __init__(self, host: Any, path: Path, gate: Path) -> None:
         super().__init__(path, host.row_to_json)
@@ -50,8 +50,8 @@ class _GatedJournal(JournalSink):
 
 
 def make_gated_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
-    """Hold up the sink.
+    """Return a journal that blocks delivery while a file exists.
 
-    :param config: ``path`` of the journal, and ``gate``.
+    :param config: ``path`` of the journal, and ``gate``, the file.
     """
     return _GatedJournal(host, Path(config["path"]), Path(config["gate"]))

@@ -1,4 +1,4 @@
-"""A main process and a worker as real processes, with private servers, for tests."""
+"""A main process and a worker as real processes with private servers, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import shared_postgres, shared_redis
 
-#: For what takes a moment, in s; never waited for in full if all is well.
+#: Timeout in s for things that take a moment; never reached if they happen.
 PATIENCE = 60.0
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -53,14 +53,14 @@ _STREAMS = [
 
 
 def expected_rows(upto: int) -> list[list[Any]]:
-    """Return the rows of ``notes``, in order, when so many tokens were written."""
+    """Return the rows of ``notes`` after ``upto`` tokens were written, in order."""
     return [
         [f"note {n}", part] for n in range(1, upto + 1) for part in range(n % 3 + 1)
     ]
 
 
 def get_over_socket(path: Path, url: str) -> str:
-    """Ask a process for something over a Unix socket."""
+    """Return the body of a GET request over a Unix socket."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.closing(connection):
@@ -70,7 +70,7 @@ def get_over_socket(path: Path, url: str) -> str:
 
 
 def read_resyncs(metrics: str) -> Counter[tuple[str, str]]:
-    """Return what a reader's metrics count of resyncs, by stream and kind."""
+    """Return the resyncs in a reader's metrics, by stream and kind."""
     return Counter(
         {
             (sample.labels["stream_name"], sample.labels["kind"]): int(sample.value)
@@ -83,10 +83,10 @@ def read_resyncs(metrics: str) -> Counter[tuple[str, str]]:
 
 
 class DeploymentTestCase(SynchronousTestCase):
-    """Writes its configuration, starts its processes, and waits for what they do."""
+    """Writes configurations, starts processes, and waits for their effects."""
 
     def setUp(self) -> None:
-        # The path of a socket has to be short.
+        # The path of a Unix socket must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="replication-"))
         self.addCleanup(shutil.rmtree, self.folder)
         self.socket = self.folder / "main.sock"
@@ -96,7 +96,7 @@ class DeploymentTestCase(SynchronousTestCase):
             connection.commit()
         redis = shared_redis()
         self.shared: dict[str, Any] = {
-            # A channel of its own, on a Redis that others use, too.
+            # A channel of its own on a shared Redis.
             "server_name": f"{self.folder.name}.test",
             "database": {"name": "psycopg2", "args": {"dsn": dsn, "cp_max": 3}},
             "redis": {"enabled": True, "host": redis.host, "port": redis.port},
@@ -149,7 +149,7 @@ class DeploymentTestCase(SynchronousTestCase):
         options: tuple[str, ...] = (),
         name: str = "",
     ) -> subprocess.Popen[bytes]:
-        """Start a process; its files are called after ``name``, or its command."""
+        """Start a process; its files are named after ``name``, or after its command."""
         name = name or command
         arguments = [command, *options]
         for index, config in enumerate((self.shared, *own)):
@@ -182,7 +182,7 @@ class DeploymentTestCase(SynchronousTestCase):
                     f"-- {file.name}\n{file.read_text()}"
                     for file in sorted(self.folder.glob("*.log"))
                 )
-                self.fail(f"{what} did not come about\n{logs}")
+                self.fail(f"timed out waiting for: {what}\n{logs}")
             time.sleep(0.05)
 
     def wait_until_up(self, command: str, times: int = 1) -> None:
@@ -224,7 +224,7 @@ class DeploymentTestCase(SynchronousTestCase):
         )
 
     def wait_until_main_wrote(self, upto: int) -> None:
-        """Wait until main has written so many tokens of ``notes``."""
+        """Wait until main has written ``upto`` tokens of ``notes``."""
         with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
             connection.autocommit = True
             cursor = connection.cursor()

@@ -1,4 +1,4 @@
-"""A deployment of real processes that tests attack, and what they look at."""
+"""A deployment of real processes for tests to attack, and ways to inspect it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from synapse_replication.recordings.reader import shipped_recording
 
 __all__ = ["PATIENCE", "HostileTestCase", "UnixHTTPConnection", "post"]
 
-#: For what takes a moment, in s; never waited for in full if all is well.
+#: Timeout in s for things that take a moment; never reached if they happen.
 PATIENCE = 60.0
 
-#: By whether Redis is used.
+#: The running deployments by ``use_redis``.
 _shared: dict[bool, FaultDeployment] = {}
 
 
 class UnixHTTPConnection(http.client.HTTPConnection):
-    """HTTP to a process's Unix socket."""
+    """An HTTP connection to a process's Unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=PATIENCE)
@@ -48,14 +48,14 @@ def post(
     *,
     is_chunked: bool,
 ) -> int:
-    """Post a form; return the status, 0 if the connection was cut before it came."""
+    """Post a form; return the status, or 0 if the connection was closed before it."""
     length = ("Transfer-Encoding", "chunked") if is_chunked else None
     with contextlib.closing(connection):
         connection.putrequest("POST", path)
         connection.putheader("Content-Type", "application/x-www-form-urlencoded")
         connection.putheader(*(length or ("Content-Length", str(len(body)))))
         connection.endheaders()
-        # An answer may come, and the connection end, before all of it is read.
+        # The server may answer and close the connection before it has read everything.
         with contextlib.suppress(ConnectionError):
             if is_chunked:
                 connection.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
@@ -68,10 +68,10 @@ def post(
 
 
 class HostileTestCase(SynchronousTestCase):
-    """Starts four writers and two readers; nothing is written unless asked for."""
+    """Starts four writers and two readers that write nothing on their own."""
 
     def deploy(self, *, use_redis: bool) -> FaultDeployment:
-        """Return a deployment that is up; all tests share one of each kind."""
+        """Return a running deployment; all tests share one of each kind."""
         if use_redis not in _shared:
             plan = Plan(shipped_recording(), 0, 100.0, use_redis=use_redis)
             needs = Needs(direct_tcp=not use_redis)
@@ -96,7 +96,7 @@ class HostileTestCase(SynchronousTestCase):
 
     @staticmethod
     def read_until_closed(connection: socket.socket) -> bytes:
-        """Return all that a peer sends before it closes."""
+        """Return everything that a peer sends before it closes."""
         data = b""
         with contextlib.suppress(ConnectionError):
             while chunk := connection.recv(65536):
@@ -107,11 +107,11 @@ class HostileTestCase(SynchronousTestCase):
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
-                self.fail(f"{what} did not come about")
+                self.fail(f"timed out waiting for: {what}")
             time.sleep(0.05)
 
     def received(self, deployment: FaultDeployment, name: str, command: str) -> int:
-        """Return how many lines of a command an instance received."""
+        """Return how many lines with the command an instance has received."""
         return int(
             sum(
                 sample.value
@@ -125,7 +125,7 @@ class HostileTestCase(SynchronousTestCase):
         )
 
     def wait_for_links(self, deployment: FaultDeployment) -> None:
-        """Wait until each writer has a link with each other, both ways."""
+        """Wait until each writer has links with every other one, in both directions."""
         wanted = 2 * (len(WRITERS) - 1) + len(READERS)
         self.wait_until(
             "the mesh",
@@ -140,6 +140,6 @@ class HostileTestCase(SynchronousTestCase):
 
     @staticmethod
     def peak_memory(deployment: FaultDeployment, name: str) -> float:
-        """Return the most memory that an instance ever had, in MiB."""
+        """Return the peak memory of an instance, in MiB."""
         status = Path(f"/proc/{deployment.processes[name].pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024

@@ -1,5 +1,7 @@
-"""A stalled stream, found by a real Prometheus, by the page and by ``status``; repaired
-as the runbook says."""
+"""
+Tests that Prometheus, the page and ``status`` report a stalled stream, and that the
+runbook's repair works.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _MONITORING = Path(__file__).parent.parent.parent / "docs" / "monitoring"
 
 
 def quick_rules() -> dict[str, Any]:
-    """Return the alert rules with s in place of minutes."""
+    """Return the alert rules with seconds instead of minutes."""
     rules = yaml.safe_load((_MONITORING / "alerts.yaml").read_text())
     for rule in rules["groups"][0]["rules"]:
         if rule["alert"] == "ReplicationStalled":
@@ -45,7 +47,7 @@ class AlertTests(DeploymentTestCase):
         prometheus = shutil.which("prometheus")
         if prometheus is None:
             raise SkipTest(
-                "there is no prometheus, so no alert can fire; install Debian's "
+                "no prometheus is installed, so no alert can fire; install Debian's "
                 "package prometheus"
             )
         super().setUp()
@@ -94,7 +96,7 @@ class AlertTests(DeploymentTestCase):
         self.running.append(process)
 
     def ask(self, path: str, **query: str) -> Any:
-        """Ask Prometheus; ``None`` if it does not answer yet."""
+        """Query Prometheus; return ``None`` if it does not answer yet."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}"
         if query:
             url += "?" + urllib.parse.urlencode(query)
@@ -120,7 +122,7 @@ class AlertTests(DeploymentTestCase):
         return [row for entry in self.journal("notes") for row in entry["rows"]]
 
     def status(self) -> tuple[int, str]:
-        """Run ``synapse-replication status``."""
+        """Run ``synapse-replication status``; return its exit code and output."""
         done = subprocess.run(
             [
                 sys.executable,
@@ -137,8 +139,10 @@ class AlertTests(DeploymentTestCase):
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def test_a_writer_that_hangs(self) -> None:
-        """A writer that hangs fires the alert, with its reason; page, ``status`` and
-        log say the same; once it is started again, all is well and complete."""
+        """
+        A writer that hangs fires the alert with its reason, also on the page, in
+        ``status`` and the log; after its restart every row arrives and the alert ends.
+        """
         main = self.start("main", self.main)
         self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -168,12 +172,12 @@ class AlertTests(DeploymentTestCase):
         self.assertIn("no response within 5 s", text)
         self.assertIn("ReplicationStalled, writer_gone", self.log_of("worker"))
 
-        # As the runbook says: it hangs, so it is started again.
+        # The runbook's repair of a writer that hangs is a restart.
         main.kill()
         main.wait()
         self.write_upto(5)
         self.start("main", self.main)
-        # The writer of the tests begins with note 1 again.
+        # The tests' writer starts at note 1 again.
         expected = expected_rows(10) + expected_rows(5)
         self.wait_until("all rows", lambda: self.notes() == expected)
         self.wait_until("the alert is over", lambda: not self.alerts())
@@ -185,7 +189,7 @@ class AlertTests(DeploymentTestCase):
         )
 
     def check_dashboard(self) -> None:
-        """See that Prometheus has an answer for each panel, if only an empty one."""
+        """Check that Prometheus can evaluate the expression of each panel."""
         dashboard = json.loads((_MONITORING / "dashboard.json").read_text())
         for panel in dashboard["panels"]:
             for target in panel["targets"]:

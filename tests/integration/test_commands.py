@@ -1,4 +1,4 @@
-"""Commands between two real processes, by the example of the manual."""
+"""Tests for commands between two real processes, with the manual's example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CommandsExampleTests(DeploymentTestCase):
         return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def test_example(self) -> None:
-        """What one process sends at its start, before it has a link, the other gets."""
+        """Commands sent before the process has a link reach the other process."""
         self.shared["synapse_replication"] = {"streams": ["typing"]}
         self.main["synapse_replication"] = {
             "modules": [{"module": "commands.make_front_end"}]
@@ -40,7 +40,7 @@ class CommandsExampleTests(DeploymentTestCase):
         ]
         for line in expected:
             self.wait_until(line, lambda line=line: line in self.log_of("worker"))  # type: ignore[misc]
-        # Only the newest acknowledgement waited for the link.
+        # Only the newest acknowledgement was queued until the link was up.
         self.assertNotIn("has sent up to 41", self.log_of("worker"))
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))

@@ -1,4 +1,4 @@
-"""Peers over direct TCP that do not read, on real sockets, and those beside them."""
+"""Tests for peers over direct TCP that do not read, on real sockets."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.tcp.doubles import RecordingObserver
 
 #: Text of a row.
 TEXT = b'["' + b"x" * 1000 + b'"]'
-#: Rows in one chunk, each with a token of its own.
+#: Rows in one chunk; each has a token of its own.
 CHUNK = 100
 CONGESTED = ("bad", CloseReason.CONGESTED, "Failed to keep up")
 
 
 class Peer:
-    """The server's handler: sends to all that connect."""
+    """The server's handler: sends rows to every peer that connects."""
 
     def __init__(self) -> None:
         self.connections: list[ReplicationConnection] = []
@@ -50,7 +50,7 @@ class Peer:
         self.connections.remove(connection)
 
     def send(self, first: int) -> None:
-        """Send a chunk of rows, the first with this token."""
+        """Send a chunk of rows whose first token is ``first``."""
         batches = [(token, [TEXT]) for token in range(first, first + CHUNK)]
         lines = rdata_lines("events", "w", batches)
         for connection in list(self.connections):
@@ -58,9 +58,9 @@ class Peer:
 
 
 class Reader:
-    """A good client's handler.
+    """The handler of a client that reads.
 
-    :ivar tokens: of the rows that came, in order.
+    :ivar tokens: of the rows received, in order.
     """
 
     def __init__(self, arrived: Callable[[int], None]) -> None:
@@ -85,8 +85,8 @@ class Reader:
 class CongestionTests(TestCase):
     """One server, a peer that reads, and peers that do not.
 
-    Latency is counted in turns of the reactor, of which a busy machine does not change
-    the number.
+    Latency is counted in turns of the reactor, since their number does not depend on
+    how busy the machine is.
     """
 
     timeout = 60
@@ -129,11 +129,11 @@ class CongestionTests(TestCase):
             self.latencies.append(self.turn - self.sent_in.pop(first))
 
     async def bad_peer(self) -> socket.socket:
-        """Connect a peer that says what a stock client says, and reads nothing."""
+        """Connect a peer that sends a stock client's greeting and reads nothing."""
         before = len(self.server.connections)
         peer = socket.socket()
         self.addCleanup(peer.close)
-        # Small, so that little is hidden in the kernel.
+        # Small, so that the kernel buffers little.
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.connect(("127.0.0.1", self._port_number()))
         peer.setblocking(False)
@@ -143,7 +143,7 @@ class CongestionTests(TestCase):
 
     @staticmethod
     def rest_of(peer: socket.socket) -> bytes:
-        """Read what a peer left unread."""
+        """Return the end of the data that a peer left unread."""
         peer.setblocking(True)
         peer.settimeout(10)
         data = b""
@@ -156,7 +156,7 @@ class CongestionTests(TestCase):
             await deferLater(reactor, 0)
 
     async def send(self) -> None:
-        """Send a chunk, and wait for a few turns."""
+        """Send a chunk and wait for a few turns."""
         self.sent_in[self.sent] = self.turn
         self.server.send(self.sent)
         self.sent += CHUNK
@@ -172,14 +172,14 @@ class CongestionTests(TestCase):
         return statistics.mean(self.latencies)
 
     def most_buffered(self) -> int:
-        """Return the bytes that wait for the worst peer, kernel apart."""
+        """Return the bytes buffered for the worst peer, not counting the kernel's."""
         return max(
             connection.pending_bytes + connection.buffers().send_buffer
             for connection in self.factory.connections
         )
 
     def closed(self) -> list[tuple[str, CloseReason, str]]:
-        """Return what became of the peers that do not read."""
+        """Return name, reason and text of each connection that was closed."""
         return [
             (each.name, each.close_reason, each.close_text)
             for each in self.factory.connections
@@ -187,7 +187,10 @@ class CongestionTests(TestCase):
         ]
 
     async def flood(self, peers: int) -> int:
-        """Send until so many peers were closed; give the most that waited."""
+        """
+        Send until ``peers`` peers are closed; return the greatest number of bytes
+        buffered.
+        """
         most = 0
         while len(self.closed()) < peers:
             await self.send()
@@ -196,8 +199,8 @@ class CongestionTests(TestCase):
 
     async def test_peers_that_read_nothing(self) -> None:
         """
-        Two peers that read nothing cost no more than the bound each, and are closed
-        with "Failed to keep up"; the one beside them gets all rows as fast as before.
+        Peers that read nothing are closed with "Failed to keep up" once the bound is
+        reached; a peer that reads gets every row as fast as before.
         """
         limit = PendingLimit(bytes=4 * 1024 * 1024)
         await self.start(limit)
@@ -207,21 +210,21 @@ class CongestionTests(TestCase):
         self.assertLessEqual(beside, alone + 1)
         most = await self.flood(2)
         self.assertGreater(most, limit.bytes / 2)
-        # What the transport was given at once, besides.
+        # The transport may hold more than the bound: what was written at once.
         self.assertLess(most, limit.bytes + 2 * CHUNK * (len(TEXT) + 30) + 65536)
         self.assertEqual(self.closed(), [CONGESTED] * 2)
         self.assertLess(self.most_buffered(), 2 * CHUNK * (len(TEXT) + 30) + 65536)
         self.assertLessEqual(await self.measure(20), alone + 1)
         self.assertEqual(self.reader.tokens, list(range(self.sent)))
-        # What the kernel and the transport had is theirs, if they want it yet.
+        # Data in the kernel and the transport can still be read, up to the ERROR.
         for peer in peers:
             data = await deferToThread(self.rest_of, peer)
             self.assertTrue(data.endswith(b"\nERROR Failed to keep up\n"), data[-100:])
 
     async def test_peer_that_reads_one_byte_a_second(self) -> None:
         """
-        A peer that reads a byte a second, and says that it is there, is closed all the
-        same, by the number of what waits.
+        A peer that reads a byte a second and sends PINGs is closed once the bound on
+        the number of lines is reached.
         """
         limit = PendingLimit(lines=2_000)
         await self.start(limit)
@@ -239,7 +242,7 @@ class CongestionTests(TestCase):
         most_lines = 0
         while not self.closed():
             await self.send()
-            # The bound alone takes twenty of these.
+            # It takes twenty chunks to reach the bound.
             await deferLater(reactor, 0.1)
             most_lines = max(
                 most_lines,

@@ -1,4 +1,4 @@
-"""A database role that may not do what a process needs."""
+"""Tests for a database role that lacks the rights that a process needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.integration.deployment import PATIENCE, DeploymentTestCase
 
 
 class DatabaseRoleTests(DeploymentTestCase):
-    """A role without any rights."""
+    """Tests for a role without any rights."""
 
     def test_without_rights(self) -> None:
-        """It is one message that names the key, and no traceback."""
+        """The process logs one message that names the key, without a traceback."""
         role = f"powerless_{self.folder.name.partition('-')[2]}"
         with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
             connection.cursor().execute(f'CREATE ROLE "{role}"')

@@ -1,4 +1,6 @@
-"""A reader over direct TCP that was cut off from its writer, and came back."""
+"""
+Tests for a reader over direct TCP that is disconnected from its writer and returns.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.support.link_proxy import LinkProxy
 
 
 class DirectTcpResyncTests(DeploymentTestCase):
-    """Two readers of main, without Redis: one by way of a proxy, one without."""
+    """Two readers of main without Redis, one of them through a proxy."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -40,7 +42,7 @@ class DirectTcpResyncTests(DeploymentTestCase):
         self.connect_worker(self.proxy.port)
         self.start("main", self.main)
         self.start("worker", self.worker)
-        # The other one shows what main sent meanwhile.
+        # The second reader shows what main sends while the first one is disconnected.
         journal = self.folder / "journal2.jsonl"
         sink = self.worker["synapse_replication"]["row_sink"]
         self.worker = {
@@ -59,12 +61,12 @@ class DirectTcpResyncTests(DeploymentTestCase):
         self.wait_until("10 tokens at reader2", lambda: self.other_has(10))
 
     def connect_worker(self, port: int) -> None:
-        """Say where the worker that is started next connects to."""
+        """Configure the port to which the next worker connects."""
         section = self.worker["synapse_replication"]
         section["direct_tcp"] = {"connect": f"tcp:127.0.0.1:{port}"}
 
     def other_has(self, token: int) -> bool:
-        """Return whether the reader that is not cut off has so many tokens of both."""
+        """Return whether the second reader has ``token`` tokens of both streams."""
         lines = self.journal2.read_bytes().splitlines(keepends=True)
         entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return all(
@@ -73,31 +75,28 @@ class DirectTcpResyncTests(DeploymentTestCase):
         )
 
     def reader_metrics(self) -> str:
-        """Return the metrics of the reader that is cut off."""
+        """Return the metrics of the reader behind the proxy."""
         return get_over_socket(self.metrics, "/metrics")
 
     def cut_off(self) -> None:
-        """Close the link, and have nobody listen there."""
+        """Close the link, and refuse new connections."""
         self.proxy.close()
         self.wait_until(
             "the link is down", lambda: "Disconnected: reader1" in self.log_of("worker")
         )
 
     def come_back(self) -> None:
-        """Have somebody listen there again."""
+        """Accept connections again."""
         self.proxy = LinkProxy(("127.0.0.1", self.tcp_port), self.proxy.port)
 
     def hide_table(self) -> None:
-        """Take the table of notes away, so that nothing can be fetched from it."""
+        """Rename the table of notes, so that nothing can be fetched from it."""
         with contextlib.closing(psycopg2.connect(self.dsn)) as connection:
             connection.cursor().execute("ALTER TABLE notes RENAME TO hidden")
             connection.commit()
 
     def test_partial_resync(self) -> None:
-        """
-        What it missed comes from the writer's backlog, and not from the database:
-        not even if the rows are not there any more.
-        """
+        """The missed rows come from the writer's backlog, even if the table is gone."""
         before = read_resyncs(self.reader_metrics())
         self.cut_off()
         self.write_upto(20)

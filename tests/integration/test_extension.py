@@ -1,4 +1,4 @@
-"""The extension on a real Redis: what it repairs, and what stock peers see of it."""
+"""Tests for the extension on a real Redis, with and without stock peers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tests.http.doubles import Place
 
 
 class Process:
-    """A process that is wired as ``app/service.py`` does it, on doubles of a host.
+    """A process wired as in ``app/service.py``, with doubles of a host.
 
-    :param places: where the others serve HTTP, by name; it puts itself there if it
-        writes.
+    :param places: where the other processes serve HTTP, by name; a writer adds
+        itself.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Process:
         self.streamer.start()
 
     def write(self, readers: list[Process], *tokens: int) -> None:
-        """Commit rows where this process and the readers find them, and send them."""
+        """Persist rows here and at the readers, and send them."""
         name = self.host.identity.instance_name
         for token in tokens:
             for process in (self, *readers):
@@ -107,11 +107,11 @@ class Process:
         self.host.notifier.notify()
 
     def tokens(self) -> list[int]:
-        """Return the tokens of the rows of ``w`` that were delivered."""
+        """Return the tokens of the delivered rows of ``w``."""
         return self.host.rows.tokens("w")
 
     def is_live(self) -> bool:
-        """Return whether rows of ``w`` are taken as they come."""
+        """Return whether the stream of ``w`` is live."""
         return any(writer == "w" for _, _, writer in self.observer.connected)
 
     async def stop(self) -> None:
@@ -155,7 +155,9 @@ class ExtensionTests(TestCase):
             await deferLater(self.reactor, 0.02)
 
     async def test_partial_resync(self) -> None:
-        """A reader whose Redis went away gets its rows from the writer's memory."""
+        """
+        A reader that was disconnected from Redis gets the missed rows from the backlog.
+        """
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
         reader = self.start(redis, "r")
@@ -163,7 +165,7 @@ class ExtensionTests(TestCase):
         await self.until(reader.is_live)
         writer.write([reader], 1, 2)
         await self.until(lambda: reader.tokens() == [1, 2])
-        # Only the reader loses its connections, and rows are sent meanwhile.
+        # Only the reader is disconnected, and rows are sent meanwhile.
         await reader.link.stop()
         writer.write([reader], 3, 4, 5)
         await self.until(lambda: writer.link.sender.unacknowledged == 0)
@@ -184,7 +186,9 @@ class ExtensionTests(TestCase):
         self.assertEqual(reader.observer.resyncs, {("events", "w", Resync.PARTIAL): 1})
 
     async def test_redis_restart(self) -> None:
-        """Redis is killed under a writer: no row is lost, doubled or out of order."""
+        """
+        If Redis is restarted under a writer, rows arrive complete, once and in order.
+        """
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
         reader = self.start(redis, "r")
@@ -199,7 +203,7 @@ class ExtensionTests(TestCase):
         self.assertEqual(reader.tokens(), list(range(1, 101)))
 
     async def test_channel_that_an_acl_forbids(self) -> None:
-        """A Redis user who may use the old channels alone still replicates."""
+        """A Redis user without access to the extension's channel still replicates."""
         old, new = self.id(), f"{self.id()}/replication_ext"
         redis = PrivateRedis(
             acl=[
@@ -220,7 +224,9 @@ class ExtensionTests(TestCase):
         self.assertEqual(writer.observer.unavailable, [])
 
     async def test_second_process_of_a_name(self) -> None:
-        """It is reported by name, by the first process and by others, in 6 s."""
+        """
+        The first process of the name and other processes report it by name in 10 s.
+        """
         redis = shared_redis()
         reader = self.start(redis, "r")
         first = self.start(redis, "w", writes=True)

@@ -1,4 +1,4 @@
-"""Positions that no stream has reached, published to a deployment of real processes."""
+"""Tests for positions that no stream has reached, published to real processes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.integration.deployment import (
     get_over_socket,
 )
 
-#: As far as a token can be.
+#: The greatest token that the tests publish.
 FAR = 2**62
 
-#: A row that nobody wrote.
+#: A row that no writer wrote.
 FORGED = ["false", 0]
 
 _TO_DEVICE = """
@@ -46,7 +46,7 @@ class FalsePositionTests(DeploymentTestCase):
     """``notes`` is written by main and ``writer2``, and read by ``reader``."""
 
     def setUp(self) -> None:
-        """Configure the three processes, each with a page of its status."""
+        """Configure the three processes, each with a status page."""
         super().setUp()
         self.execute(_TO_DEVICE)
         self.shared = copy.deepcopy(self.shared)
@@ -89,7 +89,7 @@ class FalsePositionTests(DeploymentTestCase):
         return self.socket if name == "main" else self.folder / f"{name}.sock"
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run SQL, and return what it gives."""
+        """Run SQL and return its rows."""
         with (
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,
@@ -99,7 +99,7 @@ class FalsePositionTests(DeploymentTestCase):
             return cursor.fetchall() if cursor.description else []
 
     def start_all(self, times: int) -> None:
-        """Start the processes, whose writers go on where they left off."""
+        """Start the processes; their writers continue where they stopped."""
         for config in (self.main, self.writer2):
             (module,) = config["synapse_replication"]["modules"]
             module["config"]["after"] = self.after
@@ -113,7 +113,9 @@ class FalsePositionTests(DeploymentTestCase):
             self.wait_until_up(name, times)
 
     def write_and_check(self, upto: int) -> None:
-        """Have both write, and wait until the reader has each row once, in order."""
+        """
+        Let the writers write, and wait until the reader has each row once, in order.
+        """
         self.write_upto(upto)
         for writer in self.writers:
             self.wait_until(
@@ -128,7 +130,7 @@ class FalsePositionTests(DeploymentTestCase):
         self.after = upto
 
     def notes_of(self, writer: str) -> list[dict[str, Any]]:
-        """Return what the journal has of a writer, but for forged rows."""
+        """Return the journal entries of a writer without forged rows."""
         return [
             entry
             for entry in self.journal("notes")
@@ -136,7 +138,7 @@ class FalsePositionTests(DeploymentTestCase):
         ]
 
     def publish(self, *lines: str, channel: str = "") -> None:
-        """Publish as a hostile peer does."""
+        """Publish lines as a hostile peer does."""
         port = self.shared["redis"]["port"]
         name = self.shared["server_name"] + channel
         hostile.publish(port, name, [line.encode() for line in lines], PATIENCE)
@@ -149,11 +151,11 @@ class FalsePositionTests(DeploymentTestCase):
         return status
 
     def conditions(self, name: str) -> set[str]:
-        """Return the conditions of all that a process follows."""
+        """Return the conditions of all writers that a process follows."""
         return {writer["condition"] for writer in self.page(name)["writers"]}
 
     def epoch_of(self, name: str) -> str:
-        """Return the epoch of a process, which every page of another one shows."""
+        """Return the epoch of a process, as shown by the reader's page."""
         epochs = {
             m["instance_name"]: m["epoch"] for m in self.page("reader")["members"]
         }
@@ -175,7 +177,9 @@ class FalsePositionTests(DeploymentTestCase):
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def lie(self) -> None:
-        """Announce far positions in every form, some in the names of writers."""
+        """
+        Announce far positions in every form, some of them in the names of writers.
+        """
         self.wait_until("an epoch", lambda: self.epoch_of("writer2") != "")
         now = int(time.time() * 1000)
         heartbeat = {
@@ -196,7 +200,7 @@ class FalsePositionTests(DeploymentTestCase):
         )
 
     def assert_nothing_is_far(self) -> None:
-        """Check what would survive a restart."""
+        """Check that no far token was persisted."""
         for sequence in ("notes_seq", "device_inbox_sequence"):
             ((last,),) = self.execute(f"SELECT last_value FROM {sequence}")
             self.assertLess(last, 1000)
@@ -206,7 +210,12 @@ class FalsePositionTests(DeploymentTestCase):
         self.assertNotIn(str(FAR), journal)
 
     def test_near_and_far(self) -> None:
-        """They stop no writer, hide no row, and far ones do not survive a restart.
+        """
+        False positions stop no writer and hide no row, and far ones do not survive a
+        restart.
+
+        If other instances write as well, the sequence is moved forward beyond a near
+        forged row.
 
         Where others write, the sequence is advanced beyond a near forged row.
         """
@@ -242,7 +251,9 @@ class FalsePositionTests(DeploymentTestCase):
         self.wait_until("all is live", lambda: self.conditions("reader") == {"live"})
 
     def test_ahead_of_its_writer(self) -> None:
-        """A reader of a lone writer is ahead by it: visibly, and with a way back."""
+        """
+        A reader ahead of a lone writer is reported as stalled, and can be repaired.
+        """
         self.writers = ["master"]
         self.shared["synapse_replication"]["streams"][1]["writers"] = self.writers
         self.start_all(1)

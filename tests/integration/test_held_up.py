@@ -1,4 +1,4 @@
-"""Long pages that wait for a real Redis, whose connections are cut meanwhile."""
+"""Tests for long pages that wait for a real Redis while connections are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import PrivateRedis
 
-#: Rows of a round; a link falls behind many times in it.
+#: Rows per round; a link reaches its limit many times in it.
 ROWS = 5_000
 
 
@@ -28,7 +28,7 @@ def _factories(peer: Peer) -> tuple[SynapseRedisFactory, ...]:
 
 
 class Peer:
-    """One process: its host, and what replication there is in it."""
+    """One process: a host and its replication."""
 
     def __init__(self, name: str, port: int) -> None:
         self.host = FloodHost(reactor, name)
@@ -44,7 +44,7 @@ class Peer:
             lambda lost: self.handler.announce_positions(),
         )
         self.link.start()
-        # What is held up must be woken: no look at idle streams comes to its help.
+        # A paused stream must be resumed by an event, not by the check of idle streams.
         self.streamer = ReplicationStreamer(
             self.host,
             self.handler,
@@ -54,13 +54,13 @@ class Peer:
         self.streamer.start()
 
     async def stop(self) -> None:
-        """Send all, and close the connections."""
+        """Send everything and close the connections."""
         await self.streamer.stop()
         await self.link.stop()
 
 
 class HeldUpTests(TestCase):
-    """A writer of many rows, and a reader."""
+    """Tests for a writer of many rows and a reader."""
 
     timeout = 60
 
@@ -70,8 +70,8 @@ class HeldUpTests(TestCase):
 
     async def test_connections_are_cut(self) -> None:
         """
-        A writer waits for a Redis that is frozen, and no longer when either
-        connection is lost or Redis goes on; in the end the reader has all.
+        A writer waits while Redis is frozen, and continues when a connection is lost or
+        Redis resumes; in the end the reader has every row.
         """
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
@@ -95,7 +95,8 @@ class HeldUpTests(TestCase):
             finally:
                 redis.thaw()
             await self.until(lambda: self.sent(writer) == stream.local_token)
-        # The last rows were for nobody, maybe: this tells where the writer stands.
+        # The last rows may have been sent without a reader: one more row announces
+        # them.
         await self.until_connected(writer)
         stream.local_token += 1
         writer.host.notifier.notify()
@@ -110,5 +111,5 @@ class HeldUpTests(TestCase):
 
     @staticmethod
     def sent(writer: Peer) -> int:
-        """Return up to where the rows were sent."""
+        """Return the token up to which rows were sent."""
         return writer.handler.last_sent_token(writer.host.flooded)

@@ -1,4 +1,4 @@
-"""What hostile peers and browsers do to a deployment of real processes."""
+"""Tests for what hostile peers and browsers can do to real processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PATHS = (
 
 
 class RelayTests(HostileTestCase):
-    """Four writers that are all connected to one another over direct TCP."""
+    """Tests for four writers connected to one another over direct TCP."""
 
     def test_one_line_is_received_once(self) -> None:
-        """A line to one of them is received once by each."""
+        """A line sent to one writer is received once by each."""
         deployment = self.deploy(use_redis=False)
         self.wait_for_links(deployment)
 
@@ -42,10 +42,10 @@ class RelayTests(HostileTestCase):
 
 
 class WebPageTests(HostileTestCase):
-    """What a web page in a browser on this machine can be made to send."""
+    """Tests for requests that a web page can make a local browser send."""
 
     def test_to_the_direct_tcp_port(self) -> None:
-        """A request is not acted on and gets no rows."""
+        """An HTTP request to the port has no effect and gets no rows."""
         deployment = self.deploy(use_redis=False)
         body = b"x\nPOSITION typing typing_writer 0 7\nREPLICATE\n" + LINE
         request = (
@@ -63,13 +63,13 @@ class WebPageTests(HostileTestCase):
 
 
 class HttpTests(HostileTestCase):
-    """Requests that a stranger makes, without any secret."""
+    """Tests for requests of a stranger without the secret."""
 
     def setUp(self) -> None:
         self.deployment = self.deploy(use_redis=True)
 
     def test_bodies(self) -> None:
-        """A form of 20 MiB is refused before it is read, by length and in chunks."""
+        """A form of 20 MiB is rejected before it is read, by length and in chunks."""
         deployment = self.deployment
         before = self.peak_memory(deployment, READERS[-1])
         form = b"&".join(b"a%d=b" % number for number in range(20 * 2**20 // 10))
@@ -83,7 +83,7 @@ class HttpTests(HostileTestCase):
         self.assertLess(time.monotonic() - started, 20.0)
 
     def test_hosts(self) -> None:
-        """The status is served to who asks this machine, not to another's name."""
+        """The status is served only if the Host header names this machine."""
         port = int(self.deployment.status_page.split(":")[2].split("/")[0])
         for path in ("/status", "/status.json", "/metrics"):
             for host, status in (("evil.example", 421), (f"localhost:{port}", 200)):
@@ -94,15 +94,17 @@ class HttpTests(HostileTestCase):
 
 
 class MadeUpNamesTests(HostileTestCase):
-    """Names that a peer makes up, long or many."""
+    """Tests for long or many names that a peer makes up."""
 
     def look(self, deployment: FaultDeployment, name: str) -> tuple[list[str], int]:
-        """Return an instance's log, and the size of its metrics."""
+        """Return an instance's log and the size of its metrics."""
         log = (deployment.directory / f"{name}.log").read_text("utf-8", "replace")
         return log.splitlines(), len(deployment.get_metrics(name))
 
     def test_long_names(self) -> None:
-        """Long names over TCP and Redis leave nothing in metrics and log."""
+        """
+        Long names over TCP and Redis leave no trace in metrics and no long log line.
+        """
         for use_redis in (False, True):
             deployment = self.deploy(use_redis=use_redis)
             victim = READERS[0] if use_redis else WRITERS[0]
@@ -124,7 +126,7 @@ class MadeUpNamesTests(HostileTestCase):
             self.assertLess(new_size - size, 20_000)
 
     def test_many_writers_and_peers(self) -> None:
-        """Undeclared writers leave no state; NAMEs do not fill the log."""
+        """Undeclared writers leave no state, and NAME lines do not fill the log."""
         deployment = self.deploy(use_redis=False)
         victim = WRITERS[0]
         port = deployment.tcp_ports[victim]

@@ -1,4 +1,4 @@
-"""A server that is not Redis, or a Redis that means harm."""
+"""Tests for a server that is not Redis, or a hostile Redis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MESSAGE = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n:5\r\n"
 
 
 class HostileRedisTests(DeploymentTestCase):
-    """A main process whose Redis answers as the test wants."""
+    """Tests for a main process whose Redis answers with bytes of the test."""
 
     def listen(self, answer: bytes) -> None:
-        """Have a server answer each piece that arrives, and use it as Redis."""
+        """Configure a Redis that answers each chunk of input with ``answer``."""
         listener = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(listener.close)
         port = listener.getsockname()[1]
@@ -39,7 +39,7 @@ class HostileRedisTests(DeploymentTestCase):
         threading.Thread(target=accept, daemon=True).start()
 
     def check(self, reason: str) -> None:
-        """Check that the link is cut for a reason, and that SIGTERM is obeyed."""
+        """Check that the link is closed for a reason, and that SIGTERM is obeyed."""
         main = self.start("main", self.main)
         self.wait_until(reason, lambda: reason in self.log_of("main"))
         started = time.monotonic()
@@ -48,12 +48,12 @@ class HostileRedisTests(DeploymentTestCase):
         self.assertNotIn("Traceback", self.log_of("main"))
 
     def test_an_array_without_end(self) -> None:
-        """An array of two thousand million items costs nothing."""
+        """An array of two billion items is rejected at once."""
         self.listen(b"*2147483647\r\n:1\r\n")
         self.check("an array has more than 999 items")
 
     def test_messages_that_are_no_strings(self) -> None:
-        """A message that is a number cuts the link."""
+        """A message that is a number closes the link."""
         name = self.shared["server_name"].encode()
         channels = (name + b"/replication_ext", name, name + b"/USER_IP")
         confirmed = b"".join(_CONFIRMED % (len(each), each) for each in channels)

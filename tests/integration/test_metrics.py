@@ -1,4 +1,6 @@
-"""What running processes export is what the reference says, and is true."""
+"""
+Tests that running processes export the metrics of the reference, with true values.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LABEL
 from tests.integration.deployment import DeploymentTestCase, get_over_socket
 
-#: Labels that Prometheus' own kinds of samples have.
+#: Labels that Prometheus adds to samples of some kinds.
 _OF_KIND = {"le"}
 
-#: How many values a label may have in this deployment, at most.
+#: The greatest number of values of a label in this deployment.
 _MOST_VALUES = 25
 
 
@@ -29,7 +31,7 @@ class ExportsTests(DeploymentTestCase):
         ]
 
     def families(self, name: str) -> dict[str, Any]:
-        """Scrape a process."""
+        """Scrape a process; return its metric families by name."""
         text = get_over_socket(self.places[name], "/metrics")
         return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -43,8 +45,10 @@ class ExportsTests(DeploymentTestCase):
         )
 
     def test_reference(self) -> None:
-        """Each process exports what the reference lists, all of it and nothing else,
-        with the labels that it names, and few values of each."""
+        """
+        Each process exports exactly the metrics of the reference, with their labels,
+        and few values of each label.
+        """
         self.start("main", self.main)
         worker = self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -60,7 +64,7 @@ class ExportsTests(DeploymentTestCase):
         reference = {metric.name: metric for metric in METRICS}
         for process in self.places:
             families = self.families(process)
-            # Of each counter and histogram, the time when it began.
+            # The times of creation of counters and histograms.
             created = {name for name in families if name.endswith("_created")}
             self.assertEqual(families.keys() - created, reference.keys())
             values: dict[tuple[str, str], set[str]] = {}
@@ -81,7 +85,7 @@ class ExportsTests(DeploymentTestCase):
         self.check_counts()
 
     def check_counts(self) -> None:
-        """See that what happened was counted."""
+        """Check that events were counted."""
         rows = {"stream_name": "notes"}
         self.assertGreater(
             self.value("worker", "synapse_replication_catch_up_rows_total", **rows), 0
@@ -124,8 +128,10 @@ class ExportsTests(DeploymentTestCase):
         )
 
     def test_lag_is_the_age_of_the_write(self) -> None:
-        """Lag in s counts from when the writer wrote, as its heartbeats tell, not from
-        when a reader that was away heard of it."""
+        """
+        Lag in s counts from the write, as the writer's heartbeats report it, and not
+        from when a returning reader heard of it.
+        """
         gate = self.folder / "gate"
         self.worker["synapse_replication"]["row_sink"] = {
             "module": "tests.integration.blocking_module.make_gated_journal",

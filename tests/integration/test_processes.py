@@ -1,4 +1,4 @@
-"""Main and workers as real processes, with private servers."""
+"""Tests for main and workers as real processes, with private servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.deployment import (
 
 class ProcessTests(DeploymentTestCase):
     def test_rows_and_an_orderly_stop(self) -> None:
-        """Rows arrive in order; a worker that stops says so before it goes."""
+        """Rows arrive in order, and a worker that stops sends CLEAR_USER_SYNC."""
         follow = self.start("follow", options=("--json",))
         self.wait_until("follow connects", lambda: "Connected" in self.log_of("follow"))
         worker = self.start("worker", self.worker)
@@ -50,7 +50,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(rows, expected_rows(20))
 
     def test_killed_worker_resumes(self) -> None:
-        """A worker that was killed gets what it missed, and nothing twice."""
+        """A restarted worker gets the missed rows, each of them once."""
         main = self.start("main", self.main)
         worker = self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -65,7 +65,9 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
     def test_resumes_from_the_memory_of_the_writer(self) -> None:
-        """What a killed worker missed comes from what main sent last, once each."""
+        """
+        A restarted worker gets the missed rows from main's backlog, each of them once.
+        """
         metrics = self.folder / "metrics.sock"
         self.worker["worker_listeners"] = [{"type": "metrics", "path": str(metrics)}]
         main = self.start("main", self.main)
@@ -91,7 +93,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
     def test_second_worker_of_a_name(self) -> None:
-        """Two workers of one name are reported by name within seconds."""
+        """Two workers with the same name are reported within seconds."""
         self.start("main", self.main)
         self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -108,7 +110,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertLess(time.monotonic() - started, 30)
 
     def test_direct_tcp(self) -> None:
-        """Without Redis a worker gets its rows from main directly."""
+        """Without Redis, a worker gets its rows from main over direct TCP."""
         port = free_port()
         del self.shared["redis"]
         self.shared["worker_replication_port"] = port
@@ -125,7 +127,7 @@ class ProcessTests(DeploymentTestCase):
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
 
     def test_second_worker_of_a_name_over_direct_tcp(self) -> None:
-        """Without Redis, too, the main process reports it within seconds."""
+        """Without Redis, main also reports two workers with the same name."""
         port = free_port()
         del self.shared["redis"]
         self.shared["worker_replication_port"] = port
@@ -143,7 +145,7 @@ class ProcessTests(DeploymentTestCase):
         )
 
     def test_port_in_use(self) -> None:
-        """A process that cannot listen says where and what to do, and ends with 1."""
+        """A process whose port is in use logs it with a hint, and exits with 1."""
         port = shared_redis().port
         self.main["listeners"].append(
             {

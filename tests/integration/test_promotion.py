@@ -1,4 +1,4 @@
-"""A stream's writer moves to another process; readers go on."""
+"""Tests for a stream whose writer moves to another process while readers run."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class PromotionTests(DeploymentTestCase):
         }
 
     def promote(self) -> None:
-        """Let the configuration say that writer2 writes both streams."""
+        """Configure writer2 as the writer of both streams."""
         self.shared = copy.deepcopy(self.shared)
         self.shared["stream_writers"] = {"typing": "writer2"}
         self.shared["synapse_replication"]["streams"][1]["writers"] = "writer2"
         del self.main["synapse_replication"]["modules"]
 
     def resyncs(self) -> Counter[tuple[str, str]]:
-        """Return what the reader counted, by stream and kind."""
+        """Return the resyncs that the reader counted, by stream and kind."""
         return read_resyncs(get_over_socket(self.metrics, "/metrics"))
 
     def test_readers_go_on(self) -> None:
-        """Readers that run get all rows, and ask the database for none of them."""
+        """Running readers get every row, and fetch none from the database."""
         main = self.start("main", self.main)
         worker = self.start("worker", self.worker)
         self.wait_until_up("worker")
@@ -81,9 +81,9 @@ class PromotionTests(DeploymentTestCase):
         for stream in ("notes", "typing"):
             writers = [entry["writer"] for entry in self.journal(stream)]
             self.assertEqual(writers, ["master"] * 10 + ["writer2"] * 10, stream)
-        # The new writer of notes is asked for its rows, and for what may lie below a
-        # position that was reached without one: from its memory, not the database.
-        # Typing began at 0 and so did its readers.
+        # The reader fetches the rows of notes, and any below a position reached without
+        # rows, from the new writer's backlog and not from the database. Typing starts
+        # at 0, and so do its readers.
         more = self.resyncs() - before
         self.assertEqual(set(more), {("notes", "partial")})
         self.assertLessEqual(more.total(), 2)

@@ -1,4 +1,4 @@
-"""Where Redis is, from the configuration of real processes to both connections."""
+"""Tests for the address of Redis in the configuration of real processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.integration.deployment import DeploymentTestCase
 
 
 class RedisPlacesTests(DeploymentTestCase):
-    """Main and a worker find it, and rows come; TLS is in test_tls.py."""
+    """Tests that main and a worker find Redis; TLS is tested in test_tls.py."""
 
     def start_redis(self) -> PrivateRedis:
         redis = PrivateRedis(password="hush")
@@ -16,7 +16,7 @@ class RedisPlacesTests(DeploymentTestCase):
         return redis.start()
 
     def secret(self, name: str, text: str) -> str:
-        """Write a secret into a file."""
+        """Write a secret to a file and return its path."""
         path = self.folder / name
         path.write_text(f"{text}\n")
         return str(path)
@@ -28,7 +28,7 @@ class RedisPlacesTests(DeploymentTestCase):
         self.wait_until_up("worker")
 
     def test_unix_socket(self) -> None:
-        """By a Unix socket, with a password from a file."""
+        """Redis is reached by a Unix socket, with a password from a file."""
         redis = self.start_redis()
         self.shared["redis"] = {
             "enabled": True,
@@ -38,14 +38,14 @@ class RedisPlacesTests(DeploymentTestCase):
         self.start_both()
         self.write_upto(5)
         self.wait_for_rows(5)
-        # Besides the one that asks.
+        # Not counting the connection of the test itself.
         self.assertEqual(len(redis.clients("pubsub")), 2)
         self.assertEqual(len(redis.clients("normal")), 3)
         flags = {client["flags"] for client in redis.clients("pubsub")}
         self.assertTrue(all("U" in each for each in flags), flags)
 
     def test_sentinel(self) -> None:
-        """By Sentinel, which has another password; and when it has moved."""
+        """Redis is found by a Sentinel with another password, also after a failover."""
         redis = self.start_redis()
         replica = private_replica(redis)
         self.addCleanup(replica.stop)

@@ -1,4 +1,4 @@
-"""Rows of a writer that was removed reach its readers, whatever was running when."""
+"""Tests that the rows of a removed writer reach its readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.link_proxy import Cut, LinkProxy
 
 
 class RemovedWriterTests(DeploymentTestCase):
-    """``notes`` moves from main to ``writer2``, and back."""
+    """``notes`` moves from main to ``writer2``."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -37,7 +37,7 @@ class RemovedWriterTests(DeploymentTestCase):
         }
 
     def writes_from(self, config: dict[str, Any], after: int) -> dict[str, Any]:
-        """Return a configuration of a process that writes behind ``after`` tokens."""
+        """Return the configuration of a process that writes after ``after`` tokens."""
         section = {
             "modules": [
                 {
@@ -53,12 +53,12 @@ class RemovedWriterTests(DeploymentTestCase):
         return {**config, "synapse_replication": section}
 
     def move(self, *writers: str) -> None:
-        """Let the configuration name other writers."""
+        """Configure other writers."""
         self.shared = copy.deepcopy(self.shared)
         self.shared["synapse_replication"]["streams"][1]["writers"] = list(writers)
 
     def wait_for_notes(self, upto: int) -> None:
-        """Wait until the journal holds so many tokens, each once and in order."""
+        """Wait until the journal has ``upto`` tokens, each once and in order."""
         self.wait_until(
             f"{upto} tokens in the journal", lambda: len(self.journal("notes")) >= upto
         )
@@ -79,12 +79,14 @@ class RemovedWriterTests(DeploymentTestCase):
         }
 
     def wait_until_live(self, *writers: str) -> None:
-        """Wait until just these writers are followed, and all are live."""
+        """Wait until exactly these writers are followed, and all of them are live."""
         expected = dict.fromkeys(writers, "live")
         self.wait_until(f"{writers} are live", lambda: self.statuses() == expected)
 
     def test_moved_while_the_reader_was_stopped(self) -> None:
-        """The reader starts with its saved positions and receives every row."""
+        """
+        A reader stopped during the move resumes from its positions and gets every row.
+        """
         main = self.start("main", self.writes_from(self.main, 0))
         reader = self.start("worker", self.worker, name="reader")
         self.wait_until_up("reader")
@@ -108,7 +110,7 @@ class RemovedWriterTests(DeploymentTestCase):
         self.assertIn("Removed writer master of notes is drained up to 11", log)
 
     def test_killed_and_moved_while_the_reader_ran(self) -> None:
-        """A row that the old writer committed and did not send reaches the reader."""
+        """A row that the old writer committed but did not send reaches the reader."""
         proxy = LinkProxy((self.shared["redis"]["host"], self.shared["redis"]["port"]))
         self.addCleanup(proxy.close)
         redis = self.shared["redis"] | {"host": "127.0.0.1", "port": proxy.port}

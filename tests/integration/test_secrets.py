@@ -1,8 +1,8 @@
-"""No access token, replication secret or Redis password in a log, error or metric.
+"""Tests that no access token, secret or password is in a log, error or metric.
 
-Everything that watches a process is attached, at every level: the log as text and as
-JSON, tracebacks, Python's own log, metrics, the status page's data, spans. Then what is
-secret is sent through, well-formed and not, and looked for.
+Everything that observes a process is attached, at every level: the log as text and as
+JSON, tracebacks, Python's own log, metrics, the status page's data, spans. Then lines
+with secrets are sent, well formed and malformed, and the outputs are searched for them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ PASSWORD = "redis-password-9z8y7x6w5v"
 ALL = (TOKEN, SECRET, PASSWORD)
 
 _GOOD = f'USER_IP @alice:hs ["{TOKEN}","192.0.2.1","Element","DEV",1700000000000]'
-#: Lines with an access token in them, from well-formed to hopeless.
+#: Lines with an access token in them, from well formed to garbage.
 LINES: tuple[bytes, ...] = tuple(
     line if isinstance(line, bytes) else line.encode()
     for line in (
@@ -121,7 +121,7 @@ LINES: tuple[bytes, ...] = tuple(
 
 
 class FailingCommands:
-    """A host whose every command fails, with a text that says with what."""
+    """A command handler whose every method fails with its arguments in the message."""
 
     def get_currently_syncing_users(self) -> list[Any]:
         return []
@@ -140,7 +140,7 @@ class FailingCommands:
 
 
 class Watch:
-    """All that watches a process."""
+    """Everything that observes a process."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
         self.events: list[LogEvent] = []
@@ -159,7 +159,7 @@ class Watch:
         self.observer = CompositeObserver(
             [
                 self.status,
-                # Nothing is held back: every line is written.
+                # An hour between calls: no line is suppressed.
                 LoggingObserver(Logger("synapse_replication"), _Hours().seconds),
                 PrometheusObserver(
                     ReplicationMetrics(self.registry), "hs.example", status=self.status
@@ -169,12 +169,12 @@ class Watch:
         )
 
     def everything(self) -> str:
-        """Return all that was written, in every form."""
+        """Return everything that was written, in every form."""
         seen = [self.texts.getvalue()]
         for event in self.events:
             seen.append(eventAsText(event, includeTraceback=True))
             seen.append(to_json(event))
-            # Whatever else an observer of the operator's would be handed.
+            # Every other field that an operator's log observer gets.
             seen += [repr(v) for k, v in event.items() if k != "log_logger"]
         seen.append(generate_latest(self.registry).decode())
         seen.append(encode_status(self.status.snapshot()).decode())
@@ -182,7 +182,7 @@ class Watch:
         return "\n".join(seen)
 
     def check(self, test: SynchronousTestCase, said: str = "") -> None:
-        """See that nothing secret was written, or said to a peer."""
+        """Check that no secret was written or sent to a peer."""
         text = self.everything() + said
         for secret in ALL:
             at = text.find(secret)
@@ -190,7 +190,7 @@ class Watch:
 
 
 class _Hours:
-    """A clock on which an hour passes between two looks."""
+    """A clock that advances by an hour with each call."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -201,7 +201,7 @@ class _Hours:
 
 
 def make_handler(watch: Watch) -> tuple[MemoryHost, ReplicationCommandHandler]:
-    """Make a process that stores client IPs, and fails to."""
+    """Return a process whose host stores client IPs, and fails to."""
     host = MemoryHost(SourceStream("caches", Row), stores_user_ips=True)
     host.observer = watch.observer  # type: ignore[assignment]
     host.commands = FailingCommands()  # type: ignore[assignment]
@@ -209,7 +209,7 @@ def make_handler(watch: Watch) -> tuple[MemoryHost, ReplicationCommandHandler]:
 
 
 class DirectTcpTests(SynchronousTestCase):
-    """Over direct TCP."""
+    """Tests for direct TCP."""
 
     def end(
         self, watch: Watch, protocol: Any
@@ -224,7 +224,9 @@ class DirectTcpTests(SynchronousTestCase):
         return end, transport
 
     def test_lines(self) -> None:
-        """Each line, whole, cut anywhere, and behind others, at both ends."""
+        """
+        No line leaks, whole or in pieces, at either end, before or after the handshake.
+        """
         for line in LINES:
             watch = Watch(self)
             said = b""
@@ -245,9 +247,9 @@ class DirectTcpTests(SynchronousTestCase):
             self.flushLoggedErrors()
 
     def test_error_of_a_peer(self) -> None:
-        """A stock peer repeats in its ERROR the line that it could not read."""
+        """The ERROR of a stock peer, which repeats a malformed line, does not leak."""
         for line in LINES:
-            # Others are not what an honest process sends.
+            # An honest process does not send the other lines.
             if not line.startswith((b"USER_IP ", b"INVALIDATE", b"RDATA caches")):
                 continue
             watch = Watch(self)
@@ -265,7 +267,7 @@ class DirectTcpTests(SynchronousTestCase):
             self.flushLoggedErrors()
 
     def test_sending(self) -> None:
-        """What cannot be sent is refused without being shown."""
+        """A command that cannot be sent is rejected without its secrets."""
         watch = Watch(self)
         end, _ = self.end(watch, ServerReplicationStreamProtocol)
         _, handler = make_handler(watch)
@@ -278,7 +280,7 @@ class DirectTcpTests(SynchronousTestCase):
 
 
 class RedisTests(TestCase):
-    """Over a real Redis with a password."""
+    """Tests for a real Redis with a password."""
 
     timeout = 60
 
@@ -304,7 +306,7 @@ class RedisTests(TestCase):
             await deferLater(reactor, 0.01)
 
     async def test_lines(self) -> None:
-        """Each line as a message on both channels; all are handled or refused."""
+        """No line leaks on either channel, whether handled or rejected."""
         watch = Watch(self)
         redis = PrivateRedis(password=PASSWORD).start()
         self.addCleanup(redis.stop)
@@ -322,8 +324,8 @@ class RedisTests(TestCase):
 
     async def test_password_is_refused(self) -> None:
         """
-        A Redis that refuses the password, or that repeats what it does not know, is
-        told of without it.
+        The error of a Redis that rejects or repeats the password is reported without
+        it.
         """
         for settings in ({}, {"rename-command": 'AUTH ""'}):
             watch = Watch(self)
@@ -339,10 +341,10 @@ class RedisTests(TestCase):
 
 
 class EventTests(SynchronousTestCase):
-    """Everything that an observer can be told."""
+    """Tests for everything that an observer can report."""
 
     def errors(self) -> list[BaseException]:
-        """Make each error that comes of input, by code of ours, from secret input."""
+        """Return the errors that our code raises for input with secrets."""
         errors: list[BaseException] = []
         for line in LINES:
             errors += [
@@ -358,9 +360,7 @@ class EventTests(SynchronousTestCase):
         return errors
 
     def test_every_event(self) -> None:
-        """
-        Each method, with each error, writes nothing secret; each that logs is met.
-        """
+        """No method of the observers leaks a secret of any error."""
         watch = Watch(self)
         methods = {
             name: inspect.signature(method)
@@ -385,7 +385,7 @@ class EventTests(SynchronousTestCase):
         self.assertLessEqual({"debug", "info", "warn", "error", "critical"}, levels)
 
 
-#: What parameters of observers' methods are given, by type.
+#: Arguments for the observers' methods, by type.
 _VALUES: dict[str, Any] = {
     "int": 5,
     "float": 5.0,
@@ -414,10 +414,10 @@ def _argument(parameter: inspect.Parameter, error: BaseException) -> Any:
 
 
 class ConfigTests(SynchronousTestCase):
-    """What is said of a configuration with mistakes."""
+    """Tests for errors of a configuration with mistakes."""
 
     def test_mistakes_beside_secrets(self) -> None:
-        """A mistake in, or beside, a secret is named without it."""
+        """An invalid value in or next to a secret is reported without the secret."""
         for text in (
             f"worker_replication_secret: [{SECRET}]",
             f"worker_replication_secret: {{a: {SECRET}}}",

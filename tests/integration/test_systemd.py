@@ -1,4 +1,4 @@
-"""A worker as systemd would run it: a real socket, real signals, a watchdog."""
+"""Tests for a worker under systemd: a real socket, real signals, a watchdog."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 from tests.integration.deployment import PATIENCE, DeploymentTestCase
 
-#: How often the watchdog is to be fed, in s: half of what systemd would wait.
+#: Interval of watchdog messages in s: half of systemd's timeout.
 _FEED_EVERY = 0.2
 
 
 class _Manager:
-    """Listens where systemd would."""
+    """Listens on the notification socket in place of systemd."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -44,27 +44,27 @@ class _Manager:
         self._socket.close()
 
     def forget(self) -> None:
-        """Forget what was told so far, by whatever waits to be read, too."""
+        """Discard all messages so far, including those not yet read."""
         self._all_read.clear()
         self._socket.sendto(b"READ=", self._address)
         self._all_read.wait(PATIENCE)
         self._messages.clear()
 
     def messages(self) -> list[dict[str, str]]:
-        """Return what was told, but that the watchdog was fed."""
+        """Return the messages other than those for the watchdog."""
         return [fields for _, fields in self._messages if "WATCHDOG" not in fields]
 
     def told(self, name: str) -> list[str]:
-        """Return what was told under a name, in order."""
+        """Return the values received under a name, in order."""
         return [fields[name] for _, fields in self._messages if name in fields]
 
     def fed(self) -> list[float]:
-        """Return when the watchdog was fed."""
+        """Return when the watchdog was notified."""
         return [when for when, fields in self._messages if "WATCHDOG" in fields]
 
 
 class SystemdTests(DeploymentTestCase):
-    """The worker is told of a ``NOTIFY_SOCKET``; main runs without a manager."""
+    """The worker has a ``NOTIFY_SOCKET``; main runs without a manager."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -108,7 +108,7 @@ class SystemdTests(DeploymentTestCase):
         return worker
 
     def reload(self, worker: subprocess.Popen[bytes], **own: Any) -> None:
-        """Change the worker's file, and have it read again."""
+        """Change the worker's file and send SIGHUP."""
         self.worker["synapse_replication"].update(own)
         (self.folder / "worker.1.yaml").write_text(json.dumps(self.worker))
         self.manager.forget()
@@ -118,7 +118,7 @@ class SystemdTests(DeploymentTestCase):
 
     def test_ready_only_when_caught_up(self) -> None:
         """
-        A worker that was away is ready once it handled what it missed, not before.
+        A worker that was stopped is ready only once it has delivered the missed rows.
         """
         worker = self.start_both()
         self.write_upto(10)
@@ -143,7 +143,9 @@ class SystemdTests(DeploymentTestCase):
         self.assertEqual(ready["STATUS"], "live: 2 streams of 1 writer")
 
     def test_stop(self) -> None:
-        """A worker that stops says so first, and the watchdog is not fed any more."""
+        """
+        A worker that stops reports it first and then no longer notifies the watchdog.
+        """
         worker = self.start_both()
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
         self.wait_until_told("STOPPING", "1")
@@ -152,7 +154,7 @@ class SystemdTests(DeploymentTestCase):
         )
 
     def test_watchdog(self) -> None:
-        """The watchdog is fed in time, and not by a process whose reactor hangs."""
+        """The watchdog is notified in time, unless the reactor hangs."""
         self.start_both()
         self.manager.forget()
         self.wait_until("it is fed", lambda: len(self.manager.fed()) > 10)
@@ -169,7 +171,10 @@ class SystemdTests(DeploymentTestCase):
         self.wait_until("it is fed again", lambda: bool(self.manager.fed()))
 
     def test_reload(self) -> None:
-        """SIGHUP: the log level changes, mistakes change nothing, the rest waits."""
+        """
+        On SIGHUP the log level changes, an invalid file changes nothing, and the rest
+        needs a restart.
+        """
         worker = self.start_both()
         self.write_upto(3)
         self.wait_for_rows(3)
@@ -200,9 +205,7 @@ class SystemdTests(DeploymentTestCase):
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
 
     def test_wrong_socket(self) -> None:
-        """
-        A ``NOTIFY_SOCKET`` of another kind is a clear error, before anything runs.
-        """
+        """A ``NOTIFY_SOCKET`` of an unsupported kind is a clear error at the start."""
         environment = self.environment
         self.environment = lambda command: {  # type: ignore[method-assign]
             **environment(command),

@@ -1,4 +1,4 @@
-"""TLS between real processes, by their configuration."""
+"""Tests for TLS between real processes, as configured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 class TlsTests(DeploymentTestCase):
-    """Certificates of an authority of the test's own, and of another one."""
+    """Tests with certificates of a private authority and of another one."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -40,7 +40,7 @@ class TlsTests(DeploymentTestCase):
         ]
 
     def tls(self, own: PrivatePair | None, authority: str = "authority") -> Any:
-        """Return the section of a process."""
+        """Return the ``tls`` section of a process."""
         section = {"ca_file": str(self.folder / f"{authority}.crt")}
         if own is not None:
             section["certificate_file"] = str(own.certificate)
@@ -48,7 +48,7 @@ class TlsTests(DeploymentTestCase):
         return section
 
     def check_buffers(self, *connections: str) -> None:
-        """See that the worker tells what waits on links over TLS."""
+        """Check that the worker exports the buffers of links over TLS."""
         metrics = get_over_socket(self.folder / "metrics.sock", "/metrics")
         told = [
             line.partition(" ")[0]
@@ -59,7 +59,7 @@ class TlsTests(DeploymentTestCase):
             self.assertTrue(any(f'name="{name}"' in each for each in told), told)
 
     def use_tls(self) -> None:
-        """Have main listen over TLS alone, and ask for certificates."""
+        """Let main listen over TLS only, and ask clients for certificates."""
         del self.shared["redis"]
         self.tcp_port, self.http_port = free_port(), free_port()
         where = {"bind_addresses": ["127.0.0.1"], "tls": True}
@@ -77,7 +77,7 @@ class TlsTests(DeploymentTestCase):
     def other_process(
         self, name: str, command: str, own: dict[str, Any], *options: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process with a log of its own."""
+        """Start a process with a log file of its own."""
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(self.shared | own))
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -95,7 +95,7 @@ class TlsTests(DeploymentTestCase):
         return process
 
     def test_direct_tcp_and_http(self) -> None:
-        """Rows come over TLS, and those that were missed are fetched over TLS."""
+        """Rows arrive over TLS, and missed rows are fetched over TLS."""
         self.use_tls()
         own = self.worker["synapse_replication"]
         own["tls"] = self.tls(self.client)
@@ -112,14 +112,17 @@ class TlsTests(DeploymentTestCase):
         self.write_upto(20)
         self.wait_until_main_wrote(20)
         worker = self.start("worker", self.worker)
-        # What main holds in memory comes over HTTP, and by no other way.
+        # The rows of a stream in memory can only come over HTTP.
         self.wait_for_rows(20)
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         self.assertNotIn("letting in", self.log_of("main"))
 
     def test_endpoint_that_asks_for_certificates(self) -> None:
-        """``ssl:`` with ``caCertsDir`` asks clients, and ``tls:`` shows them one."""
+        """
+        ``ssl:`` with ``caCertsDir`` asks clients for a certificate, and ``tls:`` sends
+        it.
+        """
         self.use_tls()
         del self.main["listeners"][1]
         roots = self.folder / "roots"
@@ -146,7 +149,10 @@ class TlsTests(DeploymentTestCase):
         self.assertNotIn("Connected", self.log_of("bare"))
 
     def test_refused(self) -> None:
-        """Who may not come in, or is not who was meant, is named with the reason."""
+        """
+        A client without a trusted certificate, and a server with a wrong one, are named
+        with the reason.
+        """
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")
@@ -178,7 +184,7 @@ class TlsTests(DeploymentTestCase):
             self.other_process(name, "follow", config)
             self.other_process(f"{name}-http", "status", config, "--json")
             if name == "bare":
-                # The first only: of its kind it is logged once a minute.
+                # Only for the first: such lines are logged once a minute.
                 self.wait_until(
                     "main says who was refused",
                     lambda: (
@@ -196,7 +202,7 @@ class TlsTests(DeploymentTestCase):
             self.assertNotIn("Connected", self.log_of(name))
 
     def test_plain_client(self) -> None:
-        """Somebody who does not speak TLS gets no row, and main goes on."""
+        """A client that does not speak TLS gets no rows, and is logged."""
         self.use_tls()
         self.start("main", self.main)
         self.wait_until_up("main")
@@ -212,7 +218,9 @@ class TlsTests(DeploymentTestCase):
         )
 
     def test_redis(self) -> None:
-        """TLS, an ACL user, a password from a file and a database hold for both."""
+        """
+        Both connections to Redis use TLS, an ACL user, a password file and a database.
+        """
         try:
             available = has_tls(find_redis())
         except ServerStartError as error:

@@ -1,6 +1,6 @@
-"""Ids and positions under torture: real processes, killed at random.
+"""Tests for ids and positions with real processes that are killed at random.
 
-The length and the seed are arguments, by the environment::
+Duration and seed are set in the environment::
 
     TORTURE_SECONDS=300 TORTURE_SEED=7 python -m twisted.trial \
         tests.integration.test_torture
@@ -29,10 +29,10 @@ from synapse_replication.testing.servers import PrivatePostgres, shared_redis
 _SECONDS = float(os.environ.get("TORTURE_SECONDS", "12"))
 _SEED = int(os.environ.get("TORTURE_SEED", "1"))
 
-#: Blocks that each writer keeps open.
+#: Concurrent blocks of each writer.
 _CONCURRENCY = 50
 
-#: For all positions to agree, once nothing fails any more, in s.
+#: Time in s for all positions to agree after the last fault.
 _AGREE_SECONDS = 5.0
 
 _PATIENCE = 60.0
@@ -175,9 +175,11 @@ class TortureTests(SynchronousTestCase):
         while not condition():
             for name, process in self.running.items():
                 if process.poll() is not None:
-                    self.fail(f"{name} ended by itself\n{self.logs()}")
+                    self.fail(f"{name} exited unexpectedly\n{self.logs()}")
             if time.monotonic() > deadline:
-                self.fail(f"{what} did not come about (seed {_SEED})\n{self.logs()}")
+                self.fail(
+                    f"timed out waiting for: {what} (seed {_SEED})\n{self.logs()}"
+                )
             time.sleep(0.05)
 
     def logs(self) -> str:
@@ -201,7 +203,9 @@ class TortureTests(SynchronousTestCase):
         return {str(writer): int(position) for writer, position in rows}
 
     def agree(self) -> bool:
-        """Return whether every process says the same, and nothing is missing."""
+        """
+        Return whether all processes report the same position and no block is running.
+        """
         status = {name: self.status(name) for name in (*_WRITERS, *_READERS)}
         if not all(status.values()):
             return False
@@ -222,7 +226,7 @@ class TortureTests(SynchronousTestCase):
             file.write(f"{time.monotonic():.3f} {message}\n")
 
     def run_faults(self) -> None:
-        """Kill writers, and once PostgreSQL, and start them again."""
+        """Kill writers, and PostgreSQL once, and restart them."""
         faults = [
             "postgres",
             *self.random.choices(_WRITERS, k=max(int(_SECONDS / 3), 3)),
@@ -244,10 +248,10 @@ class TortureTests(SynchronousTestCase):
 
     def test_torture(self) -> None:
         """
-        No id is used twice, nothing open is ever called complete, every committed
-        row reaches each reader once, and in the end all positions agree.
+        No id is used twice, no open block counts as complete, every committed row
+        reaches each reader once, and in the end all positions agree.
         """
-        # A reader that is new begins where the writers are: let it be the first.
+        # A new reader starts at the writers' positions, so start it first.
         for name in _READERS:
             self.start(name)
         self.wait_until("all read", lambda: all(map(self.status, _READERS)))
@@ -281,7 +285,7 @@ class TortureTests(SynchronousTestCase):
             for line in (self.folder / f"{writer}.given").read_text().split()
         )
         twice = [id_ for id_, count in given.items() if count > 1]
-        self.assertEqual(twice, [], f"ids given twice (seed {_SEED})")
+        self.assertEqual(twice, [], f"ids allocated twice (seed {_SEED})")
         parts = Counter((id_, part) for id_, _, part in rows)
         self.assertEqual([row for row, count in parts.items() if count > 1], [])
 

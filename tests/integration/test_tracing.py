@@ -1,4 +1,4 @@
-"""Spans of real processes, sent to a collector."""
+"""Tests for spans of real processes, sent to a collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synapse_replication.testing.private_process import free_port
 from tests.integration.deployment import DeploymentTestCase
 from tests.support.span_collector import SpanCollector
 
-#: The kinds of spans, as they are sent.
+#: Kinds of spans, as sent.
 _SERVER = Span.SpanKind.SPAN_KIND_SERVER
 _CLIENT = Span.SpanKind.SPAN_KIND_CLIENT
 
@@ -31,7 +31,7 @@ class TracingTests(DeploymentTestCase):
         }
 
     def catch_up_once(self) -> Any:
-        """Have a worker catch up over HTTP.
+        """Let a worker catch up over HTTP.
 
         :return: the main process.
         """
@@ -50,8 +50,10 @@ class TracingTests(DeploymentTestCase):
         return main
 
     def test_one_trace_on_both_sides(self) -> None:
-        """A catch-up, its request, and what the writer did for it are one trace; they
-        are sent before a process ends."""
+        """
+        A catch-up, its request and the writer's work on it are one trace, and are sent
+        before the process exits.
+        """
         main = self.catch_up_once()
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         request = "GET get_repl_stream_updates"
@@ -65,7 +67,7 @@ class TracingTests(DeploymentTestCase):
         }
         servers = self.collector.named(request, "master", _SERVER)
         self.assertTrue(catch_ups)
-        # The worker that was killed had spans that it had not sent.
+        # The killed worker had spans that it had not sent.
         answers = [span for span in servers if span.parent_span_id in clients]
         self.assertTrue(answers)
         for server in answers:
@@ -74,7 +76,7 @@ class TracingTests(DeploymentTestCase):
         self.assertTrue(
             any(client.parent_span_id in catch_ups for client in clients.values())
         )
-        # Writes that come together share one.
+        # Concurrent writes share a span.
         writes = self.collector.named("replication-position-write", "master")
         self.assertTrue(0 < len(writes) <= 20)
         path, headers = self.collector.requests[0]
@@ -86,14 +88,17 @@ class TracingTests(DeploymentTestCase):
         self.assertEqual(resource["service.namespace"], self.shared["server_name"])
 
     def test_none_is_kept(self) -> None:
-        """With a share of 0 nothing is sent, by the writer of a request neither."""
+        """With a sample ratio of 0, neither reader nor writer sends spans."""
         self.trace(self.collector.url, sample_ratio=0)
         main = self.catch_up_once()
         self.assertEqual(self.stop(main), 0, self.log_of("main"))
         self.assertEqual(self.collector.spans, [])
 
     def test_no_collector(self) -> None:
-        """Without a collector all goes on; the log says so, and the end is in time."""
+        """
+        Without a collector rows still arrive, the log reports it, and the stop is not
+        delayed.
+        """
         self.trace(f"http://127.0.0.1:{free_port()}")
         main = self.catch_up_once()
         self.assertEqual(self.stop(main), 0, self.log_of("main"))

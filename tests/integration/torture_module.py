@@ -1,9 +1,9 @@
-"""What the torture run plugs into its processes: writers, and readers that check.
+"""Modules of the torture test: writers, and readers that check positions.
 
-A writer keeps blocks open, and commits, rolls back or cancels, at random. A reader
-keeps what it received in a journal, and each time its persisted-up-to moves it asks
-the database at once how many rows there are below: rows that come later below a
-token that was called complete are a lie.
+A writer runs concurrent blocks and commits, rolls back or cancels them at random. A
+reader writes rows to a journal, and whenever its persisted-up-to advances, counts the
+rows below it in the database: a row that is committed later below that token is an
+error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from synapse_replication.streams.table import IdColumn
 
 _log = Logger()
 
-#: s between two looks of a reader at the database.
+#: Interval in s between a reader's queries.
 _LOOK_SECONDS = 0.02
 
 NOTES = IdStream(
@@ -42,15 +42,15 @@ NOTES = IdStream(
 
 
 class CheckingSink(JournalSink):
-    """A journal that follows persisted-up-to, and looks what is below.
+    """A journal that follows persisted-up-to and counts the rows below it.
 
-    :param looks: a file: a line ``[from, upto, rows between]`` for each look.
+    :param looks: a file: a line ``[from, upto, rows between]`` for each query.
     """
 
     def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
         super().__init__(Path(config["path"]), host.row_to_json)
         self._dsn = config["dsn"]
-        # Open as long as the process is.
+        # Open for the lifetime of the process.
         self._looks = Path(config["looks"]).open("a", buffering=1)  # noqa: SIM115
         self._connection = connect(self._dsn)
         self._connection.autocommit = True
@@ -62,12 +62,12 @@ class CheckingSink(JournalSink):
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
-        """Keep rows, and look."""
+        """Write the rows to the journal, and count."""
         super().on_rdata(stream_name, instance_name, token, rows)
         self._advance(instance_name, token)
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Keep a position, and look."""
+        """Write the position to the journal, and count."""
         super().on_position(stream_name, instance_name, token)
         self._advance(instance_name, token)
 
@@ -78,11 +78,11 @@ class CheckingSink(JournalSink):
 
     @property
     def persisted_upto(self) -> int:
-        """Up to where everything is said to be complete."""
+        """The position up to which all ids are said to be complete."""
         return self._known.persisted_upto
 
     def look(self) -> None:
-        """Count the rows that are there, below what is said to be complete."""
+        """Count the committed rows up to persisted-up-to."""
         upto = self._known.persisted_upto
         if upto <= self._looked_upto:
             return
@@ -98,7 +98,7 @@ class CheckingSink(JournalSink):
                 )
                 row = cursor.fetchone()
         except psycopg2.Error as error:
-            # The server was killed; it is looked again later, for the whole range.
+            # The server was killed; a later query covers the whole range.
             _log.info("cannot look: {error}", error=str(error).strip())
             return
         assert row is not None
@@ -111,7 +111,7 @@ _sinks: list[CheckingSink] = []
 
 
 def make_sink(host: Any, config: Mapping[str, Any]) -> CheckingSink:
-    """Make a reader's sink: ``path``, ``looks`` and ``dsn``."""
+    """Return a reader's sink, configured with ``path``, ``looks`` and ``dsn``."""
     _sinks.append(CheckingSink(host, config))
     return _sinks[-1]
 
@@ -123,7 +123,9 @@ def _say(path: Path, status: Mapping[str, object]) -> None:
 
 
 def make_reader_status(host: Any, config: Mapping[str, Any]) -> TimerService:
-    """Write where a reader is to ``status``, and look at the database."""
+    """
+    Return a service that writes a reader's position to ``status`` and counts rows.
+    """
     path = Path(config["status"])
 
     def say() -> None:
@@ -135,16 +137,16 @@ def make_reader_status(host: Any, config: Mapping[str, Any]) -> TimerService:
 
 
 class Writer(MultiService):
-    """Opens blocks at random until a file says to stop.
+    """Opens blocks at random until a stop file exists.
 
     :param config: ``dsn``, ``concurrency``, ``seed``, ``stop`` and ``status``
-        (files), ``given`` (a file: the ids that were given out).
+        (files), ``given`` (a file: the ids that were allocated).
     """
 
     def __init__(self, host: Any, config: Mapping[str, Any]) -> None:
         super().__init__()
         self._stream = host.streams.get_streams()["notes"]
-        # The generator itself: the stream's own write() neither fails nor waits.
+        # Use the generator itself: the stream's write() neither fails nor waits.
         self._ids = self._stream._ids._own
         self._name = host.identity.instance_name
         self._config = config
@@ -233,5 +235,5 @@ class Writer(MultiService):
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> Writer:
-    """Make what a writing process does."""
+    """Return the service of a writing process."""
     return Writer(host, config)

@@ -1,4 +1,4 @@
-"""What the tests plug into a main process: it writes what a file tells it to."""
+"""A module that tests load into a process to write as many tokens as a file says."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred, maybeDeferred
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
-    """Write up to as many tokens, of each stream, as a file says.
+    """Return a service that writes tokens of each stream up to the number in a file.
 
     Token ``n`` has ``n % 3 + 1`` rows.
 
-    :param config: ``file``: it holds a number; ``after``: how many others wrote;
+    :param config: ``file``: it holds a number; ``after``: the number written before;
         ``streams``: their names, ``notes`` and ``typing`` by default.
     """
     file = Path(config["file"])

@@ -1,8 +1,6 @@
 """A few tables of a Synapse database with made-up rows, and these rows on the wire.
 
 Columns and indexes that none of our queries uses are left out.
-
-Columns and indexes that no query of ours touches are left out.
 """
 
 from __future__ import annotations
