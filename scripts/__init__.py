@@ -1,1 +1,1 @@
-"""What develops, measures and breaks the package; not part of the wheel."""
+"""Tools for development, measurements and fault injection; not part of the wheel."""

@@ -1,16 +1,16 @@
-# Sourced by the scripts beside it. Makes .venv in the checkout, once, and
-# installs the package into it with the extras asked for. POSIX shell, so that
-# it runs where nothing but Python is installed.
+# Sourced by the other scripts. Creates .venv in the checkout, once, and installs
+# the package into it with the requested extras. It is a POSIX shell script, so
+# that it needs only Python.
 #
 #   set_up NAME EXTRAS    afterwards $venv/bin/python has the package
 #   set_up_peer           afterwards $peer/bin/python has a real Synapse, and what
 #                         the package needs to run in its place
-#   get_java              print the extra that set_up shall add for Java, if any
+#   get_java              print the extra that provides Java, if it is needed
 #
-# The package is installed in place: changed code needs no new installation. A
-# changed setup.cfg, a moved checkout or another Python does. Files in .venv say
-# what it was made from and whether that was finished, so that an attempt which
-# was cut short is made again.
+# The package is installed in place: changed code needs no new installation, but
+# a changed setup.cfg, a moved checkout or another Python does. Files in .venv
+# record its origin and whether the installation was completed, so that an
+# interrupted one is repeated.
 
 set -eu
 
@@ -25,7 +25,7 @@ die() {
 }
 
 # Print the path of the first Python that is new enough and has the module venv.
-# It is asked for its own path, because python3 may be the shim of a version
+# Query Python for its own path, because python3 may be the shim of a version
 # manager.
 find_python() {
     for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 \
@@ -41,7 +41,7 @@ print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     return 1
 }
 
-# Have Debian install what find_python did not find, or say how.
+# Install Python with Debian's package manager, or print how to install it.
 get_python() {
     package="python3 python3-venv"
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || die \
@@ -59,11 +59,11 @@ get_python() {
 has_java() {
     java=java
     [ -z "${JAVA_HOME:-}" ] || java=$JAVA_HOME/bin/java
-    # Seventeen, the oldest that Spark runs on, or newer.
+    # Version 17, the oldest that Spark supports, or newer.
     "$java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])'
 }
 
-# Print the extra that brings Java, if the machine has none and Debian installs none.
+# Print the extra with Java, if the machine has none and Debian cannot install it.
 get_java() {
     has_java && return
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -77,7 +77,7 @@ get_java() {
         has_java && return
     fi
     [ -z "${JAVA_HOME:-}" ] || die "JAVA_HOME is $JAVA_HOME, where there is no Java 17" \
-        "or newer, which Spark needs; unset it, or set it to where one is"
+        "or newer, which Spark needs; unset it, or set it to the folder of one"
     echo java
 }
 
@@ -86,7 +86,7 @@ set_up() {
     mark=$venv/installed-$1
     made_from="$python $root $2 $(cat "$root/setup.cfg" "$root/pyproject.toml" | cksum)"
     is_made_from && return
-    # One at a time: the demo and the tests may be started together.
+    # Lock, because the demo and the tests may be started at the same time.
     if command -v flock >/dev/null; then
         exec 9>"$root/.venv.lock"
         flock 9
@@ -101,7 +101,7 @@ set_up_peer() {
     say "Installing a real Synapse into $peer, once ..."
     rm -rf -- "$peer"
     "$python" -m venv -- "$peer" >&2
-    # The checkout itself comes first on the path when it is run there.
+    # The checkout precedes the installed package on the path if Python runs there.
     "$peer/bin/python" -m pip install --quiet --disable-pip-version-check \
         matrix-synapse "$root[postgres-binary]" >&2 ||
         die "pip could not install matrix-synapse; its messages are above"
@@ -123,8 +123,8 @@ install_package() {
     fi
     : >"$venv/unfinished"
     say "Installing synapse_replication[$1] into it, once; this takes a minute ..."
-    # In the old style of "in place": a .pth file, which type checkers and the
-    # search for Twisted's plugins can follow.
+    # Use a .pth file, which type checkers and the search for Twisted's plugins
+    # can follow.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --config-settings editable_mode=compat --editable "$root[$1]" >&2 ||
         die "pip could not install the package; its messages are above"

@@ -209,7 +209,7 @@ def read_on_a_connection(role: Role, data: bytes) -> None:
         connection.tick(float(now))
         sent += len(connection.data_to_send())
         assert len(connection.close_text) < 2000
-    # It sends at most the reason for closing, once.
+    # The connection sends at most one ERROR with the reason for closing.
     assert sent < 2000
     assert len(connection._line_start or b"") <= MAX_LINE_LENGTH + size
 

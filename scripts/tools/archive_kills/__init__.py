@@ -1,19 +1,18 @@
-"""Kill an archive's driver at every point, and check that each row is there once.
+"""Kills the archive's driver at every point, and checks that each row is stored once.
 
 ::
 
     python -m scripts.tools.archive_kills --kills 24 --seed 1
     python -m scripts.tools.archive_kills --two-drivers 8 --seed 1
 
-A private PostgreSQL gets new rows before each run. A run is a process of its own, with
-Spark; it is killed with SIGKILL at each named point of the writing first, then at
-random moments: its Python alone, its Java alone, or both. The next run starts at once,
-while Java of the last one may still be alive. After each kill the Delta tables are read
-and searched for rows that are doubled, or that no table of the database has. At the end
-a run is left alone; then Spark's reader, DuckDB's, pyarrow's and the tables must agree
-in every row.
+New rows are written to a private PostgreSQL before each run. A run is a separate
+process, with Spark. It is killed with SIGKILL, first at each named point, then at
+random times: only its Python, only its Java, or both. The next run starts at once,
+while Java of the previous one may still be running. After each kill, the Delta tables
+are searched for rows that are duplicated, or that the database does not have. The last
+run is not killed; then Spark, DuckDB, pyarrow and the tables must agree on every row.
 
-With ``--two-drivers`` two runs archive to one place at the same time, round after
-round, and one of them is killed now and then. A run that another one was ahead of must
-end with a message that says so.
+With ``--two-drivers``, two runs archive to the same location concurrently, in several
+rounds, and one of them is sometimes killed. A run that finds that the other one was
+first must end with a message about it.
 """

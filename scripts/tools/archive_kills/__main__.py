@@ -20,10 +20,20 @@ __all__ = ["main"]
 
 
 @click.command()
-@click.option("--kills", default=24, show_default=True, help="How many.")
-@click.option("--two-drivers", default=0, help="Rounds of two drivers at once instead.")
-@click.option("--skip", default=0, help="So many of them; the first are the named.")
-@click.option("--seed", default=1, show_default=True, help="Of what is random.")
+@click.option("--kills", default=24, show_default=True, help="The number of kills.")
+@click.option(
+    "--two-drivers",
+    default=0,
+    help="Instead, run this many rounds with two concurrent drivers.",
+)
+@click.option(
+    "--skip",
+    default=0,
+    help="The number of kills to skip; the first ones are at named points.",
+)
+@click.option(
+    "--seed", default=1, show_default=True, help="The seed of random choices."
+)
 @click.option("--child", hidden=True)
 @click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
 @click.option("--nth", default=1, hidden=True)
@@ -38,7 +48,7 @@ def main(
     nth: int,
     whom: str,
 ) -> None:
-    """Kill an archive's driver again and again; exit with 1 if a row is amiss."""
+    """Kill the archive's driver repeatedly; exit with 1 if any row is wrong."""
     if child is not None:
         work(child, None if point is None else Kill(whom, Point(point), nth))
         return
@@ -52,9 +62,9 @@ def main(
             if two_drivers:
                 test = TwoDriversTest(dsn, place, click.echo)
                 result = test.run_rounds(two_drivers, rng)
-                click.echo(f"{test.refused} drivers were refused")
+                click.echo(f"{test.refused} drivers were rejected")
             else:
-                # Alone, a run may remove what no commit names at once.
+                # A single run may remove uncommitted files without waiting.
                 os.environ[RETENTION_VARIABLE] = "0"
                 planned = plan_kills(kills, rng)[skip:]
                 result = KillTest(dsn, place, click.echo).run(planned)

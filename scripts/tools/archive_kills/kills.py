@@ -1,4 +1,4 @@
-"""When a run is killed, and how."""
+"""The plan of kills, and their execution."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from synapse_replication.pipeline.archive.table import Point
 
 __all__ = ["PATIENCE_SECONDS", "WHOM", "Kill", "kill_process", "plan_kills"]
 
-#: Who is killed.
+#: The processes to kill.
 WHOM = ("python", "both", "java")
 
-#: Points that a run comes to once.
+#: Points that a run reaches only once.
 _ONCE = (Point.PLANNED, Point.COMPACTING, Point.COMPACTED, Point.VACUUMED)
 
-#: How long a run, or a process that was killed, may take to end, s.
+#: The most time that a run, or a killed process, may take to end, in s.
 PATIENCE_SECONDS = 300.0
 
 
 @attrs.frozen
 class Kill:
-    """When and whom to kill.
+    """One planned kill.
 
-    :ivar point: a named point, and the how-manieth time it is reached; or else
-    :ivar after: so many points of any name, and
-    :ivar delay: so many s more.
+    :ivar whom: the processes to kill.
+    :ivar point: a named point, together with ``nth``; ``None`` to use ``after`` and
+        ``delay``.
+    :ivar nth: the number of times that the point is reached.
+    :ivar after: the number of points of any name.
+    :ivar delay: the additional delay in s.
     """
 
     whom: str
@@ -46,7 +49,7 @@ class Kill:
 
 
 def plan_kills(count: int, rng: random.Random) -> list[Kill]:
-    """Plan each named point once, and the rest at random."""
+    """Plan one kill at each named point, and the others at random times."""
     kills = [
         Kill(WHOM[index % len(WHOM)], point, 1 if point in _ONCE else rng.randint(1, 2))
         for index, point in enumerate(Point)
@@ -61,19 +64,19 @@ def plan_kills(count: int, rng: random.Random) -> list[Kill]:
 
 
 def kill_process(python: int, whom: str) -> None:
-    """Kill a process of its own group, its Java, or both."""
+    """Kill a process, its Java, or both; the process leads its own group."""
     if whom == "both":
         os.killpg(python, signal.SIGKILL)
         return
     victim = python if whom == "python" else _java_of(python)
     if victim is None:
         return
-    # Opened before: a number may be given out again.
+    # Opened first, because a process id may be reused.
     watched = os.pidfd_open(victim)
     try:
         os.kill(victim, signal.SIGKILL)
         if python == os.getpid():
-            # What the point leads to must not happen any more.
+            # The step after the point must not be executed.
             select.select([watched], [], [], PATIENCE_SECONDS)
     finally:
         os.close(watched)

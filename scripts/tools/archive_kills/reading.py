@@ -1,4 +1,4 @@
-"""What readers of an archive see of it, in order."""
+"""Reads an archive in several ways, in order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
     "read_by_spark",
 ]
 
-#: Stream, writer, token, place, row.
+#: Stream, writer, token, index, row.
 Row: TypeAlias = tuple[Any, ...]
 
 KEYS = ("instance_name", "stream_id", "row_index")
 
 
 def read_by_pyarrow(folder: Path) -> list[Row]:
-    """Read the tables by their logs and files."""
+    """Read the tables from their logs and files."""
     from deltalake import DeltaTable
 
     from synapse_replication.pipeline.archive.store import open_store
@@ -46,7 +46,7 @@ def read_by_pyarrow(folder: Path) -> list[Row]:
 
 
 def read_by_duckdb(folder: Path) -> list[Key]:
-    """Read the tables as an analyst does."""
+    """Read the tables with DuckDB."""
     import duckdb
     from deltalake import DeltaTable
 
@@ -63,7 +63,7 @@ def read_by_duckdb(folder: Path) -> list[Key]:
 
 
 def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
-    """Read the tables of the database, by the data source, and the archive."""
+    """Read the database with the data source, and the archive."""
     from synapse_replication.pipeline.archive.frames import read_archive
     from synapse_replication.pipeline.spark.session import job_session
 
@@ -77,7 +77,7 @@ def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
 
 
 def checksum_of(rows: Iterable[object]) -> str:
-    """Return a checksum of rows, in their order."""
+    """Return a checksum of the rows in their order."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(repr(row).encode())

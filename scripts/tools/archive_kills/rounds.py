@@ -1,4 +1,4 @@
-"""Rounds of runs that are killed, and what is checked after each."""
+"""Rounds of runs that are killed, and the checks after each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = ["KillTest", "Result", "TwoDriversTest"]
 
 _ROWS_BEFORE_A_RUN = 200
 
-#: Most of a run is Java's start: no time for its better compiler. A busy machine takes
-#: long to start a worker.
+#: Starting Java takes most of a run, so optimized compilation does not pay off.
+#: Starting a worker takes long on a busy machine.
 _ENVIRON = {
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "PYSPARK_SUBMIT_ARGS": "--conf spark.sql.shuffle.partitions=2 "
@@ -46,9 +46,9 @@ _ENVIRON = {
 
 @attrs.define
 class Result:
-    """What was seen.
+    """The result of a test.
 
-    :ivar problems: empty if all is well.
+    :ivar problems: the detected problems; empty if there are none.
     """
 
     kills: int = 0
@@ -57,7 +57,7 @@ class Result:
 
 
 class _Points(threading.Thread):
-    """Counts the points that a run comes to, and kills it at random ones."""
+    """Counts the points that a run reaches, and kills it at random ones."""
 
     def __init__(self, process: subprocess.Popen[str], kill: Kill | None) -> None:
         super().__init__(daemon=True)
@@ -84,11 +84,11 @@ class _Points(threading.Thread):
 
 
 class KillTest:
-    """Runs, kills and checks.
+    """Starts runs, kills them and checks the archive.
 
-    :param dsn: of an empty database.
-    :param folder: of the archive.
-    :param say: called with each step.
+    :param dsn: the dsn of an empty database.
+    :param folder: the folder of the archive.
+    :param say: called with a description of each step.
     """
 
     def __init__(self, dsn: str, folder: Path, say: Any) -> None:
@@ -98,19 +98,19 @@ class KillTest:
         self.result = Result()
 
     def run(self, kills: Sequence[Kill]) -> Result:
-        """Do it all."""
+        """Run all rounds; return the result."""
         make_tables(self._dsn)
         for kill in kills:
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)
             started = time.monotonic()
             status, points = self._start(kill)
-            # Without its Java, Python ends by itself, or commits what is written.
+            # Without Java, Python ends on its own, or commits the written files.
             if status < 0 or (points and kill.whom == "java"):
                 self.result.kills += 1
             elif status != 0:
-                self.result.problems.append(f"{kill}: the run failed by itself")
+                self.result.problems.append(f"{kill}: the run failed without a kill")
             elif kill.point is not None:
-                self.result.problems.append(f"{kill}: the run never came there")
+                self.result.problems.append(f"{kill}: the run never reached this point")
             seen = self._look(str(kill))
             self._say(
                 f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
@@ -123,7 +123,7 @@ class KillTest:
         return self.result
 
     def _start(self, kill: Kill | None) -> tuple[int, int]:
-        """Run until it ends or is killed; tell its status and how many points."""
+        """Run until it ends or is killed; return its status and number of points."""
         arguments = ["--child", str(self._folder)]
         if kill is not None and kill.point is not None:
             arguments += ["--point", kill.point.value, "--nth", str(kill.nth)]
@@ -145,7 +145,7 @@ class KillTest:
                 start_new_session=True,
                 text=True,
             )
-        # In a thread, since Java has the pipe, too, and lives on for a while.
+        # In a thread, because Java has inherited the pipe and may run for longer.
         points = _Points(process, kill)
         points.start()
         try:
@@ -155,14 +155,16 @@ class KillTest:
             process.wait()
 
     def _look(self, when: str) -> int:
-        """Look for rows that are doubled or that nobody wrote."""
+        """Check for rows that are duplicated or were never written."""
         seen = [key[:3] for key in read_by_pyarrow(self._folder)]
         doubled = [key for key, count in Counter(seen).items() if count > 1]
         strangers = set(seen) - set(read_keys(self._dsn))
         if doubled:
-            self.result.problems.append(f"{when}: {len(doubled)} rows are doubled")
+            self.result.problems.append(f"{when}: {len(doubled)} rows are duplicated")
         if strangers:
-            self.result.problems.append(f"{when}: {len(strangers)} rows of nobody")
+            self.result.problems.append(
+                f"{when}: {len(strangers)} rows that were never written"
+            )
         return len(seen)
 
     def _compare(self) -> None:
@@ -176,7 +178,9 @@ class KillTest:
             ("DuckDB", read_by_duckdb(self._folder)),
         ):
             if found != expected:
-                self.result.problems.append(f"{reader}'s rows are not the tables'")
+                self.result.problems.append(
+                    f"{reader} returns other rows than the database"
+                )
         for name, rows in (
             ("the tables, by the data source", by_source),
             ("the archive, by Spark", by_spark),
@@ -184,14 +188,14 @@ class KillTest:
         ):
             self._say(f"{name}: {len(rows)} rows, checksum {checksum_of(rows)}")
             if rows != by_pyarrow:
-                self.result.problems.append(f"{name} has other rows than pyarrow reads")
+                self.result.problems.append(f"{name}: other rows than with pyarrow")
 
 
 class TwoDriversTest(KillTest):
-    """Runs two drivers at once, and checks."""
+    """Runs two drivers concurrently, and checks the archive."""
 
     def run_rounds(self, rounds: int, rng: random.Random) -> Result:
-        """Do it all."""
+        """Run all rounds; return the result."""
         make_tables(self._dsn)
         for number in range(1, rounds + 1):
             add_rows(self._dsn, _ROWS_BEFORE_A_RUN)

@@ -1,4 +1,4 @@
-"""The process that archives, and is killed."""
+"""The process that archives and is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DSN_VARIABLE", "RETENTION_VARIABLE", "STATUS_REFUSED", "work"]
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
 
-#: How a run ends that another one was ahead of.
+#: The exit status of a run if another one was first.
 STATUS_REFUSED = 3
 _REFUSED = "refused: "
 _FIRST = "first: one driver at a time"
@@ -23,7 +23,7 @@ _COMPACT_FILES = 3
 
 
 def work(folder: str, kill: Kill | None) -> None:
-    """Archive once; at each point, say so, and maybe die."""
+    """Archive once; print each point, and wait to be killed at one of them."""
     from synapse_replication.errors import PipelineError
     from synapse_replication.pipeline.archive.progress import PlainReporter
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive

@@ -39,7 +39,7 @@ __all__ = ["MEASURES"]
 
 
 def parse_commands(lines: int) -> dict[str, float]:
-    """Make commands of lines; the rows in them are JSON values."""
+    """Parse lines into commands, whose rows are JSON values."""
     read = [rdata_line(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for line in read:
@@ -48,7 +48,7 @@ def parse_commands(lines: int) -> dict[str, float]:
 
 
 def parse(lines: int) -> dict[str, float]:
-    """Make typed rows of lines, in chunks of 500 as they come from a socket."""
+    """Parse lines into typed rows, in chunks of 500 as from a socket."""
     chunks = [
         [rdata_line(token) for token in range(first, first + 500)]
         for first in range(1, lines, 500)
@@ -63,7 +63,7 @@ def parse(lines: int) -> dict[str, float]:
 
 
 def serialise(lines: int) -> dict[str, float]:
-    """Make lines of rows that are JSON values, 500 at a time as a streamer does."""
+    """Encode rows that are JSON values as lines, 500 at a time as a streamer does."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for first in range(0, lines, 500):
@@ -74,7 +74,7 @@ def serialise(lines: int) -> dict[str, float]:
 
 
 def serialise_commands(lines: int) -> dict[str, float]:
-    """Make lines of rows that are JSON values, each by its command."""
+    """Encode rows that are JSON values as lines, each by its command."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
@@ -103,7 +103,7 @@ def receive_tcp(rows: int) -> dict[str, float]:
 
 
 class StuckSink:
-    """Takes one row and never gets done with it."""
+    """A sink that never finishes handling its first row."""
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -117,11 +117,11 @@ class StuckSink:
 
 
 def memory(rows: int) -> dict[str, float]:
-    """Take the memory of rows that wait in a queue, having come over TCP."""
+    """Measure the memory of queued rows that arrived over TCP."""
     from twisted.internet import reactor  # noqa: TID251 -- this is a program
 
-    # As many as the other side keeps; by default, ours fetches again what is over
-    # its bound instead.
+    # Queue as many rows as the other side; by default, rows beyond the bound would be
+    # dropped and fetched later.
     options = HandlerOptions(receiver=ReceiverOptions(max_queue_size=1 << 30))
     process = Process(reactor, READER, StuckSink(), options=options)
     protocol = ClientReplicationStreamProtocol(
@@ -137,7 +137,7 @@ def memory(rows: int) -> dict[str, float]:
     return {"bytes": used / rows}
 
 
-#: Each does its work once and tells what came of it.
+#: Each performs its work once and returns the result.
 MEASURES: dict[str, Any] = {
     "parse": parse,
     "parse_commands": parse_commands,

@@ -34,7 +34,7 @@ def plot_ratios(results: Sequence[Result], version: str, file: Path) -> None:
 
 
 def plot_growth(series: Sequence[Series], file: Path) -> None:
-    """Draw the cost of a row by size, a picture for each thing that grows."""
+    """Draw the cost of a row by size, with an image for each growing quantity."""
     figure, all_axes = pyplot.subplots(
         1, len(series), figsize=(4 * len(series), 3.2), squeeze=False
     )

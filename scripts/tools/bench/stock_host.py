@@ -116,7 +116,7 @@ class Process:
         self, instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> Any:
         if not self.rows:
-            raise RuntimeError("a row was missed, which spoils the measure")
+            raise RuntimeError("a row was missed, which invalidates the measurement")
         end = min(upto_token, from_token + limit)
         updates = [(n + 1, self.rows[n]) for n in range(from_token, end)]
         return updates, end, end < upto_token

@@ -33,9 +33,9 @@ __all__ = ["MEASURES"]
 
 
 def _run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, float]:
-    """Run work as requests are run.
+    """Run work in a log context, like a request.
 
-    Outside of a log context, it would log each use of the database.
+    Outside a log context, Synapse logs each use of the database.
     """
 
     async def in_context(reactor: Any) -> Any:
@@ -47,7 +47,7 @@ def _run(work: Callable[[Any], Coroutine[Any, Any, Any]]) -> dict[str, float]:
 
 
 class Storage:
-    """A pool of connections, and a connection to start with."""
+    """A pool of connections, and an initial connection."""
 
     def __init__(self, reactor: Any, dsn: str, instance_name: str) -> None:
         arguments = {**parse_dsn(dsn), "cp_min": 5, "cp_max": 10}
@@ -64,7 +64,7 @@ class Storage:
         )
 
     def id_generator(self, instance_name: str) -> Any:
-        """Make the id generator of a process."""
+        """Create the id generator of a process."""
         return MultiWriterIdGenerator(
             db_conn=self.connection,
             db=self.pool,
@@ -79,7 +79,7 @@ class Storage:
 
 
 def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
-    """Allocate an id and finish it, by callers at a time; the positions are kept."""
+    """Allocate and finish ids with concurrent callers; positions are persisted."""
     make_generator_tables(dsn)
 
     async def allocate(reactor: Any) -> dict[str, float]:
@@ -102,7 +102,7 @@ def get_next(dsn: str, blocks: int, callers: int) -> dict[str, float]:
 
 
 def catch_up(dsn: str, rows: int) -> dict[str, float]:
-    """Fetch all rows of a writer, and make them typed rows."""
+    """Fetch all rows of a writer, and decode them into typed rows."""
 
     async def fetch(reactor: Any) -> dict[str, float]:
         storage = Storage(reactor, dsn, READER)
@@ -128,7 +128,7 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
 
 
 def start_up(dsn: str, rows: int) -> dict[str, float]:
-    """Connect, and make the id generator of a process on full tables."""
+    """Connect, and create the id generator of a process on full tables."""
 
     async def start(reactor: Any) -> dict[str, float]:
         started = time.perf_counter()

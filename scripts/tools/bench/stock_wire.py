@@ -32,7 +32,7 @@ __all__ = ["MEASURES"]
 
 
 def parse_commands(lines: int) -> dict[str, float]:
-    """Make commands of lines; the rows in them are JSON values."""
+    """Parse lines into commands, whose rows are JSON values."""
     read = [rdata_line(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for line in read:
@@ -41,7 +41,7 @@ def parse_commands(lines: int) -> dict[str, float]:
 
 
 def parse(lines: int) -> dict[str, float]:
-    """Make typed rows of lines, in chunks of 500 as they come from a socket."""
+    """Parse lines into typed rows, in chunks of 500 as from a socket."""
     chunks = [
         [rdata_line(token) for token in range(first, first + 500)]
         for first in range(1, lines, 500)
@@ -55,7 +55,7 @@ def parse(lines: int) -> dict[str, float]:
 
 
 def serialise(lines: int) -> dict[str, float]:
-    """Make lines of rows that are JSON values, each by its command."""
+    """Encode rows that are JSON values as lines, each by its command."""
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
@@ -93,7 +93,7 @@ def receive_tcp(rows: int) -> dict[str, float]:
 
 
 class StuckDataHandler(CountingDataHandler):
-    """Takes one row and never gets done with it."""
+    """A data handler that never finishes handling its first row."""
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -102,7 +102,7 @@ class StuckDataHandler(CountingDataHandler):
 
 
 def memory(rows: int) -> dict[str, float]:
-    """Take the memory of rows that wait in a queue, having come over TCP."""
+    """Measure the memory of queued rows that arrived over TCP."""
     from twisted.internet import reactor  # noqa: TID251 -- it only gives the time
 
     process = Process(reactor, READER, StuckDataHandler(Counting(0)))
@@ -117,11 +117,11 @@ def memory(rows: int) -> dict[str, float]:
     return {"bytes": used / rows}
 
 
-#: Each does its work once and tells what came of it.
+#: Each performs its work once and returns the result.
 MEASURES: dict[str, Any] = {
     "parse": parse,
     "parse_commands": parse_commands,
-    # It has no other way.
+    # There is no batch interface.
     "serialise": serialise,
     "serialise_commands": serialise,
     "receive_tcp": receive_tcp,

@@ -1,1 +1,1 @@
-"""Measures the pipeline at five million rows: reading, and the jobs as they are run."""
+"""Measures the pipeline with five million rows: reading, and the complete jobs."""

@@ -1,7 +1,7 @@
-"""``scripts/bench-pipeline``: the pipeline at five million rows.
+"""``scripts/bench-pipeline``: the pipeline with five million rows.
 
 Reading is compared with Spark's JDBC reader and with COPY in one process, in the same
-run. The jobs are run as people run them, by the command line, and timed.
+run. The jobs are run through the command line, and timed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tests.support.big_database import fill_database
 
 __all__ = ["main"]
 
-#: Spark's own settings for the measurement: as many tasks at once as a laptop has.
+#: Spark's settings for the measurement, with the memory of a laptop.
 _MASTER = "local[2]"
 
-#: What the jobs are called with; ``{}`` stands for a folder.
+#: The arguments of the jobs; ``{}`` stands for a folder.
 _JOBS: tuple[tuple[str, ...], ...] = (
     ("archive", "--once", "--archive", "{}/archive"),
     ("audit", "--archive", "{}/archive"),
-    # It shows what it finds, and writes nothing by default.
+    # By default, this job only shows the positions, and writes nothing.
     ("bootstrap",),
     ("report", "--archive", "{}/archive", "--out", "{}/report"),
 )
@@ -49,10 +49,19 @@ _GROWTH: dict[str, tuple[str, ...]] = {
 
 
 @click.command()
-@click.option("--rows", default=5_000_000, show_default=True, help="How many, about.")
-@click.option("--rounds", default=2, show_default=True, help="How often to read all.")
-@click.option("--dsn", help="A database filled before; a private one if not given.")
-@click.option("--jobs/--no-jobs", default=True, help="Run the jobs, too.")
+@click.option(
+    "--rows",
+    default=5_000_000,
+    show_default=True,
+    help="The approximate number of rows.",
+)
+@click.option(
+    "--rounds", default=2, show_default=True, help="How often to read all rows."
+)
+@click.option(
+    "--dsn", help="A database that is filled already; by default a private one."
+)
+@click.option("--jobs/--no-jobs", default=True, help="Also run the jobs.")
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def main(rows: int, rounds: int, dsn: str | None, jobs: bool, as_json: bool) -> None:
     """Measure the pipeline on a database of five million rows."""
@@ -98,7 +107,8 @@ def _measure(dsn: str, rounds: int, report: object, *, jobs: bool) -> dict[str, 
                 seconds, status = _run(arguments, dsn, Path(folder))
                 figures[f"pipeline {job[0]}"] = {"seconds": seconds, "status": status}
                 report(f"pipeline {job[0]}: {seconds:.1f} s, exit status {status}")
-            # Spark's start is in each; what a second core brings shows in the rest.
+            # Each time includes the start of Spark; the remainder shows the effect of
+            # cores.
             for name, growth in _GROWTH.items():
                 given = [part.replace("{}", folder) for part in growth]
                 seconds, status = _run(given, dsn, Path(folder))

@@ -1,4 +1,4 @@
-"""Watches the memory of Spark's Python workers, from outside."""
+"""Measures the memory of Spark's Python workers, from outside."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 __all__ = ["WorkerMemory"]
 
-#: How often to look, s.
+#: The interval of samples, in s.
 _INTERVAL = 0.1
 
 
 class WorkerMemory:
-    """Notes the most memory that each Python worker had, while in the context.
+    """Records, within the context, the peak memory of each Python worker.
 
-    Workers are the children of ``pyspark.daemon``, and readers that plan. Linux only.
+    Workers are the children of ``pyspark.daemon``, and the processes that plan reads.
+    Linux only.
 
-    :ivar most: from process id to KiB of resident memory.
+    :ivar most: the peak of the resident memory in KiB, by process id.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class WorkerMemory:
                 return
             status = (process / "status").read_text()
         except OSError:
-            # It has ended.
+            # The process has ended.
             return
         fields = dict(line.split(":\t", 1) for line in status.splitlines())
         if not fields["Name"].startswith("python"):

@@ -1,9 +1,9 @@
-"""How fast rows are read: by the data source, by JDBC, by COPY and ADBC alone.
+"""Measures reading: with the data source, JDBC, and only COPY or ADBC.
 
-The ways of Spark use all columns of all rows: its readers leave out what nobody asks
-for. The floors are what the database and the libraries can do without any of that: the
-rows as JSON by ``COPY`` in one process, and the raw tables by ADBC into one Parquet
-file in one process.
+The queries of Spark use all columns of all rows, because its readers omit unused
+columns. The lower bounds are the times of the database and the libraries alone: rows as
+JSON by ``COPY`` in one process, and the raw tables by ADBC into one Parquet file in one
+process.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from synapse_replication.pipeline.tables import RowForm
 
 __all__ = ["DEBIAN_JAR", "Reading", "measure_reading"]
 
-#: Where Debian's libpostgresql-jdbc-java puts PostgreSQL's driver for Java.
+#: The path of PostgreSQL's Java driver in Debian's libpostgresql-jdbc-java.
 DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")
 
 
 @attrs.frozen
 class Reading:
-    """What one way of reading came to.
+    """The result of one way of reading.
 
-    :ivar seconds: of each round.
-    :ivar worker_mib: most memory of any Python worker, MiB; ``None`` where there is
-        none.
+    :ivar seconds: the time of each round, in s.
+    :ivar worker_mib: the peak memory of any Python worker, in MiB; ``None`` without
+        one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Reading:
 
     @property
     def rate(self) -> float:
-        """Rows in a second, of the best round."""
+        """The rate of the fastest round, in rows per second."""
         return self.rows / min(self.seconds)
 
 
@@ -63,9 +63,9 @@ def measure_reading(
     rounds: int,
     report: Callable[[str], object],
 ) -> list[Reading]:
-    """Read all streams in each way, in turns.
+    """Read all streams in each way, alternately.
 
-    :param report: called with what is being done.
+    :param report: called with a description of each step.
     """
     ways: dict[str, Callable[[], int]] = {
         f"data source, {form.value}": functools.partial(
@@ -117,7 +117,7 @@ def _by_source_typed(session: SparkSession, settings: PipelineSettings) -> int:
 
 
 def _by_jdbc(session: SparkSession, settings: PipelineSettings) -> int:
-    """Read the same columns by the same queries, by Java's driver."""
+    """Read the same columns with the same queries, using the Java driver."""
     by_stream: dict[str, list[DataFrame]] = {}
     for part in _parts(settings):
         sql = range_sql(
@@ -150,7 +150,7 @@ def _jdbc_options(settings: PipelineSettings) -> dict[str, str]:
 
 
 def adbc_to_parquet(settings: PipelineSettings) -> int:
-    """Write the raw tables into Parquet files, one after the other; count rows."""
+    """Write the raw tables to Parquet files, one after the other; count rows."""
     from pyarrow import parquet
 
     tables = {
@@ -179,7 +179,7 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
 
 
 def _use_all(frame: DataFrame) -> int:
-    """Count rows, and look at every column of each."""
+    """Count rows, and read every column of each."""
     hashed = sf.xxhash64(*frame.columns)
     (row,) = (
         frame.select(hashed.alias("hash"))
@@ -190,7 +190,7 @@ def _use_all(frame: DataFrame) -> int:
 
 
 class _Counter(io.RawIOBase):
-    """Splits CSV into tuples as it comes, and counts them."""
+    """Splits CSV into tuples as it arrives, and counts them."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -222,7 +222,7 @@ def _copy_alone(settings: PipelineSettings) -> int:
 
 
 def _json_queries(settings: PipelineSettings) -> Iterator[tuple[str, bool]]:
-    """Write queries for rows as JSON that the server builds."""
+    """Return queries for rows as JSON that the server creates."""
     for part in _parts(settings):
         sql = range_sql(
             part.stream,
