@@ -116,6 +116,10 @@ class KillTest:
                 f"{kill}: status {status} after {time.monotonic() - started:.1f} s, "
                 f"{points} points; {seen} rows are there"
             )
+        return self._finish()
+
+    def _finish(self) -> Result:
+        """Run once more, which nothing kills, and compare what there is."""
         status, _ = self._start(None)
         if status != 0:
             self.result.problems.append(f"the last run ended with status {status}")
@@ -221,10 +225,6 @@ class TwoDriversTest(KillTest):
                 f"round {number}, {delay:.1f} s apart, killed: {kill}: statuses "
                 f"{statuses}, {refused} refused; {seen} rows are there"
             )
-        status, _ = self._start(None)
-        if status != 0:
-            self.result.problems.append(f"the last run ended with status {status}")
-        self._compare()
-        return self.result
+        return self._finish()
 
     refused = 0
