@@ -1,4 +1,4 @@
-"""Connections without a transport, for tests."""
+"""Connections without a transport, for the tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_ticks(
     until: float,
     on_ping: Callable[[float], object] = lambda now: None,
 ) -> Iterator[float]:
-    """Call ``tick``, and send a PING, when it is due; give the times."""
+    """Call ``tick``, and send a PING, whenever they are due; yield the times."""
     now = 0.0
     while now <= until and not connection.close_hangs:
         if connection.is_ping_due(now):

@@ -1,4 +1,4 @@
-"""A line connection without a socket."""
+"""Tests of a line connection without a socket."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from tests.wire.connection_case import (
 
 
 class ClockStepTests(SynchronousTestCase):
-    """A clock that steps while nothing ran is no silence of the peer."""
+    """A step of the clock does not count as silence of the peer."""
 
     def test_established(self) -> None:
         """
-        A link whose peer pings survives a step of an hour, and ends if nothing comes
-        in the time-out that begins then.
+        A link survives a step of an hour; it is closed if nothing arrives within the
+        timeout after that.
         """
         connection = client()
         connection.receive_data(b"PING 1\n", 0.0)
@@ -66,10 +66,10 @@ class ClockStepTests(SynchronousTestCase):
 
 
 class ReceiveTests(SynchronousTestCase):
-    """What arrives."""
+    """Received data."""
 
     def test_split_at_every_byte(self) -> None:
-        """It does not matter where a chunk ends."""
+        """The position at which data is split into chunks does not matter."""
         data = (
             b"SERVER repl.test\n\nPING 1\nRDATA events w batch [1]\n"
             b"RDATA events w 5 [2]\nPOSITION events w 5 6\nREMOTE_SERVER_UP a\n"
@@ -91,7 +91,7 @@ class ReceiveTests(SynchronousTestCase):
             self.assertEqual(got.refused, [])
 
     def test_byte_by_byte(self) -> None:
-        """Bytes may come one at a time."""
+        """Data may arrive one byte at a time."""
         connection = server()
         parts = [
             connection.receive_data(bytes([byte]), 0.0)
@@ -103,7 +103,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertEqual(connection.peer_name, "w1")
 
     def test_http(self) -> None:
-        """A request of HTTP ends the connection, at its first line or at its words."""
+        """An HTTP request line or header closes the connection."""
         for data in (b"GET /x HTTP/1.1\r\n", b"POST /x\n", b"Host: 127.0.0.1\n"):
             connection = LineConnection(Role.SERVER, "repl.test", 0.0)
             received = connection.receive_data(data + b"REMOTE_SERVER_UP a\n", 0.0)
@@ -138,7 +138,7 @@ class ReceiveTests(SynchronousTestCase):
 
     def test_bad_line(self) -> None:
         """
-        A bad line gets one ERROR and a close; what came before it is delivered.
+        A malformed line causes one ERROR and a close; earlier lines are delivered.
         """
         connection = server()
         good = b"USER_SYNC i @u:x my phone start 5\n"
@@ -152,7 +152,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertEqual(sent.count(b"\n"), 1)
 
     def test_closed_for_error_is_never_resumed(self) -> None:
-        """Once it closes, nothing is received and nothing sent."""
+        """After a close with an error, nothing is received or sent."""
         connection = server()
         connection.close_with_error("no", 0.0)
         self.assertEqual(drain(connection), b"ERROR no\n")
@@ -165,7 +165,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertEqual(connection.close_text, "no")
 
     def test_directions(self) -> None:
-        """What may not be sent to this side gets ERROR and a close."""
+        """A command that is not valid in this direction causes an ERROR and a close."""
         for make, allowed in (
             (server, VALID_CLIENT_COMMANDS),
             (client, VALID_SERVER_COMMANDS),
@@ -183,13 +183,13 @@ class ReceiveTests(SynchronousTestCase):
                     self.assertIs(connection.close_reason, CloseReason.PROTOCOL_ERROR)
 
     def test_own_commands_stay(self) -> None:
-        """PING, NAME, SERVER and ERROR are not for the handler."""
+        """PING, NAME, SERVER and ERROR are not passed to the handler."""
         got = server().receive_data(b"NAME w1\nPING 1\nERROR x\n", 0.0)
         self.assertEqual(got.items, [])
         self.assertEqual(got.counts, {"NAME": 1, "PING": 1, "ERROR": 1})
 
     def test_peer_error(self) -> None:
-        """An ERROR closes, without an ERROR in answer."""
+        """A received ERROR closes the connection without an ERROR in reply."""
         connection = client()
         connection.receive_data(b"ERROR Failed to keep up\n", 0.0)
         self.assertIs(connection.close_reason, CloseReason.PEER_ERROR)
@@ -197,7 +197,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertEqual(drain(connection), b"")
 
     def test_names_are_bounded(self) -> None:
-        """A NAME becomes a label: it is short and printable."""
+        """A peer's NAME is shortened and made printable, as it is used as a label."""
         connection = server()
         connection.receive_data(b"NAME " + b"\xc3\xa9" * 5000 + b"\n", 0.0)
         assert connection.peer_name is not None
@@ -205,7 +205,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertTrue(connection.peer_name.isascii())
 
     def test_longest_line(self) -> None:
-        """A line of 16384 bytes is taken, whole or in pieces."""
+        """A line of 16384 bytes is accepted, whole or in pieces."""
         line = b'RDATA events w 1 "'.ljust(MAX_LINE_LENGTH - 1, b"x") + b'"'
         connection = server()
         got = connection.receive_data(line + b"\n" + line, 0.0)
@@ -214,7 +214,7 @@ class ReceiveTests(SynchronousTestCase):
         self.assertTrue(connection.is_open)
 
     def test_too_long_line(self) -> None:
-        """A longer line closes; what came before it is delivered."""
+        """A longer line closes the connection; earlier lines are delivered."""
         line = b"REMOTE_SERVER_UP ".ljust(MAX_LINE_LENGTH + 1, b"x")
         for data in (
             b"REMOTE_SERVER_UP a\n" + line + b"\n" + b"REMOTE_SERVER_UP b\n",
@@ -230,7 +230,7 @@ class ReceiveTests(SynchronousTestCase):
             )
 
     def test_memory_without_line_ends(self) -> None:
-        """A peer that never ends a line does not fill our memory."""
+        """A line that never ends uses a limited amount of memory."""
         connection = server()
         for _ in range(100):
             connection.receive_data(b"x" * 1000, 0.0)
@@ -241,7 +241,7 @@ class ReceiveTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.lists(st.binary()), st.sampled_from(Role))
     def test_never_raises(self, chunks: list[bytes], role: Role) -> None:
-        """No bytes of a peer raise."""
+        """No received bytes cause an exception."""
         connection = LineConnection(role, "repl.test", 0.0)
         for chunk in chunks:
             connection.receive_data(chunk, 0.0)
@@ -249,19 +249,19 @@ class ReceiveTests(SynchronousTestCase):
 
 
 class FirstLineTests(SynchronousTestCase):
-    """A client finds out whom it talks to."""
+    """A client checks the server's first line."""
 
     def setUp(self) -> None:
         self.connection = LineConnection(Role.CLIENT, "repl.test", 0.0)
 
     def test_server(self) -> None:
-        """The right SERVER establishes the link."""
+        """A SERVER with the expected name establishes the link."""
         self.assertIs(self.connection.state, ConnectionState.CONNECTING)
         self.connection.receive_data(b"\nSERVER repl.test\n", 0.0)
         self.assertIs(self.connection.state, ConnectionState.ESTABLISHED)
 
     def test_wrong_server(self) -> None:
-        """Another homeserver's process gets ERROR, which has both names."""
+        """A SERVER of another homeserver is answered with an ERROR that names both."""
         self.connection.receive_data(b"SERVER other.test\nREMOTE_SERVER_UP a\n", 0.0)
         self.assertIs(self.connection.close_reason, CloseReason.PROTOCOL_ERROR)
         self.assertEqual(
@@ -270,14 +270,14 @@ class FirstLineTests(SynchronousTestCase):
         )
 
     def test_other_protocol(self) -> None:
-        """What speaks another protocol is named by its first line."""
+        """Another protocol is reported with the beginning of its first line."""
         got = self.connection.receive_data(b"HTTP/1.1 400 Bad Request\r\n\r\n", 0.0)
         self.assertEqual(len(got.refused), 1)
         self.assertIn("'HTTP/1.1'", self.connection.close_text)
         self.assertFalse(self.connection.is_open)
 
     def test_tls(self) -> None:
-        """A port that speaks TLS is told as such, at both ends."""
+        """TLS on a port without TLS is reported as such, by client and server."""
         for connection, data in (
             (self.connection, TLS_ALERT),
             (LineConnection(Role.SERVER, "repl.test", 0.0), TLS_CLIENT_HELLO),
@@ -288,7 +288,7 @@ class FirstLineTests(SynchronousTestCase):
             self.assertFalse(connection.is_open)
 
     def test_silence(self) -> None:
-        """A port that says nothing is given up after 10 s, with a hint."""
+        """A server that sends nothing for 10 s is given up, with a hint at TLS."""
         self.connection.tick(9.9)
         self.assertTrue(self.connection.is_open)
         self.connection.tick(10.0)
@@ -297,7 +297,7 @@ class FirstLineTests(SynchronousTestCase):
 
 
 class PairTests(SynchronousTestCase):
-    """Two ends back to back."""
+    """Two connected ends."""
 
     @settings(derandomize=True, deadline=None)
     @given(
@@ -305,7 +305,7 @@ class PairTests(SynchronousTestCase):
         st.lists(st.integers(1, 40), min_size=1),
     )
     def test_commands_arrive(self, lines: list[str], cuts: list[int]) -> None:
-        """What one end sends arrives at the other in order, wherever it is cut."""
+        """Commands arrive in order, however the data is split."""
         sender, receiver = client(), server()
         lines = [
             line

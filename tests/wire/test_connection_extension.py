@@ -1,4 +1,4 @@
-"""When a line connection speaks the extension, and what it makes of its lines."""
+"""Tests of agreeing on the extension, and of receiving its lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synapse_replication.wire.rdata import RdataRun
 
 
 class ExtensionTests(SynchronousTestCase):
-    """Who speaks the extension, and when."""
+    """Which connections use the extension, and when."""
 
     def client(self, *, speaks: bool = True) -> LineConnection:
         connection = LineConnection(
@@ -22,7 +22,7 @@ class ExtensionTests(SynchronousTestCase):
         return connection
 
     def test_mark(self) -> None:
-        """The word in a PING shows it; others have no meaning."""
+        """Only the exact word in a PING announces the extension."""
         connection = self.client()
         for ping in (b"PING 1", b"PING 1 replication_ext/10", b"PING replication_ext"):
             connection.receive_data(ping + b"\n", 0.0)
@@ -31,7 +31,7 @@ class ExtensionTests(SynchronousTestCase):
         self.assertTrue(connection.extension_agreed)
 
     def test_who_does_not_speak_it(self) -> None:
-        """Who does not speak it takes no notice, and knows no such command."""
+        """Without the extension, its word is ignored and its command is unknown."""
         connection = self.client(speaks=False)
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nREPLICATION_EXT {}\nREMOTE_SERVER_UP a\n", 0.0
@@ -43,7 +43,7 @@ class ExtensionTests(SynchronousTestCase):
         self.assertTrue(connection.is_open)
 
     def test_unasked(self) -> None:
-        """A message from a peer that did not show itself is an unknown command."""
+        """A message before the extension was agreed is an unknown command."""
         connection = self.client()
         received = connection.receive_data(
             b"REPLICATION_EXT {}\nREMOTE_SERVER_UP a\nPING 1 replication_ext/1\n"
@@ -57,7 +57,9 @@ class ExtensionTests(SynchronousTestCase):
         self.assertEqual(received.counts["EXTENSION"], 1)
 
     def test_order(self) -> None:
-        """Messages keep their place among rows and commands, however bytes are cut."""
+        """
+        Messages keep their order among rows and commands, however the data is split.
+        """
         data = (
             b"PING 1 replication_ext/1\nREMOTE_SERVER_UP a\nREPLICATION_EXT 1\n"
             b'RDATA events w 5 ["a"]\nRDATA events w 6 ["b"]\nREPLICATION_EXT 2\n'
@@ -78,7 +80,7 @@ class ExtensionTests(SynchronousTestCase):
             self.assertEqual(words, ["a", "1", "5", "6", "2", "3", "b"])
 
     def test_nothing_after_the_end(self) -> None:
-        """What stands behind an ERROR is skipped, messages too."""
+        """Lines after an ERROR are ignored, messages too."""
         connection = self.client()
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nERROR no\nREPLICATION_EXT {}\n", 0.0

@@ -1,4 +1,4 @@
-"""Tests for sending, time limits and the end of a connection."""
+"""Tests for sending, time limits and closing."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.wire.connection_case import (
 
 
 class SendTests(SynchronousTestCase):
-    """What goes out."""
+    """Sent lines."""
 
     def test_lines(self) -> None:
-        """Lines go out in order, each with its end."""
+        """Lines are sent in order, each with its line end."""
         connection = server()
         self.assertTrue(connection.send_lines("RDATA", [b"RDATA 1", b"RDATA 2"], 0.0))
         self.assertTrue(connection.send_lines("PING", [b"PING 1"], 0.0))
@@ -39,7 +39,7 @@ class SendTests(SynchronousTestCase):
         self.assertEqual(connection.pending_lines, 0)
 
     def test_pieces(self) -> None:
-        """What waited is not given to the transport all at once."""
+        """Pending lines are written to the transport in limited pieces."""
         connection = server()
         for _ in range(100):
             connection.send_lines("PING", [b"x" * 10_000], 0.0)
@@ -47,7 +47,7 @@ class SendTests(SynchronousTestCase):
         self.assertGreater(connection.pending_lines, 90)
 
     def test_too_long(self) -> None:
-        """A line that is too long is refused, and none of its call is sent."""
+        """A line that is too long is refused together with all lines of the call."""
         connection = server()
         error = self.assertRaises(
             LineTooLongError,
@@ -61,7 +61,7 @@ class SendTests(SynchronousTestCase):
         self.assertEqual(len(drain(connection)), 16385)
 
     def test_line_end(self) -> None:
-        """The end of a line inside one is refused."""
+        """A line end within a line is refused."""
         connection = server()
         self.assertRaises(
             LocalProtocolError, connection.send_lines, "PING", [b"a\nb"], 0.0
@@ -70,8 +70,8 @@ class SendTests(SynchronousTestCase):
 
     def test_congestion(self) -> None:
         """
-        While the transport is paused 10,000 lines wait; one more closes, and
-        frees them.
+        While the transport is paused, 10,000 lines may wait; one more closes the
+        connection and discards them.
         """
         connection = server()
         connection.pause_writing()
@@ -84,9 +84,7 @@ class SendTests(SynchronousTestCase):
         self.assertEqual(connection.pending_lines, 0)
 
     def test_congestion_in_bytes(self) -> None:
-        """
-        Long lines are bounded by their bytes, long before there are many of them.
-        """
+        """The bytes of the waiting lines are limited, too."""
         limit = PendingLimit(bytes=100_000)
         connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
         line = b"RDATA events w 1 " + b"x" * 9_982
@@ -103,7 +101,7 @@ class SendTests(SynchronousTestCase):
         self.assertEqual(connection.pending_bytes, 0)
 
     def test_bytes_that_were_sent_do_not_count(self) -> None:
-        """What the transport took makes room for as many bytes again."""
+        """Bytes that were written no longer count for the limit."""
         limit = PendingLimit(bytes=1000)
         connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
         for _ in range(20):
@@ -115,7 +113,7 @@ class SendTests(SynchronousTestCase):
             self.assertEqual(connection.pending_bytes, 0)
 
     def test_resume(self) -> None:
-        """What waited goes out, in order, once the transport takes more."""
+        """When the transport resumes, waiting lines are sent in order."""
         connection = server()
         connection.pause_writing()
         for number in range(PendingLimit().lines):
@@ -128,7 +126,7 @@ class SendTests(SynchronousTestCase):
         self.assertTrue(connection.is_open)
 
     def test_close_sends_what_waits(self) -> None:
-        """A close in good order still sends what waits, paused or not."""
+        """A clean close sends the waiting lines, even while paused."""
         connection = server()
         connection.pause_writing()
         connection.send_lines("CLEAR_USER_SYNC", [b"CLEAR_USER_SYNC i"], 0.0)
@@ -137,7 +135,7 @@ class SendTests(SynchronousTestCase):
         self.assertIs(connection.close_reason, CloseReason.SHUTDOWN)
 
     def test_error_text(self) -> None:
-        """An ERROR is one line of bounded length, whatever its text."""
+        """An ERROR is one line of limited length, whatever its text."""
         connection = server()
         connection.close_with_error("a\nb\rc\u2028\ud800" + "x" * 100_000, 0.0)
         sent = drain(connection)
@@ -147,10 +145,10 @@ class SendTests(SynchronousTestCase):
 
 
 class TimeTests(SynchronousTestCase):
-    """Keep-alive and time-outs."""
+    """Keep-alive and timeouts."""
 
     def test_ping_is_due(self) -> None:
-        """At least one line goes out every 5 s."""
+        """At least one line is sent every 5 s."""
         connection = server()
         pings: list[float] = []
         sends = iter([2.0, 4.9, 13.0])
@@ -168,7 +166,7 @@ class TimeTests(SynchronousTestCase):
         self.assertLessEqual(max(gaps), 5.01)
 
     def test_no_ping_while_paused(self) -> None:
-        """A paused transport still has older lines: no PING is put behind them."""
+        """No PING is due while the transport is paused: older lines still wait."""
         connection = server()
         connection.pause_writing()
         self.assertFalse(connection.is_ping_due(100.0))
@@ -176,7 +174,7 @@ class TimeTests(SynchronousTestCase):
         self.assertTrue(connection.is_ping_due(100.0))
 
     def test_silence(self) -> None:
-        """After a PING of the peer, 25 s of silence end the connection."""
+        """Once the peer has sent a PING, 25 s of silence close the connection."""
         for make in (server, client):
             connection = make()
             connection.receive_data(b"PING 1\n", 1.0)
@@ -187,7 +185,7 @@ class TimeTests(SynchronousTestCase):
             self.assertTrue(drain(connection).startswith(b"ERROR ping timeout"))
 
     def test_any_bytes_end_silence(self) -> None:
-        """Anything that arrives counts, also a part of a line."""
+        """Any received bytes count, even part of a line."""
         connection = server()
         connection.receive_data(b"PING 1\n", 0.0)
         for now in (20.0, 40.0, 60.0):
@@ -196,7 +194,7 @@ class TimeTests(SynchronousTestCase):
         self.assertTrue(connection.is_open)
 
     def test_person(self) -> None:
-        """A person with netcat, who sends no PING, is never timed out."""
+        """A peer that never sends PING, such as netcat, is not timed out."""
         connection = server()
         connection.receive_data(b"REPLICATE\n", 0.0)
         for _ in run_ticks(connection, 10_000.0):
@@ -204,7 +202,7 @@ class TimeTests(SynchronousTestCase):
         self.assertTrue(connection.is_open)
 
     def test_close_that_hangs(self) -> None:
-        """A close that lasts 25 s is to be aborted."""
+        """A close that takes 25 s counts as hanging."""
         for close in (
             lambda connection: connection.close(3.0),
             lambda connection: connection.close_with_error("x", 3.0),
@@ -217,7 +215,9 @@ class TimeTests(SynchronousTestCase):
             self.assertTrue(connection.close_hangs)
 
     def test_ticks_are_in_time(self) -> None:
-        """Whoever ticks when it is due notices a time-out at once, and seldom ticks."""
+        """
+        With ticks at the times asked for, timeouts are noticed at once with few ticks.
+        """
         connection = server()
         connection.receive_data(b"PING 1\n", 1.3)
         times = list(run_ticks(connection, 60.0))
@@ -229,10 +229,10 @@ class TimeTests(SynchronousTestCase):
 
 
 class EndTests(SynchronousTestCase):
-    """The transport is gone."""
+    """A transport that was closed."""
 
     def test_reasons(self) -> None:
-        """The peer's close and a broken link are told apart."""
+        """A close by the peer and a broken link have different reasons."""
         for clean, reason in ((True, CloseReason.CLEAN), (False, CloseReason.LOST)):
             connection = server()
             connection.send_lines("PING", [b"PING 1"], 0.0)
@@ -244,7 +244,7 @@ class EndTests(SynchronousTestCase):
             self.assertEqual(drain(connection), b"")
 
     def test_first_reason_stays(self) -> None:
-        """Why this end closed is not forgotten when the transport goes."""
+        """The reason of this end's close is retained when the transport closes."""
         connection = server()
         connection.close(0.0)
         connection.connection_lost(True, "gone")

@@ -58,7 +58,7 @@ GOOD: dict[str, Any] = {
 
 
 def with_(**fields: Any) -> bytes:
-    """Write the good message with other fields; those that are ``...`` are left out."""
+    """Encode the good message with other fields; ``...`` omits a field."""
     value = {**GOOD, **fields}
     return json.dumps({k: v for k, v in value.items() if v is not ...}).encode()
 
@@ -67,7 +67,7 @@ class ExtensionMessageTests(SynchronousTestCase):
     """Tests for :func:`parse_message` and :func:`encode_message`."""
 
     def test_form(self) -> None:
-        """A message is the JSON object that the protocol's description shows."""
+        """A message is encoded as the JSON object in the protocol's description."""
         message = ExtensionMessage(
             MessageType.HEARTBEAT,
             "w1",
@@ -81,7 +81,7 @@ class ExtensionMessageTests(SynchronousTestCase):
         self.assertEqual(parse_message(with_()), message)
 
     def test_backlog(self) -> None:
-        """Only who cannot be asked for what it sent last says so."""
+        """Only ``false`` in the field ``backlog`` means that there is none."""
         message = parse_message(with_(backlog=False))
         self.assertFalse(message.has_backlog)
         self.assertEqual(json.loads(encode_message(message))["backlog"], False)
@@ -89,7 +89,9 @@ class ExtensionMessageTests(SynchronousTestCase):
             self.assertTrue(parse_message(with_(backlog=value)).has_backlog)
 
     def test_followed_streams(self) -> None:
-        """A hello may name the streams that are followed; without them it is all."""
+        """
+        A hello may list the streams to follow; without the list, all are followed.
+        """
         message = parse_message(with_(streams=["typing", "events"]))
         self.assertEqual(message.follows, frozenset({"events", "typing"}))
         self.assertEqual(message.unknown_fields, 0)
@@ -106,11 +108,11 @@ class ExtensionMessageTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(_MESSAGES)
     def test_round_trip(self, message: ExtensionMessage) -> None:
-        """Whatever can be said comes out as it went in."""
+        """An encoded message is decoded to the same message."""
         self.assertEqual(parse_message(encode_message(message)), message)
 
     def test_newer_peer(self) -> None:
-        """Another version or type is told apart; more fields are counted."""
+        """Another version or type raises its own error; unknown fields are counted."""
         for payload in (with_(v=2), with_(v=2, instance=...), with_(type="x")):
             self.assertRaises(UnknownExtensionError, parse_message, payload)
         message = parse_message(with_(a=1, b=None, positions={"events": [5, 6, 7]}))
@@ -118,11 +120,13 @@ class ExtensionMessageTests(SynchronousTestCase):
         self.assertEqual(message.positions, {"events": StreamPosition(5, 6)})
 
     def test_optional_place(self) -> None:
-        """A process need not say where it runs."""
+        """The field ``where`` is optional."""
         self.assertEqual(parse_message(with_(where=...)).where, "")
 
     def test_refused(self) -> None:
-        """What is no message gives one clear error that repeats nothing of it."""
+        """
+        A malformed message raises a short error that does not repeat its contents.
+        """
         for payload in (
             b"",
             b"[]",
@@ -158,13 +162,15 @@ class ExtensionMessageTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None, max_examples=500)
     @given(st.binary(max_size=200) | _JSON.map(lambda v: json.dumps(v).encode()))
     def test_any_bytes(self, payload: bytes) -> None:
-        """Whatever bytes come, they are read or refused; nothing else happens."""
+        """Any bytes are either decoded or raise an error of the protocol."""
         self.read(payload)
 
     @settings(derandomize=True, deadline=None, max_examples=500)
     @given(st.sampled_from(sorted(GOOD)), _JSON)
     def test_any_field(self, field: str, value: Any) -> None:
-        """Whatever stands in one field of a message, it is read or refused."""
+        """
+        Any value of one field is either accepted or raises an error of the protocol.
+        """
         self.read(with_(**{field: value}))
 
     def read(self, payload: bytes) -> None:

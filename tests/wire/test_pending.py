@@ -9,7 +9,7 @@ from synapse_replication.wire.pending import WRITE_SIZE, PendingLimit, PendingLi
 
 class PendingLinesTests(SynchronousTestCase):
     def test_limit(self) -> None:
-        """There is room up to the limit, of lines and of bytes."""
+        """``has_room`` respects the limits of lines and of bytes."""
         pending = PendingLines(PendingLimit(3, 10))
         pending.add(1, b"1234\n")
         self.assertTrue(pending.has_room(2, 5))
@@ -17,7 +17,7 @@ class PendingLinesTests(SynchronousTestCase):
         self.assertFalse(pending.has_room(2, 6))
 
     def test_taken(self) -> None:
-        """About as much as fits a write is taken, in order, or everything."""
+        """``take`` returns about one write's worth of data, in order, or everything."""
         big = b"x" * (WRITE_SIZE - 1)
         pending = PendingLines(PendingLimit())
         for data in (big, b"\n", b"a\n", b"b\n"):
@@ -30,7 +30,7 @@ class PendingLinesTests(SynchronousTestCase):
         self.assertEqual((pending.lines, pending.bytes), (0, 0))
 
     def test_dropped(self) -> None:
-        """What is dropped is not written."""
+        """``clear`` discards all lines."""
         pending = PendingLines(PendingLimit())
         pending.add(1, b"a\n")
         pending.clear()

@@ -1,4 +1,4 @@
-"""Lines that arrived together, to runs of rows and commands, and back."""
+"""Tests of reading lines into runs of rows and commands, and of writing rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rdata(stream: str, writer: str, token: int | None, row: bytes) -> bytes:
 
 
 class ReadLinesTests(SynchronousTestCase):
-    """Reading."""
+    """Tests for :func:`read_lines`."""
 
     def test_rows_of_one_writer(self) -> None:
-        """Rows of one writer make one run, and stay text."""
+        """Rows of one writer become one run, and are not decoded."""
         lines = [
             rdata("events", "w1", None, b'["a b"]'),
             rdata("events", "w1", 5, b"[not looked at]"),
@@ -47,7 +47,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_writers_keep_their_order(self) -> None:
-        """Rows of several writers of a stream make one run, in their order."""
+        """Rows of several writers of a stream become one run, in order."""
         lines = [
             rdata("events", "w1", None, b"[1]"),
             rdata("events", "w2", None, b"[2]"),
@@ -67,7 +67,9 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_interleaved_streams(self) -> None:
-        """A stream of one writer is a run of one, whatever the others are."""
+        """
+        A stream with a single writer becomes a plain run, whatever the others are.
+        """
         lines = [
             rdata("events", "w1", 1, b"[1]"),
             rdata("caches", "w2", 1, b"[2]"),
@@ -86,7 +88,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_parts_of_an_interleaved_run(self) -> None:
-        """Rows are cut out, left out, and taken apart by writer, in their order."""
+        """An interleaved run can be sliced, filtered and split by writer, in order."""
         run = InterleavedRun(
             "s", ["a", "b", "b", "a"], [1, None, 2, 3], [b"1", b"2", b"3", b"4"]
         )
@@ -101,7 +103,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_streams_are_gathered(self) -> None:
-        """Rows of one stream are gathered from between those of others."""
+        """Rows of one stream are grouped across those of other streams."""
         lines = [
             rdata("events", "w1", 1, b"[1]"),
             rdata("caches", "w1", 1, b"[2]"),
@@ -117,7 +119,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_command_ends_runs(self) -> None:
-        """Rows do not move past another command, nor past a line that is refused."""
+        """Rows are not grouped across another command or a refused line."""
         row = rdata("events", "w1", 1, b"[1]")
         run = RdataRun("events", "w1", [1], [b"[1]"])
         position = PositionCommand("events", "w1", 1, 2)
@@ -131,7 +133,7 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual([before, after], [run, run])
 
     def test_blank_lines(self) -> None:
-        """Blank lines are skipped, and end no run."""
+        """Blank lines are skipped and do not end a run."""
         row = rdata("events", "w1", 1, b"[1]")
         self.assertEqual(
             read_lines([b"", row, b"", row, b""]),
@@ -140,13 +142,13 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertEqual(read_lines([]), [])
 
     def test_other_commands(self) -> None:
-        """Every other command is read as one."""
+        """Every other command is decoded as such."""
         for line, command in LINES.items():
             if command.NAME != "RDATA":
                 self.assertEqual(read_lines([line.encode()]), [command])
 
     def test_refused(self) -> None:
-        """A bad line is refused in its place; the good ones around it are read."""
+        """A malformed line is refused in its place; the lines around it are read."""
         items = read_lines(
             [b"PING 1", b"FROB x", b"POSITION x", b"PING \xff", b"\xff", b"PING 2"]
         )
@@ -163,7 +165,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
 
     def test_refused_row_names_its_stream(self) -> None:
-        """A row that is refused says of which stream and writer one is missing."""
+        """A refused row names its stream and writer, which miss a row."""
         for line in (
             b"RDATA events w1 x []",
             b"RDATA events w1 1_0 []",
@@ -181,27 +183,29 @@ class ReadLinesTests(SynchronousTestCase):
         self.assertIsNone(item.stream_name)
 
     def test_names_that_are_no_text(self) -> None:
-        """Names that are not UTF-8 are refused, and begin no run."""
+        """Names that are not UTF-8 are refused."""
         for line in (b"RDATA \xff w1 1 []", b"RDATA events \xff 1 []"):
             good = rdata("events", "w1", 1, b"[1]")
             run = RdataRun("events", "w1", [1], [b"[1]"])
             before, *refused, after = read_lines([good, line, line, good])
             self.assertEqual([before, after], [run, run])
             self.assertEqual([type(item) for item in refused], [RefusedLine] * 2)
-            # Also where several writers have rows.
+            # The same among rows of several writers.
             other = rdata("events", "w2", 2, b"[1]")
             both, refusal = read_lines([good, other, line])
             self.assertIsInstance(both, InterleavedRun)
             self.assertIsInstance(refusal, RefusedLine)
 
     def test_empty_names(self) -> None:
-        """A row of no stream, or of no writer, is refused."""
+        """A row with an empty stream or writer name is refused."""
         for line in (b"RDATA  w 1 []", b"RDATA s  1 []"):
             (item,) = read_lines([line])
             self.assertIsInstance(item, RefusedLine)
 
     def test_names_that_are_refused(self) -> None:
-        """A row of a name that is too long or not printable has no writer at all."""
+        """
+        A row with a name that is too long or not printable is refused without a writer.
+        """
         for name in ("n" * 256, "a\x1b[2Jb", "a\u202eb"):
             for names in (("events", name), (name, "w1")):
                 lines = [
@@ -217,7 +221,7 @@ class ReadLinesTests(SynchronousTestCase):
                 self.assertEqual(last, RdataRun("events", "w1", [3], [b"[]"]))
 
     def test_refusals_hold_no_line(self) -> None:
-        """An error that is kept for a while keeps no frame with the line in it."""
+        """The error of a refused line references no frame that contains the line."""
         for line in (b"POSITION events " + b"n" * 300 + b" 1 2", b"X", b"\xff"):
             (item,) = read_lines([line])
             assert isinstance(item, RefusedLine)
@@ -225,7 +229,7 @@ class ReadLinesTests(SynchronousTestCase):
             self.assertIsNone(item.error.__context__)
 
     def test_greatest_tokens(self) -> None:
-        """Tokens of all 64 bits are read."""
+        """All 64-bit tokens are read."""
         for token in (2**63 - 1, -(2**63), 10**18, 10**18 - 1, -1, 0):
             self.assertEqual(
                 read_lines([rdata("s", "w", token, b"[]")]),
@@ -244,7 +248,7 @@ class ReadLinesTests(SynchronousTestCase):
         )
     )
     def test_order(self, plan: list[tuple[str, str, int | None] | bytes]) -> None:
-        """Rows of a stream keep their order, and stay on their side of commands."""
+        """Rows of a stream keep their order relative to each other and to commands."""
         lines = [
             one if isinstance(one, bytes) else rdata(*one, b"[%d]" % index)
             for index, one in enumerate(plan)
@@ -278,16 +282,16 @@ class ReadLinesTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.lists(st.binary()))
     def test_never_raises(self, lines: list[bytes]) -> None:
-        """Whatever arrives is answered, not raised."""
+        """No received lines cause an exception."""
         read_lines(lines)
         read_lines([b"RDATA " + line for line in lines])
 
 
 class RdataLinesTests(SynchronousTestCase):
-    """Writing."""
+    """Tests for :func:`rdata_lines`."""
 
     def test_batches(self) -> None:
-        """All but the last row of a token carry ``batch``."""
+        """All rows of a token but the last are marked ``batch``."""
         self.assertEqual(
             rdata_lines(
                 "events", "w1", [(5, [b"[1]"]), (-6, [b"[2]", b"[3]", b"[4]"])]
@@ -311,7 +315,7 @@ class RdataLinesTests(SynchronousTestCase):
         )
     )
     def test_round_trip(self, batches: list[tuple[int, list[bytes]]]) -> None:
-        """What is written is read as the same rows and tokens."""
+        """Written rows are read as the same rows and tokens."""
         [run] = read_lines(rdata_lines("events", "w1", batches))
         assert isinstance(run, RdataRun)
         self.assertEqual(run.rows, [row for _, rows in batches for row in rows])

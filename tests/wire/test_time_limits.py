@@ -1,4 +1,4 @@
-"""Tests of what is due when; see test_connection.py for what comes of it."""
+"""Tests of when timeouts and PINGs are due; test_connection.py tests their effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from synapse_replication.wire.time_limits import (
 
 class TimeLimitsTests(SynchronousTestCase):
     def test_handshake(self) -> None:
-        """A server waits for NAME longer than a client for SERVER; then neither."""
+        """
+        Only a connecting peer times out: a server waits longer for NAME than a client
+        for SERVER.
+        """
         for is_server, limit in ((True, NAME_TIMEOUT), (False, HANDSHAKE_TIMEOUT)):
             times = TimeLimits(is_server=is_server, now=100.0)
             before = times.expired(100.0 + limit - 0.1, is_connecting=True)
@@ -25,7 +28,7 @@ class TimeLimitsTests(SynchronousTestCase):
             self.assertIsNone(times.expired(100.0 + limit, is_connecting=False))
 
     def test_silence(self) -> None:
-        """Only a peer that sends PING must not be silent."""
+        """Only a peer that sends PING times out when it is silent."""
         times = TimeLimits(is_server=True, now=0.0)
         self.assertIsNone(times.expired(1e6, is_connecting=False))
         times.peer_pings = True
@@ -35,7 +38,10 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertIn("ping timeout", expired or "")
 
     def test_ping(self) -> None:
-        """A PING is due after a while without a line, unless older ones wait."""
+        """
+        A PING is due after an interval without a sent line, unless the transport is
+        paused.
+        """
         times = TimeLimits(is_server=True, now=0.0)
         times.last_sent = 10.0
         due = 10.0 + PING_INTERVAL
@@ -44,7 +50,7 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertFalse(times.is_ping_due(due, is_paused=True))
 
     def test_late_tick(self) -> None:
-        """A pause of this process counts against nobody."""
+        """A pause of this process does not count as silence of the peer."""
         times = TimeLimits(is_server=True, now=0.0)
         times.peer_pings = True
         delay = times.next_tick(0.0, is_open=True, is_connecting=False, is_paused=False)
@@ -55,7 +61,7 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertTrue(times.expired(now + TIMEOUT, is_connecting=False))
 
     def test_closing(self) -> None:
-        """A close that takes too long hangs; a tick is due then."""
+        """A close that exceeds its limit hangs, and a tick is due at that time."""
         times = TimeLimits(is_server=True, now=0.0)
         times.close_begins(10.0)
         self.assertFalse(times.close_hangs(10.0 + TIMEOUT - 0.1))

@@ -49,7 +49,7 @@ class FarTests(SynchronousTestCase):
 
     def test_row(self) -> None:
         """
-        A row with an implausible token is fetched; as there is none, none is delivered.
+        A row with an implausible token is fetched; if none exists, none is delivered.
         """
         process = live()
         process.receive(f'RDATA events w {FAR} ["false"]')
@@ -108,9 +108,7 @@ class FarTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [3])
 
     def test_in_a_full_queue(self) -> None:
-        """
-        Rows dropped from a full queue are fetched despite a false position after them.
-        """
+        """Rows dropped before a false position are fetched despite it."""
         process = receiving(receiver=ReceiverOptions(max_queue_size=600))
         process.receive("POSITION events w 0 0")
         process.host.rows.is_held = True
@@ -149,9 +147,7 @@ class FloodTests(SynchronousTestCase):
         self.assertLess(len(process.stream.requests), 30)
 
     def test_far(self) -> None:
-        """
-        Refuted tokens cost a bounded number of queries, and later rows are delivered.
-        """
+        """Refuted tokens cost few queries, and later rows are delivered."""
         process = live()
         process.receive(*(f'RDATA events w {FAR + n} ["false"]' for n in range(1000)))
         self.assertLess(len(process.stream.requests), 30)
@@ -236,10 +232,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [5, 6, 8])
 
     def test_the_writer_confirms_a_false_position(self) -> None:
-        """
-        Rows hidden by a false position are fetched once the writer announces the same
-        position itself.
-        """
+        """A position that its writer confirms has the rows below it fetched."""
         process = live(20)
         process.receive("POSITION events w 5 9")
         process.stream.persist("w", 7, ["seven"])
@@ -282,9 +275,7 @@ class NearTests(SynchronousTestCase):
         self.assertEqual(rows.positions[before:], [])
 
     def test_read_ahead_of_what_was_committed(self) -> None:
-        """
-        A page that was prefetched before one of its rows was committed is read again.
-        """
+        """A page prefetched before one of its rows was committed is read again."""
         process = live(20)
         process.stream.page_rows = 1
         for token in (6, 7):
@@ -340,7 +331,7 @@ class LostRowTests(SynchronousTestCase):
             self.assertEqual(tokens(process)[-2:], [6, 7], is_idempotent)
 
     def test_row_lost_in_what_was_passed(self) -> None:
-        """The row after a skipped range causes a row lost within it to be fetched."""
+        """A row lost within a skipped range is fetched with the row after it."""
         process = live(20)
         process.receive("POSITION events w 5 9", 'RDATA events w x6 ["six"]')
         process.stream.persist("w", 6, ["six"])
@@ -351,9 +342,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.host.observer.resets, [])
 
     def test_rows_in_flight_below_the_sequence(self) -> None:
-        """
-        After a claim was refuted, the reader does not advance to the sequence's value.
-        """
+        """A refuted claim does not advance the reader to the sequence's value."""
         process = self.overflowing()
         process.stream.persist("w", 5, ["committed before the row 4"])
         process.stream.last_token = 6
@@ -366,10 +355,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5])
 
     def test_far_positions_in_a_full_queue(self) -> None:
-        """
-        Rows dropped along with refuted positions are fetched without a new
-        announcement.
-        """
+        """Rows dropped along with refuted positions are fetched all the same."""
         process = self.overflowing()
         process.stream.last_token = 3
         process.receive(*[f"POSITION events w {FAR} {FAR}"] * 10)
@@ -398,7 +384,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
 
     def test_two_claims_in_a_full_queue(self) -> None:
-        """Rows up to a position that was dropped are fetched with the next row."""
+        """Rows up to a dropped position are fetched with the next row."""
         process = self.overflowing()
         process.stream.last_token = 150_003
         process.stream.persist("w", 150_003, ["not near, and true"])
@@ -412,9 +398,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(tokens(process), [1, 2, 3, 150_003, 150_004])
 
     def test_false_position_in_the_full_queue_of_a_stream_in_memory(self) -> None:
-        """
-        For a stream held in memory, the writer's answer decides how far to advance.
-        """
+        """For a stream in memory, the writer's answer decides how far to advance."""
         process = self.overflowing(resettable=True, held_in_memory=True)
         process.stream.last_token = 3
         process.receive(*["POSITION events w 0 30"] * 10)
@@ -423,9 +407,7 @@ class LostRowTests(SynchronousTestCase):
         self.assertEqual(process.stream.current_token("w"), 3)
 
     def test_rows_that_were_passed_in_a_full_queue(self) -> None:
-        """
-        Rows within a skipped range are fetched if they were dropped from the queue.
-        """
+        """Rows dropped within a skipped range are fetched."""
         process = self.overflowing()
         process.receive("POSITION events w 3 30")
         self.release(process)

@@ -1,4 +1,4 @@
-"""Tests of what all commands have in common."""
+"""Tests of the helpers that all commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKENS = st.integers(-(2**63), 2**63 - 1)
 
 
 class TokenTests(SynchronousTestCase):
-    """Tokens are decimal 64-bit integers, and nothing else."""
+    """Tokens are decimal 64-bit integers."""
 
     @settings(derandomize=True, deadline=None)
     @given(TOKENS)
@@ -22,7 +22,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(parse_token(str(token)), token)
 
     def test_others_are_refused(self) -> None:
-        """What ``int`` would take besides is refused."""
+        """Other texts, even those that ``int`` accepts, are refused."""
         for text in (
             "",
             "-",
@@ -43,14 +43,16 @@ class TokenTests(SynchronousTestCase):
 
 
 class TextTests(SynchronousTestCase):
-    """What may stand in one line."""
+    """Text within one line."""
 
     def test_text(self) -> None:
-        """Text is UTF-8."""
+        """Text is encoded as UTF-8."""
         self.assertEqual(encode_text("PING", "PING \u00e4\r"), b"PING \xc3\xa4\r")
 
     def test_no_line(self) -> None:
-        """A line's end, or half a character, is refused, by the command's name."""
+        """
+        A line end or a lone surrogate is refused by an error that names the command.
+        """
         for text in ("a\nb", "\ud800"):
             with self.assertRaisesRegex(LocalProtocolError, "PING cannot be sent"):
                 encode_text("PING", text)

@@ -1,4 +1,4 @@
-"""Commands and their lines."""
+"""Tests of the commands and their lines."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from synapse_replication.wire.commands.standard import (
     parse_command_from_line,
 )
 
-#: One line of each form that a real deployment was seen to send, or that the
-#: protocol knows, with what it says.
+#: One line of each form that a real deployment sends or the protocol defines, with the
+#: command that it encodes.
 LINES: dict[str, Command] = {
     "SERVER repl.test": ServerCommand("repl.test"),
     "NAME worker1": NameCommand("worker1"),
@@ -98,7 +98,7 @@ LINES: dict[str, Command] = {
     "INVALIDATE_CACHE get_user null": InvalidateCacheCommand("get_user", None),
 }
 
-#: Lines of known commands that are not of their form.
+#: Malformed lines of known commands.
 MALFORMED = [
     "POSITION events w 1",
     "POSITION events w 1 x",
@@ -197,26 +197,26 @@ COMMAND_STRATEGY = st.one_of(
 
 
 class LineTests(SynchronousTestCase):
-    """From line to command and back."""
+    """Decoding and encoding of lines."""
 
     def test_each_form_is_read(self) -> None:
-        """Every form of a line says what the protocol says that it does."""
+        """Every form of a line is decoded to its command."""
         for line, command in LINES.items():
             self.assertEqual(parse_command_from_line(line), command)
 
     def test_each_form_is_written(self) -> None:
-        """Every command is written as the line that peers expect."""
+        """Every command is encoded as the line that peers expect."""
         for line, command in LINES.items():
             self.assertEqual(encode_command(command), line.encode())
 
     def test_every_command_has_a_line_here(self) -> None:
-        """No command is left out of these tests."""
+        """Every command has at least one line in these tests."""
         self.assertEqual({command.NAME for command in LINES.values()}, COMMANDS.keys())
 
     @settings(derandomize=True, deadline=None)
     @given(COMMAND_STRATEGY)
     def test_round_trip(self, command: Command) -> None:
-        """What is written is read as the same command."""
+        """An encoded command is decoded to the same command."""
         line = encode_command(command).decode()
         self.assertEqual(parse_command_from_line(line), command)
         self.assertNotIn("\n", line)
@@ -224,7 +224,7 @@ class LineTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.sampled_from(sorted(COMMANDS)), TEXTS)
     def test_any_text_is_read_or_refused(self, name: str, text: str) -> None:
-        """No text makes anything but a command or an error of the protocol."""
+        """Any text is either decoded or raises an error of the protocol."""
         try:
             command = parse_command_from_line(f"{name} {text}")
         except UnparsableLineError as error:
@@ -234,7 +234,10 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(again, command)
 
     def test_names(self) -> None:
-        """A name that is too long or not printable is refused, and not repeated."""
+        """
+        A name that is too long or not printable is refused; the error does not repeat
+        it.
+        """
         good = "n" * 255
         for bad in ("n" * 256, "\xe9" * 128, "a\x1bb", "a\0b", "a\u202eb", "a\x7f"):
             for line in (
@@ -254,14 +257,16 @@ class LineTests(SynchronousTestCase):
                 self.assertTrue(str(raised.exception).isprintable())
 
     def test_ids(self) -> None:
-        """What users may have chosen is bounded, whatever characters it has."""
+        """
+        Ids chosen by users may contain any characters, but their length is limited.
+        """
         device = "\x1b" * 4096
         parse_command_from_line(f"USER_SYNC i @u:hs {device} start 5")
         with self.assertRaises(UnparsableLineError):
             parse_command_from_line(f"USER_SYNC i @u:hs {device}x start 5")
 
     def test_malformed(self) -> None:
-        """A line that is not of its command's form is refused by name."""
+        """A malformed line is refused by an error that names its command."""
         for line in MALFORMED:
             error = self.assertRaises(
                 UnparsableLineError, parse_command_from_line, line
@@ -269,7 +274,7 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(error.command_name, line.split()[0], line[:50])
 
     def test_unknown(self) -> None:
-        """An unknown command is told apart from a malformed one."""
+        """An unknown command raises a different error from a malformed one."""
         for line in ("FROB x", "", " ", "ping 1", "Command x"):
             error = self.assertRaises(
                 UnknownCommandError, parse_command_from_line, line
@@ -277,7 +282,7 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(error.command_name, line.split(" ")[0])
 
     def test_errors_keep_secrets(self) -> None:
-        """An error about USER_IP does not repeat the access token."""
+        """An error about USER_IP does not contain the access token."""
         for text in ('["syt_secret",1]', '["syt_secret"', '["syt_secret","i","u",0,0]'):
             error = self.assertRaises(
                 UnparsableLineError, parse_command_from_line, f"USER_IP @u:x {text}"
@@ -285,16 +290,16 @@ class LineTests(SynchronousTestCase):
             self.assertNotIn("syt_secret", str(error))
 
     def test_replicate_of_older_peers(self) -> None:
-        """Arguments of REPLICATE, and the lack of a space behind it, do no harm."""
+        """REPLICATE is accepted with arguments and without a trailing space."""
         for line in ("REPLICATE", "REPLICATE events 12"):
             self.assertEqual(parse_command_from_line(line), ReplicateCommand())
 
 
 class UserSyncTests(SynchronousTestCase):
-    """USER_SYNC, whose fields cannot always be told apart."""
+    """USER_SYNC, whose fields are ambiguous."""
 
     def test_device_id_with_spaces(self) -> None:
-        """A device id may have spaces anywhere."""
+        """A device id may contain spaces anywhere."""
         for device_id in ("my phone", " my  phone ", "start", "a start 5", "", " "):
             command = UserSyncCommand("i", "@u:x", device_id, True, 5)
             self.assertEqual(
@@ -309,16 +314,16 @@ class UserSyncTests(SynchronousTestCase):
         )
 
     def test_device_called_none(self) -> None:
-        """A device whose id is ``None`` reads as no device: the line says the same."""
+        """A device id ``None`` is read as no device: their lines are identical."""
         line = UserSyncCommand("i", "@u:x", "None", True, 5).to_line()
         self.assertIsNone(UserSyncCommand.from_line(line).device_id)
 
 
 class EncodeTests(SynchronousTestCase):
-    """What a line cannot say is refused before it is sent."""
+    """Commands that cannot be encoded as a line are refused."""
 
     def test_line_end(self) -> None:
-        """The end of a line inside a field would begin a line of its own."""
+        """A line end within a field is refused: it would begin another line."""
         for command in (
             PingCommand("1\nERROR x"),
             UserSyncCommand("i", "@u:x", "my\nphone", True, 5),
@@ -326,20 +331,23 @@ class EncodeTests(SynchronousTestCase):
             self.assertRaises(LocalProtocolError, encode_command, command)
 
     def test_line_end_inside_json(self) -> None:
-        """JSON escapes it."""
+        """Line ends within JSON are escaped."""
         command = RdataCommand("s", "w", 1, ["a\nb\r\u2028"])
         line = encode_command(command).decode()
         self.assertEqual(parse_command_from_line(line), command)
 
     def test_not_json(self) -> None:
-        """NaN, Infinity and what is not JSON are no rows."""
+        """Values that JSON cannot encode, such as NaN, are refused."""
         for value in (float("nan"), float("inf"), object(), "\ud800"):
             self.assertRaises(
                 LocalProtocolError, RdataCommand("s", "w", 1, [value]).to_line
             )
 
     def test_rows(self) -> None:
-        """A row is written in one step just as in two, and refused just as well."""
+        """
+        The fast encoding of RDATA equals the general one, and refuses the same
+        commands.
+        """
         for token in (7, None, -(2**63)):
             command = RdataCommand("s", "w", token, ["a", None, {"b": [1.5]}])
             line = f"RDATA {command.to_line()}".encode()
@@ -352,31 +360,31 @@ class EncodeTests(SynchronousTestCase):
             self.assertRaises(LocalProtocolError, encode_command, bad)
 
     def test_not_text(self) -> None:
-        """Half a surrogate pair is no text."""
+        """A lone surrogate is refused."""
         self.assertRaises(LocalProtocolError, encode_command, PingCommand("\ud800"))
 
 
 class CommandTests(SynchronousTestCase):
-    """The commands as values."""
+    """Commands as values."""
 
     def test_repr_masks_access_token(self) -> None:
-        """The access token does not get into a log by way of ``repr`` or ``str``."""
+        """``repr`` and ``str`` of USER_IP do not contain the access token."""
         command = UserIpCommand("@u:x", "syt_secret", "10.1.0.1", "ua", None, 5)
         self.assertNotIn("syt_secret", repr(command))
         self.assertNotIn("syt_secret", str(command))
         self.assertIn("10.1.0.1", repr(command))
 
     def test_frozen(self) -> None:
-        """A command does not change."""
+        """A command cannot be modified."""
         with self.assertRaises(attrs.exceptions.FrozenInstanceError):
             PingCommand("1").data = "2"  # type: ignore[misc]
 
     def test_text_commands_are_different(self) -> None:
-        """Commands of the same text but another name are not equal."""
+        """Commands with equal text but different names are not equal."""
         self.assertNotEqual(PingCommand("x"), NameCommand("x"))
 
     def test_redis_channels(self) -> None:
-        """USER_IP has a channel of its own."""
+        """USER_IP has its own channel; all others share one."""
         for command in COMMANDS.values():
             self.assertEqual(
                 command.redis_channel_name("repl.test"),
@@ -384,7 +392,7 @@ class CommandTests(SynchronousTestCase):
             )
 
     def test_directions(self) -> None:
-        """Each command may go at least one way; presence and acks go to the server."""
+        """Each command is valid in at least one direction."""
         self.assertEqual(VALID_CLIENT_COMMANDS | VALID_SERVER_COMMANDS, COMMANDS.keys())
         self.assertEqual(
             VALID_CLIENT_COMMANDS - VALID_SERVER_COMMANDS,
