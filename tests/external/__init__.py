@@ -1,10 +1,10 @@
-"""Tests against peers that are too large, or too slow, for every run.
+"""Tests against peers that are too large or too slow for every run.
 
-Each package below needs one peer and has one ``tox`` environment. A test module states
-its package by ``skip = skip_reason("synapse")``: its tests are skipped, with that
-reason, unless the environment variable :data:`VARIABLE` names the package and the
+Each package below needs one peer and has one ``tox`` environment. A test module
+declares its package with ``skip = skip_reason("synapse")``: its tests are skipped with
+that reason, unless the environment variable :data:`VARIABLE` names the package and the
 modules of the peer can be imported. So ``trial tests`` imports everything here and runs
-none of it, whatever happens to be installed.
+none of it, whatever is installed.
 """
 
 from __future__ import annotations

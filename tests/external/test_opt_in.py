@@ -1,4 +1,4 @@
-"""Tests for how the tests in :mod:`tests.external` are opted into."""
+"""Tests for how the tests in :mod:`tests.external` are enabled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OptInTests(SynchronousTestCase):
         )
 
     def test_another(self) -> None:
-        """To opt into one package is not to opt into another."""
+        """Enabling one package does not enable another."""
         self.assertIsNotNone(skip_reason("cluster", {VARIABLE: "browser,synapse"}))
 
     def test_peer_missing(self) -> None:
@@ -65,14 +65,14 @@ class OptInTests(SynchronousTestCase):
             self.assertNotEqual(modules_of(name), [])
 
     def test_every_module(self) -> None:
-        """Each test module has the reason of its package."""
+        """Each test module has the skip reason of its package."""
         for name in PEERS:
             for module in modules_of(name):
                 skip = importlib.import_module(module).skip
                 self.assertEqual(skip, skip_reason(name), module)
 
     def test_imports_without_peers(self) -> None:
-        """Each test module can be imported where no peer is installed."""
+        """Each test module can be imported without any peer installed."""
         peers = ",".join(module for peer in PEERS.values() for module in peer.modules)
         modules = ",".join(module for name in PEERS for module in modules_of(name))
         done = subprocess.run(

@@ -1,1 +1,1 @@
-"""The pages in a real browser. ``tox -e browser``."""
+"""Tests for the pages in a real browser. ``tox -e browser``."""

@@ -1,4 +1,4 @@
-"""A browser without a screen: Debian's ``chromium`` and ``chromium-driver``."""
+"""A headless browser: Debian's ``chromium`` and ``chromium-driver``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["PATIENCE", "make_browser", "wait_until"]
 
-#: How long a page may take to show what is expected, in s.
+#: Timeout in s for a page to show what is expected.
 PATIENCE = 30
 
 
@@ -17,7 +17,7 @@ def make_browser(mode: str, width: int) -> Any:
     :param mode: ``light`` or ``dark``.
     :param width: of the window, in pixels.
     """
-    # Within the functions: the tests are imported where selenium is missing, too.
+    # Imported in the function: the module must be importable without selenium.
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -44,7 +44,7 @@ def make_browser(mode: str, width: int) -> Any:
 
 
 def wait_until(browser: Any, check: Callable[[Any], object]) -> None:
-    """Wait until a check of the browser returns something true."""
+    """Wait until ``check`` returns a true value for the browser."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(browser, PATIENCE).until(check)

@@ -1,6 +1,6 @@
-"""The page of ``pipeline report`` in a real browser that has no network.
+"""Tests for the page of ``pipeline report`` in a real browser without a network.
 
-Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to keep what was seen.
+Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to save screenshots.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.pipeline.reports import make_report_data
 
 skip = skip_reason("browser")
 
-#: What may be wider than the page: it is scrolled by itself.
+#: Returns elements wider than the page, except those that scroll by themselves.
 _WIDER = """
 return [...document.querySelectorAll('main *')]
     .filter(e => !e.closest('.scroll') && !e.closest('svg')
@@ -60,7 +60,10 @@ class ReportPageTests(SynchronousTestCase):
         return browser
 
     def check(self, browser: Any, ink: str) -> None:
-        """Six plots are drawn, named and inked; nothing is cut off or complained of."""
+        """
+        Check that six plots are drawn and named in the right colour, nothing is cut
+        off, and the console is empty.
+        """
         drawn = browser.execute_script(_DRAWN)
         self.assertEqual(len(drawn), 6)
         for name, is_high, fill in drawn:
@@ -74,9 +77,11 @@ class ReportPageTests(SynchronousTestCase):
         self.assertEqual(browser.get_log("browser"), [])
 
     def test_light(self) -> None:
-        """On a wide screen, in light colours, all is there."""
+        """On a wide screen in light colours, everything is shown."""
         self.check(self.open("light", 1200), "rgb(92, 98, 109)")
 
     def test_dark_on_a_phone(self) -> None:
-        """On a phone, in dark colours, all is there, and nothing scrolls sideways."""
+        """
+        On a phone in dark colours, everything is shown without scrolling sideways.
+        """
         self.check(self.open("dark", 390), "rgb(154, 162, 174)")

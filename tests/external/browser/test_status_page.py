@@ -1,6 +1,6 @@
-"""The status page in a real browser: Debian's ``chromium`` and ``chromium-driver``.
+"""Tests for the status page in a real browser: Debian's ``chromium``.
 
-Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to keep what was seen.
+Set ``SYNAPSE_REPLICATION_SCREENSHOTS`` to a folder to save screenshots.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StatusPageTests(TestCase):
     def in_browser(
         self, mode: str, width: int, steps: Callable[[Any], None]
     ) -> Deferred[None]:
-        """Run steps in a thread, with the page open; the console must stay empty."""
+        """Run ``steps`` in a thread with the page open; the console must stay empty."""
 
         def run() -> None:
             browser: Any = make_browser(mode, width)
@@ -80,37 +80,36 @@ class StatusPageTests(TestCase):
         return deferToThread(run)
 
     def tell(self, func: Callable[[], object]) -> None:
-        """Do something in the reactor's thread, from the browser's."""
+        """Call a function in the reactor's thread from the browser's thread."""
         blockingCallFromThread(reactor, func)
 
     def see(self, browser: Any, text: str) -> None:
-        """Wait until the page shows a text, without being loaded again."""
+        """Wait until the page shows a text without being reloaded."""
         wait_until(
             browser, lambda seen: text in seen.find_element("tag name", "body").text
         )
 
     def see_title(self, browser: Any, text: str) -> None:
-        """Wait until the tab has a title."""
+        """Wait until the title of the tab is ``text``."""
         wait_until(browser, lambda seen: seen.title == text)
 
     def check_width(self, browser: Any) -> None:
-        """See that nobody has to scroll sideways."""
-        # A phone shows more, and smaller, where something is too wide: innerWidth
-        # grows.
+        """Check that the page does not scroll sideways."""
+        # A phone zooms out where something is too wide: innerWidth grows.
         page = "const page = document.documentElement; "
         wide = browser.execute_script(
             page + "return [page.scrollWidth, page.clientWidth]"
         )
-        self.assertEqual(wide[0], wide[1], "it must be scrolled sideways")
+        self.assertEqual(wide[0], wide[1], "the page scrolls sideways")
 
     def keep(self, browser: Any, name: str) -> None:
-        """Keep a picture, if somebody wants to look at it."""
+        """Save a screenshot if the environment asks for it."""
         folder = os.environ.get("SYNAPSE_REPLICATION_SCREENSHOTS")
         if folder:
             browser.save_screenshot(str(Path(folder) / f"{name}.png"))
 
     def flow(self) -> None:
-        """Have rows arrive for some minutes, with a catch-up in between."""
+        """Let rows arrive for some minutes, followed by a catch-up."""
         for step in range(30):
             self.clock.advance(5)
             self.heartbeat()
@@ -156,11 +155,11 @@ class StatusPageTests(TestCase):
         return colour
 
     def test_light(self) -> Deferred[None]:
-        """Values change while rows flow; a stopped writer turns stalled."""
+        """Values change while rows arrive, and a stopped writer is shown as stalled."""
         return self.in_browser("light", 1200, self.watch("light"))
 
     def test_dark_on_a_phone(self) -> Deferred[None]:
-        """It is dark where people want that, and fits a phone's width."""
+        """The page follows the preference for dark colours and fits a phone's width."""
 
         def steps(browser: Any) -> None:
             self.assertEqual(self.background(browser), "rgb(21, 23, 27)")
@@ -169,7 +168,7 @@ class StatusPageTests(TestCase):
         return self.in_browser("dark", 390, steps)
 
     def test_many_streams_on_a_phone(self) -> Deferred[None]:
-        """With hundreds of streams of long names, the first of them is in sight."""
+        """With hundreds of streams with long names, the first one is visible."""
 
         def many() -> None:
             for number in range(300):
@@ -189,12 +188,12 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 390, steps)
 
     def test_process_gone(self) -> Deferred[None]:
-        """A page whose process is gone says that what it shows is old."""
+        """If its process is gone, the page says that the status is out of date."""
 
         def steps(browser: Any) -> None:
             self.see(browser, "All rows arrive")
             self.tell(self.port.stopListening)
-            # Connections that are open go on being served.
+            # Open connections would still be served.
             browser.execute_cdp_cmd("Network.enable", {})
             browser.execute_cdp_cmd(
                 "Network.emulateNetworkConditions",
@@ -212,8 +211,10 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 1200, steps)
 
     def test_process_hangs(self) -> Deferred[None]:
-        """A page whose process hangs says that what it shows is old, until it answers
-        again."""
+        """
+        If its process hangs, the page says that the status is out of date, until the
+        process answers again.
+        """
 
         def steps(browser: Any) -> None:
             self.see(browser, "All rows arrive")
@@ -229,7 +230,7 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 1200, steps)
 
     def test_in_the_background(self) -> Deferred[None]:
-        """The title of a tab that nobody looks at follows what happens."""
+        """The title of a tab in the background is updated."""
 
         def steps(browser: Any) -> None:
             self.see_title(browser, "\u2714 All rows arrive: generic_worker1")
@@ -241,7 +242,7 @@ class StatusPageTests(TestCase):
         return self.in_browser("light", 1200, steps)
 
     def test_what_is_selected_stays(self) -> Deferred[None]:
-        """What somebody is about to copy is not taken away; the title goes on."""
+        """While text is selected the page is not updated, but its title is."""
 
         def steps(browser: Any) -> None:
             self.see(browser, "All rows arrive")

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine, of what pip installed."""
+"""A standalone Spark cluster on this machine, from the pip-installed Spark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ __all__ = ["StandaloneCluster"]
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
-#: How long the master may take to let a worker in, s.
+#: Timeout in s for the master to register a worker.
 START_TIMEOUT = 300.0
 
 
 class StandaloneCluster:
-    """A master and workers of one core each.
+    """A master and workers with one core each.
 
-    They run in folders of their own: what executors import must be installed.
+    They run in folders of their own, so everything that executors import must be
+    installed.
 
-    :param folder: for logs and work; made if it is not there.
-    :ivar url: what to give as ``--master``.
+    :param folder: for logs and work; created if missing.
+    :ivar url: the value for ``--master``.
     """
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
@@ -37,7 +38,7 @@ class StandaloneCluster:
         self.url = f"spark://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start all, and wait until the workers have been let in."""
+        """Start all processes, and wait until the workers are registered."""
         self._start(
             "master",
             _MASTER,
@@ -54,7 +55,7 @@ class StandaloneCluster:
             self._wait_for(f"worker{number}", "Successfully registered with master")
 
     def stop(self) -> None:
-        """End all; executors end with their workers."""
+        """Terminate all processes; executors end with their workers."""
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM)
         for process in self._processes:
@@ -64,7 +65,7 @@ class StandaloneCluster:
     def _start(self, name: str, main_class: str, *arguments: str) -> None:
         folder = self._folder / name
         folder.mkdir(parents=True)
-        # Within the function: the tests are imported where Spark is missing, too.
+        # Imported in the function: the module must be importable without Spark.
         import pyspark
 
         home = Path(pyspark.__file__).parent
@@ -77,7 +78,7 @@ class StandaloneCluster:
             "PYSPARK_PYTHON": sys.executable,
         }
         with (folder / "log").open("wb") as log:
-            # spark-class replaces itself by Java: the process id is Java's.
+            # spark-class executes Java in its own process, so the process id is Java's.
             self._processes.append(
                 subprocess.Popen(
                     [str(home / "bin" / "spark-class"), main_class, *arguments],

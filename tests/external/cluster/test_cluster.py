@@ -1,4 +1,4 @@
-"""The data source on a cluster: what runs where, and that it reads the same."""
+"""Tests for the data source on a cluster: where it runs, and what it reads."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 skip = skip_reason("cluster")
 
-#: Rows in the database, about.
+#: Approximate number of rows in the database.
 ROWS = 20_000
 
 
 def register_probe(session: SparkSession, folder: str) -> None:
-    """Register a data source that notes, beside reading, which process reads.
+    """Register a data source that also records which process reads.
 
-    Its classes are made here, so that they travel by value: executors cannot import
-    the tests.
+    Its classes are defined in this function so that they are pickled by value:
+    executors cannot import the tests.
     """
     from synapse_replication.pipeline.source import source as module
     from synapse_replication.pipeline.source.options import SourceOptions
@@ -90,8 +90,10 @@ class ClusterTests(SynchronousTestCase):
         self.addCleanup(self.session.stop)
 
     def test_reads_elsewhere(self) -> None:
-        """Partitions are read by two executors, that are not the driver and know no
-        reactor; the rows are all there. So it is for a query that reads on."""
+        """
+        Two executors, neither of them the driver nor with a reactor, read all
+        partitions, for a batch and for a streaming query.
+        """
         register_probe(self.session, str(self.notes))
         options = {"dsn": self.dsn, "numPartitions": "8"}
         rows = self.session.read.format("probing").options(**options).load()

@@ -1,4 +1,4 @@
-"""No password comes to light: in plans, logs, pages, event logs or checkpoints."""
+"""Tests that no password is in plans, logs, pages, event logs or checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.big_database import fill_database
 
 skip = skip_reason("cluster")
 
-# Run by itself: what a Java process logs goes where it was started.
+# Runs as a process, since Java logs to the streams of the process that starts it.
 _SCRIPT = """
 import sys, urllib.request
 from synapse_replication.pipeline.source.frames import read_rows
@@ -74,10 +74,10 @@ session.stop()
 
 
 class SecretsTests(SynchronousTestCase):
-    """Tests for what others may see of a run."""
+    """Tests for what other users may see of a run."""
 
     def test_password(self) -> None:
-        """A password is nowhere in what Spark prints, shows or keeps."""
+        """A password is in nothing that Spark prints, shows or stores."""
         postgres = PrivatePostgres(tcp=True)
         postgres.start()
         self.addCleanup(postgres.stop)
@@ -86,7 +86,7 @@ class SecretsTests(SynchronousTestCase):
         fill_database(dsn, 2000)
         folder = Path(self.mktemp()).absolute()
         (folder / "events").mkdir(parents=True)
-        # Ours leaves out all but the first line of a message.
+        # Our own configuration omits everything but the first line of a message.
         ours = files("synapse_replication.pipeline.spark") / "log4j2.properties"
         whole, changed = re.subn(
             "(?m)(layout.pattern =).*", r"\1 %p %c: %m%n%ex", ours.read_text()

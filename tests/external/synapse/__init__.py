@@ -1,4 +1,4 @@
 """Tests against a real Synapse. ``tox -e synapse``.
 
-They need matrix-synapse installed beside the package, and minutes, not seconds.
+They need matrix-synapse installed next to the package, and take minutes.
 """

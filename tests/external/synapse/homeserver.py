@@ -1,4 +1,4 @@
-"""A real homeserver in the tests' own process, on ours."""
+"""A real homeserver on our replication in the tests' own process."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ _KEY = "ed25519 a_test 5R5ZsFBtqr9TZ2lPKfsPf8GTkJzVsKXFLhP4cRhU1zA"
 
 @functools.cache
 def _swap() -> None:
-    # Once in a process, as `exec` does; the other tests here start processes.
+    # Once per process, as in `exec`; the other tests here start processes.
     substitute(SUBSTITUTIONS)
 
 
 def host_module(name: str) -> Any:
-    """Import one of the host's modules, with ours in place."""
+    """Import a module of the host after ours are in place."""
     _swap()
     return importlib.import_module(f"synapse.{name}")
 
 
 class RecordingConnection:
-    """A connection of somebody else: all it has is ``send_command``."""
+    """A connection that only has ``send_command`` and records the lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def send_command(self, command: Any) -> None:
-        """Take one command."""
+        """Record one command."""
         self.lines.append(f"{command.NAME} {command.to_line()}")
 
     def said(self, name: str) -> list[str]:
-        """Return the lines of one command."""
+        """Return the recorded lines of one command."""
         return [line for line in self.lines if line.split()[0] == name]
 
 
 class HomeserverTestCase(TestCase):
-    """Has ``self.hs``: a main process with a database and a Redis of its own."""
+    """Provides ``self.hs``, a main process with a database and a Redis of its own."""
 
     timeout = 60
 
     def other_place(self) -> dict[str, Any]:
-        """Say where the one that is declared besides would listen."""
+        """Return the address of the other declared instance."""
         return {"host": "127.0.0.1", "port": 1}
 
     def setUp(self) -> None:
@@ -78,7 +78,7 @@ class HomeserverTestCase(TestCase):
                     "args": {**database, "cp_min": 1, "cp_max": 3},
                 },
                 "redis": {"enabled": True, "host": redis.host, "port": redis.port},
-                # One more persister is declared, which does not run.
+                # Another persister is declared but does not run.
                 "instance_map": {
                     "main": {"host": "127.0.0.1", "port": 1},
                     "other": self.other_place(),
@@ -97,19 +97,19 @@ class HomeserverTestCase(TestCase):
 
     async def _shut_down(self) -> None:
         await self.hs.shutdown()
-        # Stock handlers that may not start any more; nothing of ours.
+        # Stock handlers that fail to start after the shutdown; ours log no errors.
         for failure in self.flushLoggedErrors(Exception):
             if "HomeServer has been shutdown" not in str(failure.value):
                 failure.raiseException()
-        # Connections are closed by then.
+        # Time for connections to close.
         await self.wait(0.1)
 
     async def wait(self, seconds: float = 0.01) -> None:
-        """Let the reactor do other things."""
+        """Let the reactor run."""
         await deferLater(reactor, seconds)
 
     async def until(self, check: Any) -> None:
-        """Wait until something is so; the test's time-out ends it."""
+        """Wait until ``check`` returns true, or the test times out."""
         while not check():
             await self.wait()
 
@@ -121,7 +121,7 @@ class HomeserverTestCase(TestCase):
         positive: bool = True,
         connection: Any,
     ) -> Any:
-        """Make a generator of ids for the table ``foobar``."""
+        """Return an id generator for the table ``foobar``."""
         generators = host_module("storage.util.id_generators")
         return generators.MultiWriterIdGenerator(
             db_conn=connection,

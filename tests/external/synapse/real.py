@@ -1,4 +1,4 @@
-"""What the tests share: a deployment, our own processes beside it, and a drive."""
+"""Helpers for the tests: a deployment, our own processes, and users who write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "stored_positions",
 ]
 
-#: How long anything may take that has to happen, in s.
+#: Timeout in s for anything that must happen.
 PATIENCE = 60.0
 
 
@@ -51,7 +51,7 @@ def new_deployment(
     settings: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SynapseDeployment:
-    """Make a deployment on a database of its own."""
+    """Return a deployment with a database of its own."""
     dsn = shared_postgres().new_database()
     return SynapseDeployment(
         database=psycopg2.extensions.parse_dsn(dsn),
@@ -65,7 +65,7 @@ def new_deployment(
 
 
 def query(deployment: SynapseDeployment, sql: str) -> list[tuple[Any, ...]]:
-    """Ask the deployment's database."""
+    """Query the deployment's database."""
     connection = psycopg2.connect(**deployment.database)
     try:
         with connection, connection.cursor() as cursor:
@@ -76,7 +76,7 @@ def query(deployment: SynapseDeployment, sql: str) -> list[tuple[Any, ...]]:
 
 
 def stored_positions(deployment: SynapseDeployment) -> dict[tuple[str, str], int]:
-    """Read ``stream_positions``: by name on the wire and writer."""
+    """Return ``stream_positions`` by (name on the wire, writer)."""
     names = {
         stream.positions_name: name
         for name, stream in STANDARD_STREAMS.items()
@@ -91,9 +91,9 @@ def stored_positions(deployment: SynapseDeployment) -> dict[tuple[str, str], int
 def eventually(
     what: str, check: Callable[[], object], patience: float = PATIENCE
 ) -> None:
-    """Wait until something is so.
+    """Wait until a check passes.
 
-    :param check: gives something false once all is well, else what is not.
+    :param check: returns a false value once it passes, else the difference.
     """
     deadline = time.monotonic() + patience
     while wrong := check():
@@ -103,9 +103,9 @@ def eventually(
 
 
 class OurProcess:
-    """A process of ``synapse-replication``.
+    """A ``synapse-replication`` process.
 
-    :ivar output: the path of what it prints.
+    :ivar output: the path of its standard output.
     """
 
     def __init__(self, output: Path, *arguments: str) -> None:
@@ -123,15 +123,15 @@ class OurProcess:
             )
 
     def errors(self) -> str:
-        """Return what it wrote to standard error."""
+        """Return its standard error."""
         return self._errors.read_text("utf-8", "replace")
 
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is running."""
         return self._process.poll() is None
 
     def stop(self) -> int:
-        """Stop it with SIGTERM and give its exit status."""
+        """Stop it with SIGTERM and return its exit status."""
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -143,7 +143,7 @@ class OurProcess:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """Read the complete JSON lines that a file has by now."""
+    """Yield the complete JSON lines of a file."""
     if path.exists():
         for line in path.read_bytes().split(b"\n")[:-1]:
             if line.startswith(b"{"):
@@ -152,7 +152,7 @@ def json_lines(path: Path) -> Iterator[Any]:
 
 @attrs.define
 class Chat:
-    """Two users in a room, who do a bit of everything.
+    """Two users in a room who use every feature a little.
 
     :ivar alice: talks to the main process.
     :ivar bob: talks to the main process.
@@ -169,9 +169,9 @@ class Chat:
 
     @classmethod
     def begin(cls, deployment: SynapseDeployment, number: int = 1) -> Chat:
-        """Register the users and make the room.
+        """Register the users and create the room.
 
-        :param number: tells their names apart from those of other chats.
+        :param number: distinguishes their names from those of other chats.
         """
         alice = deployment.register(f"alice{number}")
         bob = deployment.register(f"bob{number}")
@@ -180,7 +180,7 @@ class Chat:
         return cls(deployment, alice, bob, room_id)
 
     def say(self, count: int) -> str:
-        """Send messages; give the id of the last."""
+        """Send messages and return the event id of the last one."""
         event_id = ""
         for _ in range(count):
             text = f"message {len(self.sent)}"
@@ -209,24 +209,26 @@ class Chat:
         alice.upload_device_keys()
 
     def _at(self, stream_name: str, user: ApiUser) -> ApiUser:
-        """Return a user who talks to a writer of a stream, as some requests must."""
+        """
+        Return a user connected to a writer of the stream, as some requests require.
+        """
         writers = self.deployment.stream_writers.get(stream_name)
         if not writers:
             return user
         return user.at(self.deployment.processes[writers[0]].api)
 
     def shown_by(self, worker: str) -> list[str]:
-        """Return the texts that ``/sync`` on a worker shows to a newcomer."""
+        """Return the texts that ``/sync`` on a worker shows to a new client."""
         user = self.bob.at(self.deployment.processes[worker].api)
-        # One and the same question is answered from a cache for two minutes.
+        # Identical requests are answered from a cache for two minutes.
         self._asked += 1
         return timeline_messages(user.sync(limit=10_000 + self._asked), self.room_id)
 
 
 class Talker:
-    """Goes on saying things in a chat, in a thread, whatever is restarted.
+    """Keeps sending messages to a chat in a thread, whatever is restarted.
 
-    A message that was not accepted is sent again, as the same request, until it is.
+    A message that was not accepted is sent again as the same request.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -243,7 +245,7 @@ class Talker:
         self._thread.join()
 
     def wait_for(self, more: int) -> None:
-        """Wait until so many more messages were accepted."""
+        """Wait until ``more`` further messages are accepted."""
         target = len(self._chat.sent) + more
         eventually("talking", lambda: target - len(self._chat.sent) > 0)
 

@@ -1,7 +1,7 @@
-"""What a stock server makes of a client that shows that it speaks the extension.
+"""A test for a stock server whose client supports the extension.
 
-Run by ``test_extension.py`` in a process of its own, in which nothing is replaced. It
-prints :data:`ALIKE` if all is well.
+``test_extension.py`` runs it in a process of its own, in which nothing is replaced. It
+prints :data:`ALIKE` on success.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 
 from tests.external.synapse import homeserver
 
-#: Said at the end. Trial's own verdict is no use: stock code leaves its connections to
+#: Printed on success. Trial's own result is useless: stock code leaves connections to
 #: Redis open when it is shut down.
 ALIKE = "answers alike"
 
@@ -25,7 +25,7 @@ class StockServerTests(homeserver.HomeserverTestCase):
     """A stock homeserver's end of a direct TCP connection."""
 
     def answer(self, ping: bytes) -> list[bytes]:
-        """Connect, say what a client of ours says, and give the commands that come."""
+        """Connect, send what our client sends, and return the server's commands."""
         module = homeserver.host_module("replication.tcp.resource")
         factory = module.ReplicationStreamProtocolFactory(self.hs)
         protocol, transport = factory.buildProtocol(None), StringTransport()
@@ -40,10 +40,10 @@ class StockServerTests(homeserver.HomeserverTestCase):
 
     def test_ping(self) -> None:
         """
-        The word in our PING changes nothing of what a stock server says and does.
+        The extension's word in our PING does not change what a stock server sends.
         """
         plain = self.answer(b"1700000000000")
         self.assertEqual(plain[0], b"SERVER test")
         self.assertIn(b"POSITION events master", b"\n".join(plain))
         self.assertEqual(self.answer(b"1700000000000 replication_ext/1"), plain)
-        print(ALIKE)  # noqa: T201 -- for who started this
+        print(ALIKE)  # noqa: T201 -- read by test_extension.py

@@ -1,4 +1,4 @@
-"""Our own processes attach to a running deployment of stock processes."""
+"""Tests for our own processes attached to a running stock deployment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.synapse_process import WorkerSpec
 
 skip = skip_reason("synapse")
 
-#: Streams that the drive of a deployment of two processes writes rows to.
+#: Streams with rows after the users of a two-process deployment wrote.
 WRITTEN = {
     "account_data",
     "caches",
@@ -40,7 +40,7 @@ WRITTEN = {
 
 
 class AttachTests(SynchronousTestCase):
-    """A main process and a worker, all stock; ``follow`` and ``worker`` of ours."""
+    """A stock main process and worker, with our ``follow`` and ``worker``."""
 
     def setUp(self) -> None:
         self.redis = PrivateRedis().start()
@@ -57,7 +57,7 @@ class AttachTests(SynchronousTestCase):
         config = folder / "reader.yaml"
         config.write_text(yaml.safe_dump(_reader_config(self.journal)))
         shared = ("-c", str(self.deployment.config_file))
-        # It asks for nothing: it has to listen when the reader asks for positions.
+        # It sends no REPLICATE: it must listen before the reader asks for positions.
         subscribers = self._count_subscribers()
         self.follower = OurProcess(folder / "follow.jsonl", "follow", *shared, "--json")
         self.addCleanup(self.follower.stop)
@@ -87,7 +87,7 @@ class AttachTests(SynchronousTestCase):
         return positions
 
     def _behind(self, positions: dict[tuple[str, str], int]) -> list[Any]:
-        """Return what a reader lacks: (stream, writer), where it is, where to be."""
+        """Return the key, position and expected token of each writer that lags."""
         return [
             (key, positions.get(key), token)
             for key, token in stored_positions(self.deployment).items()
@@ -95,7 +95,7 @@ class AttachTests(SynchronousTestCase):
         ]
 
     def _differences(self) -> list[Any]:
-        """Return where a reader is not exactly where the table says."""
+        """Return where a reader's position differs from the table's."""
         stored = stored_positions(self.deployment)
         return [
             (key, positions.get(key), token)
@@ -110,15 +110,15 @@ class AttachTests(SynchronousTestCase):
 
     def test_follow_and_worker(self) -> None:
         """
-        Both follow every stream through a restart of Redis and of the main process,
-        and end where ``stream_positions`` says; no row of an event is missing.
+        Both follow every stream through a restart of Redis and of the main process, end
+        at the positions in ``stream_positions``, and miss no event.
         """
-        # Both hear of every stream before anything is written.
+        # Every stream is announced to both before anything is written.
         eventually(
             "all streams are announced",
             lambda: (
                 set(STANDARD_STREAMS)
-                # Not in every deployment, and not in every version.
+                # Streams that not every deployment or version has.
                 - {"federation", "profile_updates"}
                 - {stream for stream, _ in self._followed_positions()}
             ),
@@ -133,13 +133,13 @@ class AttachTests(SynchronousTestCase):
         chat.do_everything()
         self._both_catch_up()
 
-        # A position may be stored a moment after its row.
+        # A position may be stored shortly after its row.
         eventually("every event arrived", self._difference_of_events)
         self.assertEqual(WRITTEN - self._streams_with_rows(), set())
-        # Where they end is not past what was written, either. The host may still be
-        # writing what follows from the last of it.
+        # They do not end beyond what was written, either. The host may still be writing
+        # consequences of the last request.
         eventually("both end where the table says", self._differences)
-        # Not of the stock processes: they log errors while Redis restarts.
+        # Stock processes are not checked: they log errors while Redis restarts.
         for process in (self.reader, self.follower):
             self.assertEqual(process.stop(), 0, process.errors())
             self.assertEqual(_problems(process), [])
@@ -170,7 +170,7 @@ class AttachTests(SynchronousTestCase):
 
 
 def _problems(process: OurProcess) -> list[str]:
-    """Return the lines of a log of ours that report an error."""
+    """Return the log lines of our process that report an error."""
     marks = ("#error]", "#critical]", "Traceback (most recent call last)")
     return [
         line

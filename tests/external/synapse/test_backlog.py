@@ -1,4 +1,4 @@
-"""Partial resync with a real Synapse: rows that were missed come from their writer."""
+"""Tests for partial resync with a real Synapse."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ WORKERS = ("persister1", "writer1", "sync1")
 
 @attrs.frozen
 class AnyRow:
-    """Stands for a row: those here stay JSON."""
+    """A row type for rows that stay JSON."""
 
 
 def get(port: int, path: str, secret: str | None = None) -> tuple[int, str]:
-    """Ask a process for something; give the status and the answer."""
+    """Send a GET request to a process; return the status and the body."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
     if secret is not None:
         request.add_header("Authorization", f"Bearer {secret}")
@@ -68,10 +68,12 @@ def get(port: int, path: str, secret: str | None = None) -> tuple[int, str]:
 
 
 class BacklogTests(SynchronousTestCase):
-    """Four processes of Synapse, and a reader of ours; both readers can be cut off."""
+    """Four Synapse processes and a reader of ours; both readers can be disconnected."""
 
     def start(self, launchers: dict[str, Launcher]) -> None:
-        """Start the deployment and the reader, and listen to what they tell."""
+        """
+        Start the deployment and the reader, and listen to the extension's channel.
+        """
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
         self.proxy = LinkProxy((redis.host, redis.port))
@@ -105,7 +107,7 @@ class BacklogTests(SynchronousTestCase):
         eventually("the reader is up", lambda: " is up" not in self.reader.errors())
 
     def reader_config(self, redis: dict[str, Any]) -> dict[str, Any]:
-        """Say what our own process does."""
+        """Return the configuration of our own process."""
         return {
             "worker_app": "synapse_replication.worker",
             "worker_name": "reader",
@@ -126,7 +128,7 @@ class BacklogTests(SynchronousTestCase):
         }
 
     def resyncs(self, name: str) -> Counter[tuple[str, str]]:
-        """Return what a reader counted, by stream and kind."""
+        """Return the resyncs that a reader counted, by stream and kind."""
         port, path = self.metrics_port, "/metrics"
         if name == "sync1":
             port = self.deployment.processes[name].api.port
@@ -142,7 +144,9 @@ class BacklogTests(SynchronousTestCase):
         )
 
     def all_arrived(self, chat: Chat) -> object:
-        """Return what one of the readers lacks."""
+        """
+        Return the shown texts and missing events if a reader lacks any, else ``None``.
+        """
         shown = chat.shown_by("sync1")
         rows = query(
             self.deployment, "SELECT event_id FROM events WHERE stream_ordering > 0"
@@ -157,7 +161,7 @@ class BacklogTests(SynchronousTestCase):
         return None if (shown, lacks) == (chat.sent, set()) else (shown, lacks)
 
     def miss_rows(self, chat: Chat) -> None:
-        """Cut both readers off while rows of all kinds are written."""
+        """Disconnect both readers while rows of all kinds are written."""
         eventually("all arrived", lambda: self.all_arrived(chat))
         self.proxy.cut(Cut.SUBSCRIPTION)
         chat.do_everything()
@@ -170,7 +174,7 @@ class BacklogTests(SynchronousTestCase):
         return [line for line in log.splitlines() if "backlog=1" in line]
 
     def backlog_path(self, **changes: Any) -> str:
-        """Return the path of a request for what persister1 sent last of events."""
+        """Return the path of a request for rows of events in persister1's backlog."""
         (epoch,) = self.listener.epochs("persister1")
         wanted = {"from_token": 1, "upto_token": 9, "epoch": epoch, "backlog": 1}
         path = "/_synapse/replication/get_repl_stream_updates/events/abc"
@@ -178,9 +182,8 @@ class BacklogTests(SynchronousTestCase):
 
     def test_partial_resync(self) -> None:
         """
-        What readers missed while they were cut off comes from its writers' backlogs
-        and not from the database; only who has the secret is answered, and only by
-        listeners for replication.
+        Rows that readers missed come from the writers' backlogs and not from the
+        database; only requests with the secret, to replication listeners, are served.
         """
         self.start({name: ours() for name in (MAIN, *WORKERS)})
         chat = Chat.begin(self.deployment)
@@ -190,7 +193,7 @@ class BacklogTests(SynchronousTestCase):
         for name in ("sync1", "reader"):
             new = self.resyncs(name) - before[name]
             self.assertEqual({s for s, kind in new if kind == "full"}, set(), name)
-            # Of all three writers.
+            # Streams of all three writers.
             partial = {stream for stream, kind in new if kind == "partial"}
             self.assertLessEqual(
                 {"events", "receipts", "account_data", "push_rules"}, partial, name
@@ -202,7 +205,7 @@ class BacklogTests(SynchronousTestCase):
         self.assertEqual(self.reader.stop(), 0, self.reader.errors())
 
     def check_who_is_answered(self) -> None:
-        """Ask persister1, and the listeners of all for the public."""
+        """Send requests to persister1 and to the public listeners of all processes."""
         secret = self.deployment.secret
         port = self.deployment.replication_ports["persister1"]
         last = max(
@@ -223,14 +226,14 @@ class BacklogTests(SynchronousTestCase):
         self.assertEqual(get(port, self.backlog_path(from_token=0), secret)[0], 410)
         for process in self.deployment.processes.values():
             self.assertEqual(get(process.api.port, path, secret)[0], 404)
-        # The host's own answers are as they were.
+        # The host's own responses are unchanged.
         own = self.backlog_path(backlog=0, from_token=last - 1, upto_token=last)
         self.assertEqual(json.loads(get(port, own, secret)[1]), page)
 
     def test_stock_writers(self) -> None:
         """
-        Stock writers, and those of which that part was left out, are not asked, one
-        that kept nothing has nothing; what was missed comes from the database.
+        Stock writers, and those without the backlog, are not asked, and an empty
+        backlog has no rows: the missed rows come from the database.
         """
         self.start(
             {
@@ -256,10 +259,10 @@ class BacklogTests(SynchronousTestCase):
 
 
 class FromOursTests(HomeserverTestCase):
-    """A process of Synapse misses rows of one of ours."""
+    """Tests for a Synapse process that missed rows of one of our processes."""
 
     def other_place(self) -> dict[str, Any]:
-        """Listen on a Unix socket."""
+        """Serve our process on a Unix socket and return its address."""
         path = f"/tmp/replication-{free_port()}.sock"
         host = MemoryHost(SourceStream("events", AnyRow), written=["events"])
         self.backlog = Backlog(BacklogOptions())
@@ -276,14 +279,14 @@ class FromOursTests(HomeserverTestCase):
         return {"path": path}
 
     def resyncs(self, kind: str) -> float:
-        """Return how many of events were counted."""
+        """Return how many resyncs of events were counted."""
         labels = {"stream_name": "events", "kind": kind, "server_name": "test"}
         name = "synapse_replication_resyncs_total"
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     async def test_from_ours(self) -> None:
         """
-        They come from its memory, over the socket that ``instance_map`` names.
+        The missed rows come from the backlog, over the socket in ``instance_map``.
         """
         handler = self.hs.get_replication_command_handler()
         got: list[tuple[Any, ...]] = []
@@ -292,7 +295,7 @@ class FromOursTests(HomeserverTestCase):
 
         async def record(name: str, writer: str, token: int, rows: Any) -> None:
             if rows:
-                # The host also calls it without, for a position.
+                # The host also calls it without rows, for a position.
                 got.append((name, writer, token, [row.type for row in rows]))
             await on_rdata(name, writer, token, [])
 

@@ -1,4 +1,4 @@
-"""What a homeserver's own tests exercise, by its own names, inside a real one."""
+"""Tests for what the homeserver's own tests use, by its names, inside a real one."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ LINES = (
 
 
 class CommandsTests(SynchronousTestCase):
-    """``commands``."""
+    """Tests for ``commands``."""
 
     def test_lines(self) -> None:
         """
-        Each line gives a command of the class of its name, and is given back.
+        Each line is parsed as the command of its name and survives the round trip.
         """
         commands = host_module("replication.tcp.commands")
         for line in LINES:
@@ -56,13 +56,11 @@ class CommandsTests(SynchronousTestCase):
             again = type(command).from_line(command.to_line())
             self.assertEqual(again.to_line(), command.to_line(), line)
             if name != "USER_SYNC":
-                # Its device is not in older lines.
+                # Older lines lack the device.
                 self.assertEqual(command.to_line(), rest)
 
     def test_made_by_the_host(self) -> None:
-        """
-        What the host makes of its arguments reads as it is written.
-        """
+        """Commands that the host creates have the line that they are parsed from."""
         commands = host_module("replication.tcp.commands")
         self.assertEqual(
             commands.RdataCommand("typing", "w", None, ["!r", []]).to_line(),
@@ -77,12 +75,10 @@ class CommandsTests(SynchronousTestCase):
 
 
 class ProtocolTests(HomeserverTestCase):
-    """``protocol``, ``resource.ReplicationStreamProtocolFactory``."""
+    """Tests for ``protocol`` and ``resource.ReplicationStreamProtocolFactory``."""
 
     def test_server(self) -> None:
-        """
-        A client that asks is told the positions; one of another server is cut off.
-        """
+        """A client that sends REPLICATE gets the position of each replicated stream."""
         resource = host_module("replication.tcp.resource")
         factory = resource.ReplicationStreamProtocolFactory(self.hs)
         protocol, transport = factory.buildProtocol(None), StringTransport()
@@ -98,7 +94,8 @@ class ProtocolTests(HomeserverTestCase):
 
     def test_client(self) -> None:
         """
-        A client tells its name and asks for positions; another server's it leaves.
+        A client sends NAME and REPLICATE, and closes the connection to another
+        server's.
         """
         module = host_module("replication.tcp.protocol")
         for server, is_left in ((b"test", False), (b"elsewhere", True)):
@@ -123,16 +120,16 @@ def _log_context(context: Any) -> Any:
     try:
         return context.LoggingContext(name="test", server_name="test")
     except TypeError:
-        # An older one.
+        # An older version.
         return context.LoggingContext("test")
 
 
 class HandlerTests(HomeserverTestCase):
-    """``handler``, ``resource.ReplicationStreamer`` and ``redis``."""
+    """Tests for ``handler``, ``resource.ReplicationStreamer`` and ``redis``."""
 
     async def test_rows_are_sent(self) -> None:
         """
-        What the host writes is sent to any connection, with the writer's token.
+        Rows that the host writes are sent to any connection, with the writer's token.
         """
         handler = self.hs.get_replication_command_handler()
         connection = RecordingConnection()
@@ -150,9 +147,7 @@ class HandlerTests(HomeserverTestCase):
         self.assertFalse(handler.connected())
 
     async def test_streams(self) -> None:
-        """
-        The host's own stream objects are given, by the names on the wire.
-        """
+        """The handler's streams are the host's own, by their names on the wire."""
         handler = self.hs.get_replication_command_handler()
         streams = host_module("replication.tcp.streams").STREAMS_MAP
         self.assertEqual(set(handler.get_streams()), set(streams))
@@ -160,9 +155,7 @@ class HandlerTests(HomeserverTestCase):
             self.assertIsInstance(stream, streams[name])
 
     async def test_waiting_for_background_work(self) -> None:
-        """
-        Who waits for a background process comes back in their own log context.
-        """
+        """A caller that awaits a background process resumes in its own log context."""
         context = importlib.import_module("synapse.logging.context")
         clock = HostClock(self.hs.get_clock(), self.hs.get_reactor())
         host = SynapseHost(self.hs, silent_hooks(clock))
@@ -179,9 +172,7 @@ class HandlerTests(HomeserverTestCase):
             self.assertIs(context.current_context(), ours)
 
     async def test_redis(self) -> None:
-        """
-        The outbound connection publishes, and keeps what all processes share.
-        """
+        """The outbound connection publishes, and stores the shared external cache."""
         self.hs.get_replication_command_handler().start_replication(self.hs)
         handler = self.hs.get_replication_command_handler()
         await self.until(handler.connected)
@@ -200,7 +191,7 @@ class HandlerTests(HomeserverTestCase):
 
 
 class IdTests(HomeserverTestCase):
-    """``synapse.storage.util.id_generators``, on PostgreSQL."""
+    """Tests for ``synapse.storage.util.id_generators``, on PostgreSQL."""
 
     async def _make(
         self,
@@ -234,9 +225,7 @@ class IdTests(HomeserverTestCase):
         )
 
     async def test_one_writer(self) -> None:
-        """
-        Ids finish out of order; what is announced waits for the smallest.
-        """
+        """If ids finish out of order, the announced position waits for the smallest."""
         await self._make_table()
         await self._write(7)
         ids = await self._make(writers=["first"])
@@ -251,9 +240,7 @@ class IdTests(HomeserverTestCase):
         self.assertEqual(ids.get_persisted_upto_position(), 10)
 
     async def test_failures(self) -> None:
-        """
-        An id of a block or a transaction that failed holds nothing up.
-        """
+        """An id of a block or transaction that failed does not hold up the position."""
         await self._make_table()
         await self._write(7)
         ids = await self._make(writers=["first"])
@@ -280,7 +267,7 @@ class IdTests(HomeserverTestCase):
 
     async def test_two_writers(self) -> None:
         """
-        Each knows of the other what it announced; what is persisted by all is the
+        Each writer knows the other's announced position; the persisted position is the
         smallest, or what follows it without a gap.
         """
         await self._make_table()
@@ -297,14 +284,12 @@ class IdTests(HomeserverTestCase):
             second.advance("first", 8)
             self.assertEqual(second.get_persisted_upto_position(), 8)
         self.assertEqual(second.get_current_token(), 9)
-        # Who starts again reads what was kept.
+        # A restarted writer reads the stored positions.
         again = await self._make("second")
         self.assertEqual(again.get_positions(), {"first": 8, "second": 9})
 
     async def test_counting_down(self) -> None:
-        """
-        Ids below zero; the first of a sequence that nobody used is -1.
-        """
+        """A stream that counts down has ids below zero, the first of them -1."""
         await self._make_table()
         ids = await self._make(writers=["first"], positive=False)
         for expected in (-1, -2):
@@ -313,9 +298,7 @@ class IdTests(HomeserverTestCase):
             self.assertEqual(ids.get_current_token(), expected)
 
     async def test_sequence_behind_its_table(self) -> None:
-        """
-        A sequence that is behind is brought forward: no id is given twice.
-        """
+        """A sequence behind its table is moved forward, so that no id is used twice."""
         await self._make_table()
         await self._execute("INSERT INTO foobar VALUES (26, 'first')")
         ids = await self._make(writers=["first"])

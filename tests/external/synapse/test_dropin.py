@@ -1,7 +1,7 @@
-"""A real deployment on our replication: whole, in part, and swapped while it runs.
+"""Tests for a real deployment on our replication: all processes, some, and swapped.
 
-Five processes: the main one, two event persisters, a writer of typing, receipts and
-to-device messages, and a worker that serves ``/sync``.
+Five processes: main, two event persisters, a writer of typing, receipts and to-device
+messages, and a worker that serves ``/sync``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ skip = skip_reason("synapse")
 
 WORKERS = ("persister1", "persister2", "writer1", "sync1")
 PROCESSES = ("master", *WORKERS)
-#: Rooms are shared out among the persisters by their ids.
+#: Rooms are distributed over the persisters by their ids.
 CHATS = 4
 MOST_CHATS = 20
 
 
 class _DeploymentOfFive(SynchronousTestCase):
-    """What the tests share; has no tests of its own."""
+    """Starts and checks a deployment; has no tests of its own."""
 
     def start(self, launchers: Mapping[str, Launcher]) -> None:
         """Start the deployment."""
@@ -56,7 +56,7 @@ class _DeploymentOfFive(SynchronousTestCase):
         self.deployment.start()
 
     def check_messages(self, chat: Chat) -> None:
-        """See that ``/sync`` on the sync worker shows all that was said, in order."""
+        """Check that ``/sync`` on the sync worker shows all messages in order."""
 
         def difference() -> object:
             shown = chat.shown_by("sync1")
@@ -65,7 +65,7 @@ class _DeploymentOfFive(SynchronousTestCase):
         eventually(f"what sync1 shows of {chat.room_id}", difference)
 
     def check_positions(self) -> None:
-        """See that no table holds a row beyond its writer's position."""
+        """Check that no table holds a row beyond its writer's position."""
         eventually("positions agree with the tables", self._rows_beyond_positions)
 
     def _rows_beyond_positions(self) -> list[Any]:
@@ -81,7 +81,7 @@ class _DeploymentOfFive(SynchronousTestCase):
             sign = "-" if stream.negative else ""
             for column in stream.id_columns:
                 if column.table not in tables:
-                    # Of a newer version.
+                    # A table of a newer version.
                     continue
                 writer = column.writer_column or "NULL"
                 rows = query(
@@ -90,26 +90,26 @@ class _DeploymentOfFive(SynchronousTestCase):
                     f"FROM {column.table} GROUP BY 1",
                 )
                 for instance_name, token in rows:
-                    # Rows that do not name their writer are the main process's.
+                    # Rows without a writer belong to the main process.
                     position = stored.get((name, instance_name or "master"))
                     if token > 1 and (position is None or position < token):
                         beyond.append((column.table, instance_name, token, position))
         return beyond
 
     def check_logs(self, names: Iterable[str] = PROCESSES) -> None:
-        """See that no process logged an error."""
+        """Check that no process logged an error."""
         problems = self.deployment.problems()
         told = [problem for name in names for problem in problems.get(name, [])]
         self.assertEqual(told, [], "\n\n".join(told))
 
 
 class DropInTests(_DeploymentOfFive):
-    """All of the processes on ours, or some."""
+    """Tests for deployments with all or some processes on ours."""
 
     def _drive(self, on_ours: tuple[str, ...]) -> None:
         self.start({name: ours() for name in on_ours})
         chats = [Chat.begin(self.deployment, number) for number in range(CHATS)]
-        # Ids are random: now and then all of the first rooms are one persister's.
+        # Ids are random: sometimes all of the first rooms belong to one persister.
         while len(chats) < MOST_CHATS and not self._both_persist():
             chats.append(Chat.begin(self.deployment, len(chats)))
         for _ in range(2):
@@ -125,7 +125,7 @@ class DropInTests(_DeploymentOfFive):
         )
         self.check_logs()
         self.deployment.halt()
-        # Stock ones tell of an error when they are stopped.
+        # Stock processes log errors when they are stopped.
         self.check_logs(on_ours)
 
     def _both_persist(self) -> bool:
@@ -133,7 +133,7 @@ class DropInTests(_DeploymentOfFive):
         return {("events", "persister1"), ("events", "persister2")} <= set(stored)
 
     def _check_the_rest(self, chat: Chat) -> None:
-        """See what is no message: each comes by another stream."""
+        """Check everything that is not a message: each kind comes by another stream."""
         api = self.deployment.processes["sync1"].api
         alice, bob = chat.alice.at(api), chat.bob.at(api)
 
@@ -184,30 +184,26 @@ class DropInTests(_DeploymentOfFive):
         eventually(f"what sync1 shows of {alice.user_id}", missing)
 
     def test_all_on_ours(self) -> None:
-        """
-        With all five on ours, every stream reaches the sync worker.
-        """
+        """With all five processes on ours, every stream reaches the sync worker."""
         self._drive(PROCESSES)
 
     def test_main_and_a_persister_on_ours(self) -> None:
-        """
-        The main process and one persister on ours get on with three stock ones.
-        """
+        """The main process and a persister on ours work with three stock processes."""
         self._drive(("master", "persister1"))
 
     def test_the_other_three_on_ours(self) -> None:
         """
-        Three workers on ours get on with a stock main process and a stock persister.
+        Three workers on ours work with a stock main process and a stock persister.
         """
         self._drive(("persister2", "writer1", "sync1"))
 
 
 class SwapTests(_DeploymentOfFive):
-    """Processes are swapped, restarted and killed while people talk."""
+    """Tests that swap, restart and kill processes while users send messages."""
 
     def test_rolling_swap(self) -> None:
         """
-        Each process is restarted from stock to ours, one at a time, and back: no
+        If each process is restarted from stock to ours and back, one at a time, no
         message is missing from ``/sync``.
         """
         self.start({})
@@ -221,9 +217,7 @@ class SwapTests(_DeploymentOfFive):
         self.check_positions()
 
     def test_redis_restarted_and_a_worker_killed(self) -> None:
-        """
-        Redis is restarted, and a persister killed with -9: no message is missing.
-        """
+        """If Redis is restarted and persisters are killed, no message is missing."""
         self.start({name: ours() for name in PROCESSES})
         chat = Chat.begin(self.deployment)
         with Talker(chat) as talker:

@@ -1,4 +1,4 @@
-"""The checker of real deployments finds what it is for, on a real Synapse."""
+"""Tests that the checker of real deployments finds lost rows, on a real Synapse."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COMMAND = [
 
 
 class CheckerTests(SynchronousTestCase):
-    """Five processes on ours; the reader misses one event a round."""
+    """Five processes on ours, of which the reader misses one event per round."""
 
     def check(self, *arguments: str) -> tuple[int, int, Any]:
-        """Return the exit status, how many rows were lost, and what of streams."""
+        """Return the exit status, the number of lost rows, and the tally of events."""
         done = subprocess.run(
             [*COMMAND, *arguments], capture_output=True, check=False, timeout=400
         )
@@ -34,9 +34,7 @@ class CheckerTests(SynchronousTestCase):
         return done.returncode, len(found["lost"]), tallies["events"]
 
     def test_nothing_is_lost(self) -> None:
-        """
-        Each event that was missed is fetched and shown.
-        """
+        """Each missed event is fetched and shown."""
         status, lost, events = self.check("--rounds", "3")
         self.assertEqual((status, lost), (0, 0))
         self.assertEqual(events["delivered"], events["due"])
@@ -44,7 +42,7 @@ class CheckerTests(SynchronousTestCase):
 
     def test_deliberate_bug(self) -> None:
         """
-        A reader that takes what all writers have persisted for delivered loses events,
+        A reader that treats what all writers have persisted as delivered loses events
         in about half of the rounds, and the checker names them.
         """
         bug = "scripts.tools.faults.synapse.bugs.trust_persisted_upto"

@@ -1,11 +1,10 @@
-"""A reader misses exactly one event: it is shown to its users all the same.
+"""Tests that an event which a reader missed is still shown to its users.
 
-Two persisters: the one that did not write the event announces it as finished, too,
-and its POSITION may come first.
+Of two persisters, the one that did not write the event announces it as well, and its
+POSITION may arrive first.
 
-The environment variable SYNAPSE_REPLICATION_ROUNDS says how often each deployment is
-tried; SYNAPSE_REPLICATION_STOCK=1 adds one that is stock throughout, which loses
-events.
+The environment variable SYNAPSE_REPLICATION_ROUNDS sets how often each deployment is
+tried; SYNAPSE_REPLICATION_STOCK=1 adds an entirely stock one, which loses events.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ ROUNDS = int(os.environ.get("SYNAPSE_REPLICATION_ROUNDS", "4"))
 WITH_STOCK = os.environ.get("SYNAPSE_REPLICATION_STOCK") == "1"
 
 PROCESSES = ("master", "persister1", "persister2", "sync1")
-#: How long the processes may take to announce a row to one another, in s.
+#: Time in s for the processes to announce a row to one another.
 SETTLE = 0.3
-#: How long an event may take to be shown after its reader goes on, in s.
+#: Timeout in s for an event to be shown after its reader resumes.
 PATIENCE = 10.0
 
 
 class MissedRowTests(SynchronousTestCase):
-    """Four processes; the subscription of the last goes through a proxy."""
+    """Four processes; the last one subscribes through a proxy."""
 
     def start(self, launchers: Mapping[str, Launcher]) -> None:
         """Start the deployment."""
@@ -92,9 +91,11 @@ class MissedRowTests(SynchronousTestCase):
         return False
 
     def _level(self, chat: Chat) -> str:
-        """Wait until new events are shown again; return where the next begin."""
+        """
+        Wait until new events are shown again; return the token of the next ``/sync``.
+        """
         bob = chat.bob.at(self.deployment.processes["sync1"].api)
-        # One and the same question is answered from a cache for two minutes.
+        # Identical requests are answered from a cache for two minutes.
         since: str = bob.sync(limit=1_000 + len(chat.sent))["next_batch"]
         chat.say(1)
 
@@ -109,30 +110,24 @@ class MissedRowTests(SynchronousTestCase):
         return since
 
     def test_all_on_ours(self) -> None:
-        """
-        All processes are on ours.
-        """
+        """With all processes on ours, no event is lost."""
         self.start({name: ours() for name in PROCESSES})
         self.assertEqual(self.count_lost(), 0, f"of {ROUNDS}")
 
     def test_without_the_extension(self) -> None:
-        """
-        All processes are on ours, with the extension turned off.
-        """
+        """With all processes on ours and the extension off, no event is lost."""
         self.start({name: ours("--no-extension") for name in PROCESSES})
         self.assertEqual(self.count_lost(), 0, f"of {ROUNDS}")
 
     def test_reading_stock(self) -> None:
-        """
-        The reader is on ours, and all others are stock.
-        """
+        """With only the reader on ours, no event is lost."""
         self.start({"sync1": ours()})
         self.assertEqual(self.count_lost(), 0, f"of {ROUNDS}")
 
     @skipUnless(WITH_STOCK, "a measurement: set SYNAPSE_REPLICATION_STOCK=1")
     def test_stock(self) -> None:
         """
-        All processes are stock: some events are lost, else the test finds nothing.
+        With all processes stock, some events are lost, or these tests prove nothing.
         """
         self.start({})
         lost = self.count_lost()

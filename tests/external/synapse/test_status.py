@@ -1,4 +1,7 @@
-"""What operators see of a real Synapse on ours: status, systemd, logs, hooks, spans."""
+"""Tests for what operators see of a real Synapse on ours.
+
+That is the status, systemd, logs, hooks and spans.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 class Systemd:
-    """Reads what processes send to systemd, in a thread: Synapse waits for a reader.
+    """Reads what processes send to systemd, in a thread: Synapse needs a reader.
 
-    :ivar lines: of all processes, in order.
+    :ivar lines: received from all processes, in order.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,7 +45,7 @@ class Systemd:
             self.lines += data.decode().splitlines()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -103,9 +106,9 @@ class StatusTests(SynchronousTestCase):
 
     def test_status(self) -> None:
         """
-        All five are live, in the terminal and for systemd; catch-ups leave spans. When
-        a writer is killed, its readers say so in their logs, to hooks and on the
-        status.
+        All five processes are live in ``status`` and for systemd, and catch-ups leave
+        spans; a killed writer is reported in its readers' logs, to hooks and in
+        ``status``.
         """
         chat = Chat.begin(self.deployment)
         chat.do_everything()
@@ -119,7 +122,7 @@ class StatusTests(SynchronousTestCase):
             lambda: "STATUS=live" not in "\n".join(self.systemd.lines),
         )
         self.assertIn("WATCHDOG=1", self.systemd.lines)
-        # Once each, by Synapse itself.
+        # Once per process, by Synapse itself.
         self.assertEqual(self.systemd.lines.count("READY=1"), len(PROCESSES))
 
         writer = self.deployment.processes["writer1"]

@@ -1,4 +1,4 @@
-"""A part of the homeserver's own tests, on stock replication and on ours."""
+"""Tests that run a part of the homeserver's own tests on stock and on ours."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ class SuiteTests(SynchronousTestCase):
     """The short part of ``tox -e synapse-suite``."""
 
     def test_short(self) -> None:
-        """
-        Each of these tests that succeeds on stock succeeds on ours.
-        """
+        """Each of these tests that passes on stock passes on ours."""
         result = CliRunner().invoke(suite, ["--short", "--jobs", "2"])
         self.assertEqual(result.exit_code, 0, result.output)
