@@ -1,4 +1,4 @@
-"""What a real Synapse's processes on ours tell one another, and what stock ones see."""
+"""Tests for the extension between processes of a real Synapse, some of them stock."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.synapse_process import Launcher, WorkerSpec
 skip = skip_reason("synapse")
 
 PROCESSES = ("master", "persister1", "writer1", "sync1")
-#: What is logged when a row of somebody did not come.
-GAP = "were sent and did not come"
+#: Part of the log line about rows that did not arrive.
+GAP = "but did not arrive"
 
 
 class Listener:
     """Subscribes to the extension's channel, in a thread.
 
-    :ivar messages: what came, in order.
+    :ivar messages: the messages received, in order.
     """
 
     def __init__(self, redis: PrivateRedis, server_name: str) -> None:
@@ -52,13 +52,13 @@ class Listener:
                     self.messages.append(parse_message(reply[2]))
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
 
     def epochs(self, name: str) -> list[str]:
-        """Return the epochs of a process, in the order in which they came."""
+        """Return the epochs of a process, in the order of their arrival."""
         return list(
             dict.fromkeys(m.epoch for m in self.messages if m.instance_name == name)
         )
@@ -69,12 +69,10 @@ class Listener:
 
 
 class DirectTcpTests(SynchronousTestCase):
-    """Over direct TCP, where a client shows that it speaks the extension."""
+    """Tests for direct TCP, where a client indicates support of the extension."""
 
     def test_stock_server(self) -> None:
-        """
-        A stock server takes no notice of it.
-        """
+        """A stock server ignores the indication."""
         command = [sys.executable, "-m", "twisted.trial"]
         command += [
             "--temp-directory",
@@ -94,10 +92,10 @@ class DirectTcpTests(SynchronousTestCase):
 
 
 class ExtensionTests(SynchronousTestCase):
-    """Four processes: on ours, or some of them stock."""
+    """Four processes, all on ours or some of them stock."""
 
     def start(self, launchers: Mapping[str, Launcher]) -> None:
-        """Start the deployment, and listen to the channel from before on."""
+        """Subscribe to the channel, then start the deployment."""
         redis = PrivateRedis().start()
         self.addCleanup(redis.stop)
         self.deployment = new_deployment(
@@ -117,7 +115,7 @@ class ExtensionTests(SynchronousTestCase):
         self.deployment.start()
 
     def drive(self) -> Chat:
-        """Write to every stream, and see what was said on ``/sync``."""
+        """Write to every stream, and check what ``/sync`` shows."""
         chat = Chat.begin(self.deployment)
         for _ in range(2):
             chat.do_everything()
@@ -125,7 +123,7 @@ class ExtensionTests(SynchronousTestCase):
         return chat
 
     def check_messages(self, chat: Chat) -> None:
-        """See that ``/sync`` shows all that was said, in order."""
+        """Check that ``/sync`` shows all messages in order."""
 
         def difference() -> object:
             shown = chat.shown_by("sync1")
@@ -134,7 +132,7 @@ class ExtensionTests(SynchronousTestCase):
         eventually(f"what sync1 shows of {chat.room_id}", difference)
 
     def gaps(self, names: Sequence[str] = PROCESSES) -> list[str]:
-        """Return the log lines of processes that missed rows."""
+        """Return the processes' log lines about missed rows."""
         return [
             f"{name}: {line}"
             for name in names
@@ -144,8 +142,8 @@ class ExtensionTests(SynchronousTestCase):
 
     def test_epochs_and_heartbeats(self) -> None:
         """
-        Each process says hello with an epoch of its own and where it stands; nobody
-        finds a gap where there is none; an orderly stop says goodbye.
+        Each process sends a hello with its epoch and positions, and a goodbye when it
+        stops; no process reports a gap.
         """
         self.start({name: ours() for name in PROCESSES})
         self.drive()
@@ -155,7 +153,7 @@ class ExtensionTests(SynchronousTestCase):
             self.assertTrue(self.listener.said(name, MessageType.HELLO), name)
         persister = self.listener.said("persister1", MessageType.ROWS)
         self.assertIn("events", {s for m in persister for s in m.positions})
-        # Heartbeats of idle processes: each 5 s.
+        # Idle processes send a heartbeat every 5 s.
         before = len(self.listener.said("sync1", MessageType.HEARTBEAT))
         eventually(
             "one more heartbeat of sync1",
@@ -172,8 +170,8 @@ class ExtensionTests(SynchronousTestCase):
 
     def test_writer_of_memory_starts_again(self) -> None:
         """
-        The writer of typing is killed and comes back with another epoch: what is
-        typed then reaches the reader, and so does all else.
+        If the writer of typing is killed and restarted with another epoch, typing and
+        all other streams reach the reader.
         """
         self.start({name: ours() for name in PROCESSES})
         chat = Chat.begin(self.deployment)
@@ -185,7 +183,7 @@ class ExtensionTests(SynchronousTestCase):
         self.check_messages(chat)
         alice = chat.alice.at(self.deployment.processes["writer1"].api)
         bob = chat.bob.at(self.deployment.processes["sync1"].api)
-        # One and the same question is answered from a cache for two minutes.
+        # Identical requests are answered from a cache for two minutes.
         since = bob.sync(limit=1)["next_batch"]
         alice.type_in(chat.room_id)
 
@@ -205,8 +203,8 @@ class ExtensionTests(SynchronousTestCase):
 
     def test_with_stock_processes(self) -> None:
         """
-        With stock processes beside them, those on ours talk among themselves; nobody
-        logs an error, and all is shown.
+        Next to stock processes, only those on ours use the channel; no process logs an
+        error, and every message is shown.
         """
         self.start({name: ours() for name in ("master", "sync1")})
         self.drive()
@@ -217,9 +215,7 @@ class ExtensionTests(SynchronousTestCase):
         self.assertEqual([p for name in PROCESSES for p in problems.get(name, [])], [])
 
     def test_turned_off(self) -> None:
-        """
-        Turned off, nothing is said on the channel, and all else goes on.
-        """
+        """Without the extension the channel is silent, and every message is shown."""
         self.start({name: ours("--no-extension") for name in PROCESSES})
         self.drive()
         self.assertEqual(self.listener.messages, [])
