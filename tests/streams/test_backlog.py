@@ -1,4 +1,4 @@
-"""Tests of what a writer keeps of what it sent."""
+"""Tests of a writer's backlog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 
 def batch(token: int, rows: int = 1) -> tuple[int, list[bytes]]:
-    """Make the rows of a token."""
+    """Return a token with its rows."""
     return token, [b"[%d,%d]" % (token, index) for index in range(rows)]
 
 
@@ -30,7 +30,7 @@ class StreamBacklogTests(SynchronousTestCase):
         return StreamBacklog(BacklogOptions(max_rows, max_bytes, page_rows))
 
     def test_rows_in_a_range(self) -> None:
-        """What is asked for is answered: above the lower bound, up to the upper one."""
+        """``read`` returns the rows above the lower token, up to the upper one."""
         backlog = self.make()
         backlog.add(1, [batch(2), batch(4, 2)])
         backlog.add(4, [batch(7)])
@@ -40,19 +40,17 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual(backlog.read(4, 6), StreamUpdateResult([], 6, False))
 
     def test_not_all_is_here(self) -> None:
-        """What lies before the backlog, or beyond it, is not answered."""
+        """A range that begins outside the backlog is not answered."""
         backlog = self.make()
         self.assertIsNone(backlog.read(0, 9))
         backlog.add(5, [batch(6)])
         self.assertIsNone(backlog.read(4, 6))
         self.assertIsNone(backlog.read(6, 9))
-        # The rest was not sent yet.
+        # The writer has sent no more yet.
         self.assertEqual(backlog.read(5, 9), StreamUpdateResult([(6, [6, 0])], 6, True))
 
     def test_less_room(self) -> None:
-        """
-        With less room the oldest rows are forgotten at once, those added later too.
-        """
+        """A lower limit evicts the oldest rows at once, and applies to later rows."""
         backlog = self.make()
         backlog.add(1, [batch(2), batch(3), batch(4)])
         backlog.resize(BacklogOptions(2, 100_000))
@@ -63,7 +61,7 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual((backlog.start, backlog.rows, backlog.size), (5, 0, 0))
 
     def test_more_room(self) -> None:
-        """With more room more is kept from then on."""
+        """A higher limit applies to later rows."""
         backlog = self.make(max_rows=1)
         backlog.add(1, [batch(2), batch(3)])
         backlog.resize(BacklogOptions(3, 100_000))
@@ -71,8 +69,7 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual((backlog.start, backlog.rows), (2, 3))
 
     def test_hole(self) -> None:
-        """What was skipped unseen makes it begin anew; what is known to hold no
-        rows does not."""
+        """An unknown range clears the backlog; one known to be empty does not."""
         backlog = self.make()
         backlog.add(1, [batch(2)])
         backlog.skip_range(2, 5)
@@ -86,14 +83,16 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (30, 31, 0))
 
     def test_disorder(self) -> None:
-        """Rows at or below what is here make it begin anew."""
+        """Rows at or below the end clear the backlog."""
         backlog = self.make()
         backlog.add(1, [batch(9)])
         backlog.add(9, [batch(5)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (4, 5, 1))
 
     def test_bounds(self) -> None:
-        """Rows and bytes are bounded; whole tokens are forgotten, the oldest first."""
+        """
+        Rows and bytes are limited; the oldest tokens are evicted, each as a whole.
+        """
         backlog = self.make(max_rows=3)
         backlog.add(0, [batch(1, 2), batch(2), batch(3)])
         self.assertEqual((backlog.start, backlog.rows), (1, 2))
@@ -109,7 +108,7 @@ class StreamBacklogTests(SynchronousTestCase):
         self.assertIsNone(nothing.read(0, 1))
 
     def test_pages(self) -> None:
-        """A page is bounded, and never splits a token."""
+        """A page is limited and never splits a token."""
         backlog = self.make(page_rows=3)
         backlog.add(0, [batch(1, 2), batch(2, 2), batch(3)])
         page = backlog.read(0, 3)
@@ -130,7 +129,7 @@ class StreamBacklogTests(SynchronousTestCase):
     def test_never_a_hole(
         self, steps: list[tuple[int, int, bool]], from_token: int, more: int
     ) -> None:
-        """What it answers is all that was written in the range that it names."""
+        """An answer contains all rows written in the range that it states."""
         backlog = self.make(max_rows=8, page_rows=4)
         written: list[tuple[int, list[int]]] = []
         token = 0
@@ -158,7 +157,7 @@ class BacklogTests(SynchronousTestCase):
     """Tests for :class:`Backlog`."""
 
     def test_streams(self) -> None:
-        """Each stream has its own; one of which nothing was sent has nothing."""
+        """Each stream has its own backlog, which is empty at first."""
         backlog = Backlog(BacklogOptions())
         backlog.of("a").add(0, [batch(1)])
         self.assertIsNone(backlog.read("b", 0, 1))
@@ -167,7 +166,7 @@ class BacklogTests(SynchronousTestCase):
         self.assertEqual(result.updates, [(1, [1, 0])])
 
     def test_resize(self) -> None:
-        """Other bounds are those of streams that are there, and that come later."""
+        """New limits apply to existing and future streams."""
         backlogs = Backlog(BacklogOptions(100))
         backlogs.of("a").add(1, [batch(2), batch(3)])
         backlogs.resize(BacklogOptions(1))

@@ -1,4 +1,4 @@
-"""Tests of what a POSITION means, and of pages."""
+"""Tests of the plans that follow from announced positions, and of pages."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ tokens = st.integers(min_value=0, max_value=50)
 
 
 class PlanCatchUpTests(SynchronousTestCase):
-    """What to do about an announced position."""
+    """The plan for an announced position."""
 
     def test_between_the_two_tokens(self) -> None:
-        """Who stands between the tokens, or at one of them, missed nothing."""
+        """A reader between the two tokens, both included, missed no row."""
         for current in (10, 11, 12):
             self.assertEqual(plan_catch_up(current, 10, 12), InSync(12))
 
     def test_behind(self) -> None:
-        """Who stands before the first token may have missed rows."""
+        """A reader below the first token may have missed rows."""
         self.assertEqual(plan_catch_up(9, 10, 12), Gap(9, 12))
 
     def test_first_announcement(self) -> None:
-        """A repeated token says nothing of what lies before."""
+        """Two equal tokens say nothing about what lies below."""
         self.assertEqual(plan_catch_up(9, 12, 12), Gap(9, 12))
 
     def test_ahead(self) -> None:
-        """Who stands beyond both has nothing to do."""
+        """For a reader above both tokens, the POSITION is redundant."""
         self.assertEqual(plan_catch_up(13, 10, 12), Redundant())
 
     def test_ahead_of_a_stored_stream_that_began_again(self) -> None:
-        """The position of a stored stream goes back; nothing is fetched."""
+        """The position of a stored stream is moved back without a fetch."""
         self.assertEqual(plan_catch_up(90, 10, 12, resettable=True), Reset(12, 12))
 
     def test_ahead_of_a_stream_in_memory_that_began_again(self) -> None:
-        """A stream in memory is fetched from its beginning."""
+        """A stream held in memory is fetched from its beginning."""
         self.assertEqual(
             plan_catch_up(90, 10, 12, resettable=True, held_in_memory=True),
             Reset(0, 12),
         )
 
     def test_tokens_that_go_backwards(self) -> None:
-        """A pair in the wrong order asks for what lies up to the second."""
+        """If the tokens are in the wrong order, rows up to the second are fetched."""
         self.assertEqual(plan_catch_up(9, 12, 10), Gap(9, 10))
         self.assertEqual(plan_catch_up(10, 12, 10), InSync(10))
 
@@ -71,7 +71,7 @@ class PlanCatchUpTests(SynchronousTestCase):
     def test_never_passes_what_may_have_been_missed(
         self, current: int, prev: int, new: int, resettable: bool, in_memory: bool
     ) -> None:
-        """No plan passes a token between ours and the first one announced."""
+        """No plan skips a token between the reader's and the first one announced."""
         plan = plan_catch_up(
             current, prev, new, resettable=resettable, held_in_memory=in_memory
         )
@@ -86,27 +86,26 @@ class PlanCatchUpTests(SynchronousTestCase):
             self.assertEqual(isinstance(plan, Reset), resettable)
 
 
-#: At 10, where a row led; at 10, without a row since 7; catching up from 10 to 20.
+#: At 10, reached by a row; at 10, with the last row at 7; catching up from 10 to 20.
 _AT_A_ROW = ReaderPosition(10, 10)
 _MOVED = ReaderPosition(10, 7)
 _CATCHING_UP = ReaderPosition(8, 8, 10, 20)
 
 
 class PlanPositionTests(SynchronousTestCase):
-    """What a POSITION asks for, beside a catch-up that runs, too."""
+    """The plan for a POSITION, with or without a running catch-up."""
 
     def check(
         self, *cases: tuple[ReaderPosition, int, int, Plan], **options: bool
     ) -> None:
-        """Check (reader, prev_token, new_token, plan) of each."""
+        """Check cases of (reader, prev_token, new_token, plan)."""
         for reader, prev, new, plan in cases:
             self.assertEqual(
                 plan_position(reader, prev, new, **options), plan, (reader, prev, new)
             )
 
     def test_live(self) -> None:
-        """Without a catch-up it is compared with the position; a gap begins where
-        the last row was."""
+        """Without a catch-up, a gap begins at the last row delivered."""
         self.check(
             (_AT_A_ROW, 10, 12, InSync(12)),
             (_AT_A_ROW, 11, 12, Gap(10, 12)),
@@ -118,7 +117,7 @@ class PlanPositionTests(SynchronousTestCase):
         )
 
     def test_confirmed(self) -> None:
-        """A writer that says only where it is may not have been heard before."""
+        """A POSITION that repeats the reader's token causes a check for missed rows."""
         self.check(
             (_MOVED, 10, 10, Check(10)),
             (_MOVED, 12, 10, Check(10)),
@@ -126,7 +125,7 @@ class PlanPositionTests(SynchronousTestCase):
         )
 
     def test_an_unbelievable_range(self) -> None:
-        """A range that is not believed is fetched, if the writer's token is news."""
+        """If the range is implausible, it is fetched, unless its end is not new."""
         self.check(
             (_AT_A_ROW, 10, 12, Gap(10, 12)),
             (_AT_A_ROW, 9, 10, InSync(10)),
@@ -134,7 +133,7 @@ class PlanPositionTests(SynchronousTestCase):
         )
 
     def test_began_again(self) -> None:
-        """What a stream goes back to depends on where its rows are."""
+        """A reset goes to the new token, or to 0 if the stream is held in memory."""
         self.check((_MOVED, 2, 3, Reset(3, 3)), resettable=True)
         self.check(
             (_MOVED, 2, 3, Reset(0, 3)),
@@ -144,7 +143,7 @@ class PlanPositionTests(SynchronousTestCase):
         )
 
     def test_catching_up(self) -> None:
-        """A catch-up that runs is extended, whatever the tokens are."""
+        """A running catch-up is extended, whatever the tokens are."""
         cases: list[tuple[ReaderPosition, int, int, Plan]] = [
             (_CATCHING_UP, prev, new, Extend(new))
             for prev in (3, 8, 10, 30)
@@ -154,7 +153,7 @@ class PlanPositionTests(SynchronousTestCase):
         self.check(*cases, resettable=True)
 
     def test_began_again_while_catching_up(self) -> None:
-        """What was to be fetched of a writer's memory went with its process."""
+        """A lower token resets the catch-up of a stream held in memory."""
         self.check(
             (_CATCHING_UP, 19, 19, Reset(0, 19)),
             (_CATCHING_UP, 20, 20, Extend(20)),
@@ -163,10 +162,10 @@ class PlanPositionTests(SynchronousTestCase):
 
 
 class PlanReportedPositionTests(SynchronousTestCase):
-    """What it means that a writer reports how far it sent."""
+    """The plan for a reported position."""
 
     def check(self, *cases: tuple[ReaderPosition, int, Plan], **options: bool) -> None:
-        """Check (reader, token, plan) of each; all were below when they arrived."""
+        """Check cases of (reader, token, plan); each reader was below on arrival."""
         for reader, token, plan in cases:
             self.assertEqual(
                 plan_reported_position(reader, token, was_below=True, **options),
@@ -175,7 +174,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
             )
 
     def test_not_all_came(self) -> None:
-        """What lies between is fetched, from the last row that was delivered."""
+        """A gap begins at the last row delivered."""
         self.check(
             (_AT_A_ROW, 11, Gap(10, 11)),
             (_MOVED, 11, Gap(7, 11)),
@@ -184,11 +183,14 @@ class PlanReportedPositionTests(SynchronousTestCase):
         )
 
     def test_catching_up(self) -> None:
-        """A catch-up that runs is extended."""
+        """A running catch-up is extended."""
         self.check(*((_CATCHING_UP, token, Extend(token)) for token in (5, 20, 30)))
 
     def test_ahead_of_the_writer(self) -> None:
-        """It goes back to the last row, or reports that this is beyond the writer."""
+        """
+        A reader ahead of its writer rewinds to its last row, or reports that it is
+        ahead.
+        """
         self.check(
             (_AT_A_ROW, 9, AheadOfWriter()),
             (_MOVED, 9, Reset(7, 9)),
@@ -197,7 +199,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
         )
 
     def test_ahead_of_a_writer_in_memory(self) -> None:
-        """All of it is fetched, if the reader got beyond without a row."""
+        """A stream held in memory is reset if the reader got ahead without a row."""
         self.check(
             (_AT_A_ROW, 9, Redundant()),
             (_MOVED, 9, Reset(0, 9)),
@@ -207,8 +209,9 @@ class PlanReportedPositionTests(SynchronousTestCase):
         )
 
     def test_no_contradiction(self) -> None:
-        """A lower token that was not lower on arrival says nothing, nor does one of
-        an idempotent stream."""
+        """A lower token is redundant if the reader advanced since it arrived, or if the
+        stream is idempotent.
+        """
         self.check(
             (_MOVED, 9, Redundant()), (_AT_A_ROW, 9, Redundant()), idempotent=True
         )
@@ -219,7 +222,7 @@ class PlanReportedPositionTests(SynchronousTestCase):
 
 
 class PlanDroppedRangeTests(SynchronousTestCase):
-    """What is fetched in place of what a full queue dropped."""
+    """The plan for a range that was dropped from a full queue."""
 
     def check(
         self,
@@ -227,7 +230,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         was_reset: bool = False,
         **options: bool,
     ) -> None:
-        """Check (reader, lowest, upto, lowest_position, plan) of each."""
+        """Check cases of (reader, lowest, upto, lowest_position, plan)."""
         for reader, lowest, upto, position, plan in cases:
             self.assertEqual(
                 plan_dropped_range(
@@ -238,7 +241,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             )
 
     def test_rows(self) -> None:
-        """They are fetched from where the reader is, or the catch-up has come."""
+        """Rows are fetched from the position of the reader or of its catch-up."""
         self.check(
             (_AT_A_ROW, 11, 15, None, Gap(10, 15)),
             (_AT_A_ROW, 3, 15, 12, Gap(10, 15)),
@@ -248,7 +251,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         )
 
     def test_rows_that_were_passed(self) -> None:
-        """Also what was passed without a row is fetched."""
+        """Ranges that were skipped without a row are fetched, too."""
         catching_up = ReaderPosition(10, 7, 10, 20)
         self.check(
             (_MOVED, 8, 9, None, Gap(7, 9)),
@@ -258,7 +261,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         )
 
     def test_late_rows_of_an_idempotent_stream(self) -> None:
-        """Those are fetched, too."""
+        """Late rows of an idempotent stream are fetched, too."""
         self.check(
             (_AT_A_ROW, 5, 15, None, Gap(4, 15)),
             (_AT_A_ROW, None, 15, 15, Gap(10, 15)),
@@ -269,7 +272,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         )
 
     def test_stored_stream_that_began_again(self) -> None:
-        """It goes back only if all that was dropped is behind the reader."""
+        """A stored stream is reset only if the whole range is below the reader."""
         for was_reset in (False, True):
             self.check(
                 (_AT_A_ROW, None, 5, 3, Reset(3, 5)),
@@ -282,7 +285,7 @@ class PlanDroppedRangeTests(SynchronousTestCase):
             )
 
     def test_stream_in_memory_that_began_again(self) -> None:
-        """All that its writer has is fetched."""
+        """After a reset, a stream held in memory is fetched from its beginning."""
         self.check(
             (_AT_A_ROW, None, 15, 9, Reset(0, 15)),
             (_AT_A_ROW, None, 15, -2, Reset(-2, 15)),
@@ -301,16 +304,16 @@ class PlanDroppedRangeTests(SynchronousTestCase):
         )
 
     def test_cannot_begin_again(self) -> None:
-        """A lower position of any other stream says nothing."""
+        """A lower position of a stream that is not resettable is no reset."""
         for was_reset in (False, True):
             self.check((_AT_A_ROW, None, 5, 3, Gap(5, 5)), was_reset=was_reset)
 
 
 class CheckPageTests(SynchronousTestCase):
-    """What is taken from a source's answer."""
+    """The page that is made of a source's answer."""
 
     def test_gathers_by_token(self) -> None:
-        """Rows of a token are gathered, in their order."""
+        """Rows of one token are grouped, in order."""
         result = StreamUpdateResult([(3, "a"), (3, "b"), (5, "c")], 9, False)
         self.assertEqual(check_page(result, 2, 9), Page([3, 3, 5], ["a", "b", "c"], 9))
         self.assertEqual(
@@ -319,22 +322,22 @@ class CheckPageTests(SynchronousTestCase):
         self.assertEqual(list(Page([], [], 9).batches()), [])
 
     def test_leaves_out_what_was_not_asked_for(self) -> None:
-        """Rows outside the range are left out, and the end is not beyond it."""
+        """Rows outside the range are skipped, and the page ends within it."""
         result = StreamUpdateResult([(2, "a"), (3, "b"), (10, "c")], 12, False)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["b"], 9))
 
     def test_leaves_out_rows_beyond_a_limited_answer(self) -> None:
-        """Rows beyond the token that the answer vouches for are asked again."""
+        """Rows above the answer's ``upto_token`` are skipped, to be fetched again."""
         result = StreamUpdateResult([(3, "a"), (4, "b")], 3, True)
         self.assertEqual(check_page(result, 2, 9), Page([3], ["a"], 3))
 
     def test_sorts(self) -> None:
-        """Rows out of order are put in order."""
+        """Rows are sorted by token."""
         result = StreamUpdateResult([(5, "c"), (3, "a"), (5, "d")], 9, False)
         self.assertEqual(check_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
 
     def test_takes_rows_as_they_are(self) -> None:
-        """Rows that the source has as text stay text for who can read them."""
+        """Encoded rows stay encoded with ``take_encoded``, and are decoded without."""
         updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
         result = StreamUpdateResult(updates, 5, True)
         self.assertEqual(
@@ -348,16 +351,16 @@ class CheckPageTests(SynchronousTestCase):
         self.assertFalse(check_page(plain, 2, 9, take_encoded=True).is_encoded)
 
     def test_an_answer_that_does_not_bring_us_on(self) -> None:
-        """An answer that ends where we stand is an error that says so."""
+        """An answer without progress raises an error that names the range."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2 .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)
 
 
 class GatherBatchesTests(SynchronousTestCase):
-    """Rows by token."""
+    """Grouping rows by token."""
 
     def test_rows_of_one_token(self) -> None:
-        """Rows of one token that are adjacent are one batch."""
+        """Adjacent rows of one token form one batch."""
         self.assertEqual(
             list(gather_batches([0, 0, 1, 1, 3], "abcde")),
             [(0, ["a", "b"]), (1, ["c", "d"]), (3, ["e"])],
@@ -365,5 +368,5 @@ class GatherBatchesTests(SynchronousTestCase):
         self.assertEqual(list(gather_batches([], "")), [])
 
     def test_fewer_tokens_than_rows(self) -> None:
-        """No row without a token is lost unseen."""
+        """A row without a token raises an error."""
         self.assertRaises(ValueError, list, gather_batches([1], "ab"))

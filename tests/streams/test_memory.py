@@ -34,7 +34,7 @@ def typing(room: str, *users: str) -> TypingStreamRow:
 
 
 class MemoryStreamTests(SynchronousTestCase):
-    """Tests for a stream held in memory, as its writer sees it."""
+    """Tests for a stream held in memory, at its writer."""
 
     def make(self, **options: Any) -> MemoryStream:
         return MemoryStream(TYPING, instance_name="w", **options)
@@ -50,7 +50,7 @@ class MemoryStreamTests(SynchronousTestCase):
         return self.successResultOf(defer.ensureDeferred(result))
 
     def fetch_all(self, stream: MemoryStream, upto: int) -> list[tuple[int, Any]]:
-        """Page from 0 to the end; each page must bring us on."""
+        """Fetch all pages from 0; each must make progress."""
         updates: list[tuple[int, Any]] = []
         at = 0
         while True:
@@ -62,7 +62,9 @@ class MemoryStreamTests(SynchronousTestCase):
                 return updates
 
     def test_rows_between(self) -> None:
-        """Of each writer exactly the rows between two tokens, in pages."""
+        """
+        ``get_rows_between`` returns each writer's rows between two tokens, in pages.
+        """
         asked: list[tuple[str, int, int]] = []
 
         async def fetch(
@@ -97,7 +99,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(upto, stream.current_stream_token())
 
     def test_rows_between_of_a_strange_writer(self) -> None:
-        """A writer whose pages lead nowhere is reported, and not asked for ever."""
+        """A writer whose pages make no progress raises an error instead of a loop."""
 
         async def fetch(
             writer: str, after: int, upto: int, limit: int
@@ -110,7 +112,10 @@ class MemoryStreamTests(SynchronousTestCase):
         self.failureResultOf(reading, CatchUpError)
 
     def test_what_was_written_is_fetched(self) -> None:
-        """Rows come back with their tokens, lower bound open, upper bound closed."""
+        """
+        Rows are fetched with their tokens: the lower bound is exclusive, the upper
+        inclusive.
+        """
         stream = self.make()
         self.assertEqual(stream.write([typing("!a", "@u:x")]), 1)
         self.assertEqual(stream.write([typing("!b"), typing("!c")]), 2)
@@ -128,7 +133,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(stream.current_token("w"), 3)
 
     def test_has_local_updates(self) -> None:
-        """There is something to send exactly where a token of ours lies."""
+        """A range has local updates if it contains an own token."""
         stream = self.make()
         self.assertFalse(stream.has_local_updates(0, 5))
         stream.write([typing("!a")])
@@ -138,7 +143,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertFalse(stream.has_local_updates(1, 5))
 
     def test_pages_never_split_a_token(self) -> None:
-        """Pages together give every row once, no token is cut in two."""
+        """The pages together contain each row once, and no token is split."""
         stream = self.make(page_rows=2)
         for count in (1, 3, 1, 1, 2, 5):
             stream.write([typing(f"!{n}") for n in range(count)])
@@ -150,7 +155,9 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(tokens, [1, 2, 2, 2, 3, 4, 5, 5, 6, 6, 6, 6, 6])
 
     def test_log_is_bounded_by_rows(self) -> None:
-        """Old tokens are forgotten; a request for them names what is gone."""
+        """
+        Old tokens are evicted; the error of a request for them names the lost range.
+        """
         stream = self.make(max_rows=3)
         for n in range(5):
             stream.write([typing(f"!{n}")])
@@ -162,7 +169,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertIn("typing in (1, 2]", error.getErrorMessage())
 
     def test_log_is_bounded_by_bytes(self) -> None:
-        """Long rows push out old ones too; the newest token always stays."""
+        """Long rows evict older ones, too; the newest token always stays."""
         stream = self.make(max_bytes=100)
         stream.write([typing("!a")])
         stream.write([typing("!" + "b" * 90)])
@@ -171,7 +178,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual([t for t, _ in self.fetch(stream, 0, 3).updates], [3])
 
     def test_new_reader_gets_what_there_is(self) -> None:
-        """A reader at 0 missed nothing: it gets the rows that are still known."""
+        """A reader at 0 is not refused: it gets the rows that are still retained."""
         stream = self.make(max_rows=1)
         stream.write([typing("!a")])
         stream.write([typing("!b")])
@@ -179,7 +186,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch(stream, 0, 2).updates, [(2, ["!b", []])])
 
     def test_full_resync_by_key(self) -> None:
-        """Who asks for forgotten rows gets the newest of each room."""
+        """A reader that needs evicted rows gets the newest row of each key."""
         stream = self.make(max_rows=2, key=lambda row: row.room_id)
         stream.write([typing("!a", "@1:x"), typing("!b", "@2:x")])
         stream.write([typing("!a")])
@@ -201,7 +208,7 @@ class MemoryStreamTests(SynchronousTestCase):
         )
 
     def test_full_resync_is_paged(self) -> None:
-        """Forgotten rows of one token stay together in a page as well."""
+        """Evicted rows of one token stay together in a page, too."""
         stream = self.make(max_rows=3, page_rows=1, key=lambda row: row.room_id)
         stream.write([typing("!a"), typing("!b"), typing("!c")])
         stream.write([typing("!d")])
@@ -211,7 +218,9 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual((first.upto_token, first.limited), (1, True))
 
     def test_keys_are_bounded(self) -> None:
-        """With more keys than may be kept, the oldest are gone, and it is said."""
+        """
+        Beyond the limit of keys, the oldest are evicted, and requests for them fail.
+        """
         stream = self.make(max_rows=2, key=lambda row: row.room_id)
         for n in range(6):
             stream.write([typing(f"!{n}")])
@@ -222,7 +231,9 @@ class MemoryStreamTests(SynchronousTestCase):
         )
 
     def test_nothing_is_written_by_halves(self) -> None:
-        """A row that JSON cannot say is refused, and the token stays free."""
+        """
+        If one row cannot be encoded as JSON, no row is written and no token is used.
+        """
         stream = MemoryStream(
             STANDARD_STREAMS["federation"].description, instance_name="w"
         )
@@ -240,7 +251,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch(stream, 0, 1).updates, [])
 
     def test_rows_are_as_they_were_written(self) -> None:
-        """Changing a list after it was written does not change the row."""
+        """Changing a row after it was written does not change what is sent."""
         stream = self.make()
         row = typing("!a", "@u:x")
         stream.write([row])
@@ -249,7 +260,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch(stream, 0, 1).updates, [(1, ["!a", ["@u:x"]])])
 
     def test_writing_wakes_the_streamer(self) -> None:
-        """Each write is told to whoever sends it on, once it can be fetched."""
+        """Each write calls ``on_write`` once its rows can be fetched."""
         seen: list[int] = []
         stream: MemoryStream = self.make(
             on_write=lambda: seen.append(stream.minimal_local_current_token())
@@ -260,7 +271,7 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(seen, [1, 2])
 
     def test_bounds_are_checked(self) -> None:
-        """A bound of nothing is refused by name."""
+        """A limit of 0 is refused by an error that names it."""
         for name in ("max_rows", "max_bytes", "page_rows"):
             error = self.assertRaises(StreamConfigurationError, self.make, **{name: 0})
             self.assertIn(f"{name} is 0", str(error))
@@ -285,8 +296,8 @@ class MemoryStreamTests(SynchronousTestCase):
         with_key: bool,
     ) -> None:
         """
-        Whatever was written and forgotten: a reader gets all rows since its token,
-        or the last one about each room, or an error; unless it is new.
+        After any writes and evictions, a reader that is not new gets all rows above its
+        token, or the newest row of each key, or an error.
         """
         stream = self.make(
             max_rows=max_rows,
@@ -324,10 +335,10 @@ class MemoryStreamTests(SynchronousTestCase):
 
 
 class MemoryStreamReaderTests(SynchronousTestCase):
-    """Tests for a stream held in another process's memory."""
+    """Tests for a stream held in another instance's memory."""
 
     def test_remote_rows_are_asked_of_their_writer(self) -> None:
-        """The rows of another instance are fetched from it."""
+        """Rows of another instance are fetched from it."""
         calls: list[tuple[str, int, int, int]] = []
         answer = StreamUpdateResult([(5, ["!a", []])], 5, False)
 
@@ -342,7 +353,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertEqual(calls, [("w", 3, 5, 7)])
 
     def test_nobody_to_ask(self) -> None:
-        """Without a way to the writer, catch-up fails with the hint."""
+        """Without a way to reach the writer, a catch-up fails with a hint."""
         stream = MemoryStream(TYPING, instance_name="r")
         result = defer.ensureDeferred(stream.get_updates_since("w", 3, 5))
 
@@ -359,7 +370,7 @@ class MemoryStreamReaderTests(SynchronousTestCase):
         self.assertEqual(stream.current_token("w"), 0)
 
     def test_own_position_moves_by_writing(self) -> None:
-        """Nobody else may move a writer's own position."""
+        """A writer's own position cannot be set with ``advance``."""
         stream = MemoryStream(TYPING, instance_name="w")
 
         self.assertRaises(LocalProtocolError, stream.advance, "w", 5)

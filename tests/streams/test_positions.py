@@ -19,7 +19,7 @@ class FinishedIdsTests(SynchronousTestCase):
     def test_agrees_with_a_set(
         self, ids: list[int], start: int, limit: int, data: st.DataObject
     ) -> None:
-        """It answers as a plain set of integers would."""
+        """It behaves like a plain set of integers."""
         finished = FinishedIds()
         for id_ in ids:
             finished.add(id_)
@@ -41,8 +41,8 @@ class FinishedIdsTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """
-        With too many gaps the greatest range is forgotten: persisted-up-to is
-        reached by its smaller neighbours first.
+        Beyond the limit of ranges, the greatest one is evicted: persisted-up-to reaches
+        the lower ones first.
         """
         finished = FinishedIds(max_ranges=2)
         for id_ in (9, 5, 7, 3):
@@ -52,7 +52,7 @@ class FinishedIdsTests(SynchronousTestCase):
 
 
 def allocate(positions: WriterPositions, *ids: int) -> None:
-    """Have ids fetched and registered."""
+    """Allocate ids from the sequence."""
     positions.end_fetch(positions.begin_fetch(), ids)
 
 
@@ -60,7 +60,7 @@ class WriterPositionsTests(SynchronousTestCase):
     """Tests for WriterPositions."""
 
     def test_out_of_order(self) -> None:
-        """Ids finish in any order; the position follows when a gap closes."""
+        """Ids may finish in any order; the position advances when a gap closes."""
         positions = WriterPositions("master", ["master"], {"master": 7})
         allocate(positions, 8, 9)
         allocate(positions, 10)
@@ -73,8 +73,8 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_advance_between_nextval_and_registration(self) -> None:
         """
-        Others announce greater ids while ours is still being fetched: we
-        announce nothing above it, and nobody passes it.
+        While an id is being fetched, greater ids of other writers advance neither the
+        announced position nor persisted-up-to.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         fetch = positions.begin_fetch()
@@ -88,9 +88,8 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_finished_row_below_the_announced_position(self) -> None:
         """
-        An id is finished while another is being fetched, and a remote
-        position arrives: as soon as the announced position covers the id, so does
-        the newest of our own.
+        If an id finishes while another is being fetched and a remote position arrives,
+        the local position covers the id as soon as the announced one does.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 1847, "b": 1847})
         first = positions.begin_fetch()
@@ -105,7 +104,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announced, 1849)
 
     def test_announceable(self) -> None:
-        """What is finished may be announced, whatever is known of the sequence."""
+        """The announceable position covers finished ids without a gap before them."""
         positions = WriterPositions("a", ["a"], {"a": 7})
         self.assertEqual(positions.announceable, 7)
         allocate(positions, 8, 9)
@@ -115,7 +114,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announceable, 9)
 
     def test_id_that_another_announced(self) -> None:
-        """A sequence that gives what another writer announced before has gone back."""
+        """
+        If the sequence returns an id that another writer announced, it has gone back.
+        """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         allocate(positions, 8)
         positions.advance("b", 10)
@@ -124,7 +125,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertTrue(positions.is_usable(fetch, 11))
 
     def test_others_know_first(self) -> None:
-        """Another writer announces our id, committed but not finished here."""
+        """Another writer may announce an own id before it is finished here."""
         positions = WriterPositions("a", ["a", "b"], {"a": 37, "b": 37})
         positions.end_fetch(positions.begin_fetch(), [38])
         positions.end_fetch(positions.begin_fetch(), [39])
@@ -149,20 +150,20 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 7, "new": 5})
 
     def test_first_id_is_not_announced_before_it_is_finished(self) -> None:
-        """A new writer's first id stays unannounced until it is persisted."""
+        """A new writer's first id is not announced before it is persisted."""
         positions = WriterPositions("new", ["a", "new"], {"a": 7})
         allocate(positions, 8)
         self.assertEqual((positions.announced, positions.persisted_upto), (7, 7))
         self.assertEqual(positions.local, 7)
 
     def test_removed_writer_is_forgotten(self) -> None:
-        """Who is no writer any more does not hold the others up."""
+        """A stored position of a removed writer does not hold back the others."""
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 8, "gone": 2})
         self.assertEqual(positions.persisted_upto, 8)
         self.assertNotIn("gone", positions.all_positions())
 
     def test_idle_writer_follows_the_others(self) -> None:
-        """Who writes nothing may announce what the others have reached."""
+        """An idle writer announces the position that the others have reached."""
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         positions.advance("b", 20)
         self.assertEqual((positions.announced, positions.persisted_upto), (20, 20))
@@ -170,8 +171,8 @@ class WriterPositionsTests(SynchronousTestCase):
 
     def test_unknown_ids_are_never_announced(self) -> None:
         """
-        An id between ours that somebody else got is not announced: a peer would
-        take it for finished, and pass it in a run without gaps.
+        An id below an own one that another writer allocated is not announced, since a
+        peer would treat it as finished.
         """
         positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
         allocate(positions, 9)
@@ -182,7 +183,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(peer.persisted_upto, 7)
 
     def test_run_without_gaps(self) -> None:
-        """Ids that are finished one by one pass a writer that is behind."""
+        """
+        Consecutive finished ids advance persisted-up-to beyond a writer that is behind.
+        """
         reader = WriterPositions("reader", ["a", "b"], {"a": 3, "b": 5}, [4])
         self.assertEqual(reader.persisted_upto, 5)
         reader.advance("b", 6)
@@ -194,13 +197,13 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(reader.current_token("a"), 8)
 
     def test_reader_announces_nothing_of_its_own(self) -> None:
-        """Who is no declared writer stands where everything is persisted."""
+        """The position of an instance that is no writer is persisted-up-to."""
         reader = WriterPositions("reader", ["a", "b"], {"a": 3, "b": 5})
         self.assertEqual(reader.current_token("reader"), 3)
         self.assertEqual(reader.all_positions(), {"a": 3, "b": 5})
 
     def test_sequence_that_went_back(self) -> None:
-        """An id that is known already, or was passed, is not used again."""
+        """An id that is already known or announced is not used again."""
         positions = WriterPositions("a", ["a", "b"], {"a": 40, "b": 40})
         fetch = positions.begin_fetch()
         positions.advance("b", 42)
@@ -214,13 +217,13 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.announced, 42)
 
     def test_first_id(self) -> None:
-        """Nobody wrote: everything stands at 1, and 1 is not used."""
+        """Before any write, all positions are 1, and id 1 is never used."""
         positions = WriterPositions("a", ["a", "b"])
         self.assertEqual((positions.announced, positions.persisted_upto), (1, 1))
         self.assertFalse(positions.is_usable(positions.begin_fetch(), 1))
 
     def test_anybody_may_write(self) -> None:
-        """Without declared writers this process writes, and hears of others."""
+        """Without declared writers, any instance may write."""
         positions = WriterPositions("a", complete_upto=6)
         allocate(positions, 7)
         positions.finish([7])
@@ -230,7 +233,7 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertEqual(positions.persisted_upto, 9)
 
     def test_finished_twice(self) -> None:
-        """Finishing an id that is not in flight is a mistake of the caller."""
+        """Finishing an id that is not in flight raises an error."""
         positions = WriterPositions("a", ["a"])
         allocate(positions, 2)
         positions.finish([2])

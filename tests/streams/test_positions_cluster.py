@@ -19,13 +19,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams.positions import WriterPositions
 
-#: An event that ends all running operations is rare, so that many run at once.
+#: Restarts end all running operations, so they are rare.
 SELDOM = st.sampled_from([False] * 9 + [True])
 
 
 @attrs.define
 class Process:
-    """A process of the model, and what it knows, in plain sets."""
+    """A process of the cluster, with a model of its state in plain sets."""
 
     positions: WriterPositions
     known_finished: set[int]
@@ -40,7 +40,7 @@ class Process:
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """Writers and a reader over one sequence, with a naive model beside each."""
+    """Writers and a reader on one sequence, each compared with a naive model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.writers = ["a", "b", "c"]
         self.stored: dict[str, int] = {}
         self.committed: set[int] = set()
-        #: ids that are given out and not finished, and the writer of each.
+        #: allocated ids that are not finished, with the writer of each.
         self.open: dict[int, str] = {}
         self.processes: dict[str, Process] = {}
 
@@ -79,14 +79,14 @@ class ClusterMachine(RuleBasedStateMachine):
             local=positions.local,
         )
         if name in self.writers:
-            # A new writer stores where it begins, before its first id.
+            # A new writer stores its initial position before its first id.
             self.stored.setdefault(name, positions.announced)
         for other, process in self.processes.items():
             if other != name and other in self.writers:
                 self.processes[name].inbox.append((other, process.positions.announced))
 
     def stop(self, name: str) -> None:
-        """Kill a process: what it had open is rolled back."""
+        """Kill a process, which rolls its open ids back."""
         self.processes.pop(name, None)
         for id_ in [i for i, writer in self.open.items() if writer == name]:
             del self.open[id_]
@@ -97,7 +97,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 process.inbox.append((name, token))
 
     def expect(self, name: str) -> None:
-        """Derive by brute force what a process may say, and compare."""
+        """Compute the expected positions of a process by brute force, and compare."""
         process = self.processes[name]
         if name in self.writers:
             bounds = [i - 1 for i in process.in_flight]
@@ -144,7 +144,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 3))
     def nextval(self, data: st.DataObject, count: int) -> None:
-        """The sequence answers; the process does not know it yet."""
+        """Advance the sequence; the process does not know the ids yet."""
         if name := self.pick(data, _awaits_ids):
             process = self.processes[name]
             handle = data.draw(
@@ -219,7 +219,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(writers=st.sets(st.sampled_from("abcd"), min_size=1), happens=SELDOM)
     def change_writers(self, writers: set[str], happens: bool) -> None:
-        """The configuration changes: everybody is restarted, one after another."""
+        """
+        Change the configured writers and restart all processes, one after another.
+        """
         if not happens:
             return
         for name in list(self.processes):
@@ -231,7 +233,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(happens=SELDOM)
     def settle_down(self, happens: bool) -> None:
-        """Liveness: once all is finished and told, all agree on the end."""
+        """Finish and announce everything; then all processes agree on the end."""
         if not happens:
             return
         for name in self.writers:
@@ -287,13 +289,12 @@ def _awaits_ids(process: Process) -> bool:
 
 
 class ClusterTests(SynchronousTestCase):
-    """Several processes, any order of events."""
+    """Several processes with events in any order."""
 
     def test_invariants(self) -> None:
         """
-        Whatever is allocated, finished, cancelled, announced,
-        delayed or restarted, nothing open is called complete, what is announced
-        is finished, and in the end all agree.
+        In any order of events, no open id counts as persisted, only finished ids are
+        announced, and finally all processes agree.
         """
         run_state_machine_as_test(
             ClusterMachine,

@@ -1,4 +1,4 @@
-"""Typed rows, from JSON text and back."""
+"""Tests of typed rows and their JSON text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JSON = st.recursive(
 
 @attrs.frozen
 class Row:
-    """A row of the tests."""
+    """A row type of the tests."""
 
     name: str
     count: int
@@ -53,7 +53,7 @@ class JsonTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(JSON)
     def test_round_trip(self, value: Any) -> None:
-        """A JSON value survives exactly, type by type, and is one line."""
+        """A JSON value is decoded exactly as it was encoded, and is one line."""
         text = encode_json(value)
         self.assertEqual(repr(decode_json(text)), repr(value))
         self.assertEqual(decode_json(text.decode()), value)
@@ -62,28 +62,28 @@ class JsonTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(JSON)
     def test_text_of_others(self, value: Any) -> None:
-        """What the standard library writes is read, and the reverse."""
+        """JSON is compatible with the standard library in both directions."""
         self.assertEqual(repr(decode_json(json.dumps(value))), repr(value))
         self.assertEqual(repr(json.loads(encode_json(value))), repr(value))
 
     @settings(derandomize=True, deadline=None)
     @given(st.lists(JSON))
     def test_many_at_a_time(self, values: list[Any]) -> None:
-        """Rows that go out together have the texts that each has alone."""
+        """Values encoded together have the same texts as encoded one by one."""
         self.assertEqual(encode_json_rows(values), list(map(encode_json, values)))
 
     def test_many_of_which_one_is_none(self) -> None:
-        """One value that is not JSON is not hidden by the others."""
+        """One value that JSON cannot encode among others raises an error."""
         for bad in (math.nan, [None, -math.inf], {"a": [math.inf]}, "\ud800", object()):
             with self.assertRaises(ValueError):
                 encode_json_rows([["null", None], bad, [None]])
 
     def test_compact(self) -> None:
-        """No space is wasted, and tuples are arrays."""
+        """The encoding is compact, and tuples become arrays."""
         self.assertEqual(encode_json(["a", ({"b": 1},)]), b'["a",[{"b":1}]]')
 
     def test_strict(self) -> None:
-        """What is not JSON is refused, and not repeated."""
+        """Text that is not JSON is refused; the error does not repeat it."""
         for text in (
             "NaN",
             "[Infinity]",
@@ -103,7 +103,7 @@ class JsonTests(SynchronousTestCase):
             self.assertNotIn("secret", str(error))
 
     def test_not_json(self) -> None:
-        """What JSON cannot say is refused."""
+        """A value that JSON cannot encode is refused."""
         cycle: list[Any] = []
         cycle.append(cycle)
         nan, inf = float("nan"), float("inf")
@@ -120,7 +120,7 @@ class JsonTests(SynchronousTestCase):
             self.assertRaises(ValueError, encode_json, value)
 
     def test_known_nones_hide_no_nan(self) -> None:
-        """Knowing of a None does not let a NaN, or a None deeper down, pass for it."""
+        """The hint for the number of ``None`` values does not let a NaN pass."""
         self.assertEqual(encode_json((None, 1), 1), b"[null,1]")
         self.assertEqual(
             encode_json((None, [None], "null"), 1), b'[null,[null],"null"]'
@@ -130,7 +130,7 @@ class JsonTests(SynchronousTestCase):
                 encode_json(value, 1)
 
     def test_null_is_no_nan(self) -> None:
-        """A row may have nulls."""
+        """A row may contain nulls."""
         value = [None, "null", {"null": [1.5, None]}]
         self.assertEqual(decode_json(encode_json(value)), value)
 
@@ -141,14 +141,14 @@ class RowCodecTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.lists(st.builds(Row, TEXTS, st.integers(), st.lists(TEXTS), JSON)))
     def test_round_trip(self, rows: list[Row]) -> None:
-        """Rows survive exactly, as text and as values."""
+        """Rows are decoded exactly as they were encoded, as text and as values."""
         self.assertEqual(
             CODEC.decode([CODEC.encode(row) for row in rows]), DecodedRows(rows)
         )
         self.assertEqual([CODEC.from_json(CODEC.to_json(row)) for row in rows], rows)
 
     def test_places(self) -> None:
-        """The fields are the places of an array, in order."""
+        """The fields of a row are the elements of an array, in order."""
         row = Row("a", 1, ["k"], {"x": 2})
         self.assertEqual(CODEC.encode(row), b'["a",1,["k"],{"x":2}]')
         self.assertEqual(CODEC.decode([b'["a",1,["k"],{"x":2}]']).rows, [row])
@@ -161,7 +161,7 @@ class RowCodecTests(SynchronousTestCase):
         )
 
     def test_newer_peer(self) -> None:
-        """Fields that we do not know are counted and skipped."""
+        """Unknown fields are counted and skipped."""
         self.assertEqual(
             CODEC.decode([b'["a",1,null,null,"new",[]]', b'["b",2,null,null]']),
             DecodedRows([Row("a", 1), Row("b", 2)], with_extra_fields=1),
@@ -169,7 +169,7 @@ class RowCodecTests(SynchronousTestCase):
         self.assertEqual(CODEC.from_json(["a", 1, None, None, "new"]), Row("a", 1))
 
     def test_wrong_rows(self) -> None:
-        """A row that does not fit is refused: stream, index and reason are told."""
+        """An invalid row raises an error with its stream, index and reason."""
         good = b'["a",1]'
         for text in (
             b'["a"]',
@@ -191,20 +191,20 @@ class RowCodecTests(SynchronousTestCase):
             self.assertEqual((error.stream_name, error.index), ("things", 1), text)
 
     def test_wrong_values(self) -> None:
-        """The same holds for values that were fetched."""
+        """The same holds for values instead of text."""
         values: list[Any] = [None, {}, ["a"], ["a", "1"], "a"]
         for value in values:
             error = self.assertRaises(RowDecodeError, CODEC.from_json, value)
             self.assertEqual(error.stream_name, "things")
 
     def test_unsendable(self) -> None:
-        """A row that JSON cannot say is our own mistake, and names the stream."""
+        """A row that JSON cannot encode raises a local error that names the stream."""
         row = Row("a", 1, None, float("nan"))
         error = self.assertRaises(LocalProtocolError, CODEC.encode, row)
         self.assertIn("things", str(error))
 
     def test_no_rows(self) -> None:
-        """There may be none."""
+        """An empty list is decoded to no rows."""
         self.assertEqual(CODEC.decode([]), DecodedRows([]))
 
 
@@ -214,14 +214,14 @@ class RawRowCodecTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None)
     @given(st.lists(JSON))
     def test_round_trip(self, values: list[Any]) -> None:
-        """The JSON value is the row."""
+        """The JSON value itself is the row."""
         codec = RawRowCodec("things")
         texts = [codec.encode(value) for value in values]
         self.assertEqual(codec.decode(texts), DecodedRows(values))
         self.assertEqual([codec.from_json(codec.to_json(v)) for v in values], values)
 
     def test_wrong(self) -> None:
-        """What is not JSON is refused: stream and index are told."""
+        """Text that is not JSON raises an error with stream and index."""
         error = self.assertRaises(
             RowDecodeError, RawRowCodec("things").decode, [b"1", b"NaN"]
         )
@@ -232,7 +232,7 @@ class FastClassTests(SynchronousTestCase):
     """``fast_class``."""
 
     def test_decoded_rows_are_as_made_by_the_class(self) -> None:
-        """A decoded row is equal to a made one, of its class, hashable and frozen."""
+        """A decoded row equals one made by its class, and is hashable and frozen."""
         (row,) = RowCodec("pairs", Pair).decode([b'["a",1]']).rows
         self.assertIs(type(row), Pair)
         self.assertEqual(row, Pair("a", 1))
@@ -241,11 +241,11 @@ class FastClassTests(SynchronousTestCase):
             row.name = "b"  # type: ignore[misc]
 
     def test_is_another_class(self) -> None:
-        """A class that only assigns its fields is filled in a faster way."""
+        """A class that only assigns its fields has a faster replacement."""
         self.assertIsNot(fast_class(Pair), Pair)
 
     def test_init_that_does_more_is_called(self) -> None:
-        """Converters, validators, hooks and an ``__init__`` of one's own all run."""
+        """Converters, validators, hooks and a custom ``__init__`` are all called."""
         for row_type in (Converted, Validated, Hooked, Own):
             self.assertIs(fast_class(row_type), row_type)
         rows: list[Any] = [
@@ -289,7 +289,7 @@ class Validated:
 
 @attrs.define
 class Hooked:
-    """A row that changes itself."""
+    """A row with a post-init hook."""
 
     name: str
 
@@ -299,7 +299,7 @@ class Hooked:
 
 @attrs.define
 class Own:
-    """A row with an ``__init__`` of its own."""
+    """A row with a custom ``__init__``."""
 
     name: str
 

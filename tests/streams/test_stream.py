@@ -16,10 +16,10 @@ from tests.handlers.fixtures import Row
 
 
 class StreamTests(SynchronousTestCase):
-    """What is said of a stream."""
+    """The description of a stream."""
 
     def test_promises_nothing_by_default(self) -> None:
-        """Without further words a stream is stored, ordered, and never goes back."""
+        """By default, a stream is stored, ordered and not resettable."""
         description = StreamDescription("s", RawRowCodec("s"))
         self.assertEqual(
             (
@@ -32,14 +32,14 @@ class StreamTests(SynchronousTestCase):
         )
 
     def test_is_a_value(self) -> None:
-        """Two answers with the same rows are equal, and cannot be changed."""
+        """Two results with the same rows are equal and immutable."""
         result = StreamUpdateResult([(1, ["a"])], 1, False)
         self.assertEqual(result, StreamUpdateResult([(1, ["a"])], 1, False))
         with self.assertRaises(AttributeError):
             result.upto_token = 2  # type: ignore[misc]
 
     def test_text_looks_like_rows(self) -> None:
-        """Rows that are text still are read as rows by who does not know of it."""
+        """Encoded updates behave like a list of decoded rows."""
         updates = EncodedUpdates([(1, '["a"]'), (2, b"{}")])
         self.assertEqual(list(updates), [(1, ["a"]), (2, {})])
         self.assertEqual((len(updates), updates[-1]), (2, (2, {})))
@@ -49,7 +49,7 @@ class StreamTests(SynchronousTestCase):
         self.assertIn("['a']", repr(updates))
 
     def test_a_double_is_a_stream(self) -> None:
-        """What the double offers is what the protocol asks for."""
+        """The test double implements the stream protocol."""
         stream: Stream = SourceStream("s", Row, idempotent=True)
         self.assertTrue(stream.description.idempotent)
         self.assertEqual(stream.current_token("w"), 0)

@@ -12,7 +12,7 @@ from synapse_replication.streams.table import IdColumn, TableStream
 
 
 def declare(**changes: Any) -> TableStream:
-    """Declare a stream of orders, with some facts changed."""
+    """Declare a stream of orders, with some arguments replaced."""
     facts: dict[str, Any] = {
         "name": "orders",
         "table": "orders",
@@ -26,10 +26,10 @@ def declare(**changes: Any) -> TableStream:
 
 
 class TableStreamTests(SynchronousTestCase):
-    """Tests for the declaration of a stream by its table."""
+    """Tests for declaring a stream by its table."""
 
     def test_five_lines_make_a_stream(self) -> None:
-        """Name, table, columns, sequence and writers give typed rows."""
+        """Name, table, columns, sequence and writers suffice for typed rows."""
         stream = declare()
 
         decoded = stream.description.codec.decode([b'["o1",null]', b'["o2","late"]'])
@@ -43,7 +43,10 @@ class TableStreamTests(SynchronousTestCase):
         self.assertFalse(hasattr(decoded.rows[0], "__dict__"))
 
     def test_defaults(self) -> None:
-        """A stream goes by its own name in ``stream_positions`` and counts up."""
+        """
+        By default, the name in ``stream_positions`` is the stream's, and ids are
+        positive.
+        """
         stream = declare()
 
         self.assertEqual(stream.positions_name, "orders")
@@ -53,7 +56,7 @@ class TableStreamTests(SynchronousTestCase):
         )
 
     def test_columns_without_types_hold_any_json(self) -> None:
-        """Columns may be a list of names; each then holds what JSON can say."""
+        """Columns may be a list of names; each then holds any JSON value."""
         codec = declare(columns=["order_id", "note"]).description.codec
 
         row = codec.decode([b'[{"a":1},[true]]']).rows[0]
@@ -61,13 +64,13 @@ class TableStreamTests(SynchronousTestCase):
         self.assertEqual(codec.to_json(row), [{"a": 1}, [True]])
 
     def test_types_by_name(self) -> None:
-        """A configuration file names types; one with ``?`` may be null."""
+        """Types may be given by name; a type with ``?`` may be null."""
         stream = declare(columns={"order_id": "text", "amount": "integer?"})
 
         self.assertEqual(stream.columns, (("order_id", str), ("amount", int | None)))
 
     def test_a_row_type_of_ones_own(self) -> None:
-        """A class with a field for each column takes the place of the made one."""
+        """A class with a field for each column replaces the generated one."""
 
         @attrs.frozen
         class Order:
@@ -92,13 +95,13 @@ class TableStreamTests(SynchronousTestCase):
         self.assertIn("has 1 fields for 2 columns", str(error))
 
     def test_a_keyword_column_needs_a_row_type(self) -> None:
-        """A column called ``from`` cannot be a field of a class made for it."""
+        """A column called ``from`` cannot be a field of the generated class."""
         error = self.assertRaises(StreamConfigurationError, declare, columns=["from"])
 
         self.assertIn("row_type", str(error))
 
     def test_mistakes_are_named(self) -> None:
-        """Each mistake is refused with the fact, its value and the hint."""
+        """Each invalid argument raises an error with its name, its value and a hint."""
         for changes, expected in (
             ({"name": "two words"}, "name is 'two words'"),
             ({"name": ""}, "name is ''"),
@@ -126,13 +129,13 @@ class TableStreamTests(SynchronousTestCase):
                 self.assertIn(expected, str(error))
 
     def test_a_single_writer_needs_no_column(self) -> None:
-        """The rows of a stream with one writer need not say who wrote them."""
+        """A stream with a single writer needs no writer column."""
         stream = declare(writer_column=None, writers="writer1")
 
         self.assertEqual(stream.writers, ("writer1",))
 
     def test_a_table_may_name_its_schema(self) -> None:
-        """Tables and sequences outside the search path are named in full."""
+        """Tables and sequences may be qualified with a schema."""
         stream = declare(table="shop.orders", sequence="shop.orders_seq")
 
         self.assertEqual(stream.table, "shop.orders")

@@ -33,7 +33,9 @@ lawful = settings(derandomize=True, deadline=None)
 
 
 def rows_of(token: Token) -> set[tuple[str, int]]:
-    """Return the rows that a token covers, by brute force; ``d`` is never in a map."""
+    """
+    Return the rows that a token covers, by brute force; ``d`` has no entry in any map.
+    """
     return {
         (writer, id_)
         for writer in WRITERS
@@ -43,12 +45,12 @@ def rows_of(token: Token) -> set[tuple[str, int]]:
 
 
 class LawTests(SynchronousTestCase):
-    """A token is the set of rows that it covers."""
+    """A token is equivalent to the set of rows that it covers."""
 
     @lawful
     @given(tokens)
     def test_round_trip(self, token: Token) -> None:
-        """Text, and a pickle, give the token back."""
+        """A token survives its text form and pickling."""
         text = token.to_string(NUMBERS.__getitem__)
         self.assertEqual(Token.parse(text, NAMES.__getitem__), token)
         self.assertEqual(pickle.loads(pickle.dumps(token)), token)
@@ -57,14 +59,14 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, tokens)
     def test_order(self, one: Token, other: Token) -> None:
-        """Before is less or the same; equal is both."""
+        """``is_before_or_eq`` is the subset relation of the covered rows."""
         self.assertEqual(one.is_before_or_eq(other), rows_of(one) <= rows_of(other))
         self.assertEqual(one == other, rows_of(one) == rows_of(other))
 
     @lawful
     @given(tokens, tokens)
     def test_maximum_and_minimum(self, one: Token, other: Token) -> None:
-        """The maximum covers what either covers, the minimum what both do."""
+        """The maximum covers the union of the rows, the minimum the intersection."""
         maximum = one.copy_and_advance(other)
         minimum = one.copy_and_retreat(other)
         self.assertEqual(rows_of(maximum), rows_of(one) | rows_of(other))
@@ -75,7 +77,7 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, tokens, tokens)
     def test_associative(self, one: Token, two: Token, three: Token) -> None:
-        """Of three tokens the maximum is the same in any grouping."""
+        """The maximum is associative."""
         self.assertEqual(
             one.copy_and_advance(two).copy_and_advance(three),
             one.copy_and_advance(two.copy_and_advance(three)),
@@ -84,7 +86,9 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, tokens)
     def test_range(self, low: Token, high: Token) -> None:
-        """A row is in the range if the high one covers it and the low one does not."""
+        """
+        A row is in the range if the high token covers it and the low one does not.
+        """
         between = {
             (writer, id_)
             for writer, id_ in rows_of(Token(20))
@@ -98,10 +102,7 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, tokens, st.integers(0, 16))
     def test_partial_read(self, low: Token, other: Token, upto: int) -> None:
-        """
-        After some rows were read, the token covers them, and what is left to read
-        is the rest.
-        """
+        """After a partial read, the token covers exactly the rows that were read."""
         high = low.copy_and_advance(other)
         middle = low.after_partial_read(high, upto)
         read = {row for row in rows_of(high) - rows_of(low) if row[1] <= upto}
@@ -112,7 +113,7 @@ class LawTests(SynchronousTestCase):
     @lawful
     @given(tokens, st.integers(0, 16))
     def test_bound(self, token: Token, most: int) -> None:
-        """A bounded token covers nothing beyond the bound."""
+        """A bounded token covers the same rows up to the bound."""
         bounded = token.bound_stream_token(most)
         self.assertEqual(
             rows_of(bounded), {row for row in rows_of(token) if row[1] <= most}
@@ -120,34 +121,34 @@ class LawTests(SynchronousTestCase):
 
 
 class TextTests(SynchronousTestCase):
-    """The forms that clients hold."""
+    """The text forms of tokens."""
 
     def test_forms(self) -> None:
-        """Just a number, or the minimum and the writers that are further."""
+        """The text is a number, or the minimum with the writers that are above it."""
         self.assertEqual(Token(5).to_string(NUMBERS.__getitem__), "5")
         self.assertEqual(
             Token(5, {"b": 9, "a": 7}).to_string(NUMBERS.__getitem__), "m5~1.7~2.9"
         )
 
     def test_entry_below_the_minimum(self) -> None:
-        """An entry at or below the minimum is left out."""
+        """An entry at or below the minimum is skipped."""
         token = Token.parse("m5~1.3~2.5~3.6", NAMES.__getitem__)
         self.assertEqual(token, Token(5, {"c": 6}))
         self.assertEqual(token.instance_map, {"c": 6})
 
     def test_trailing_separator(self) -> None:
-        """A separator at the end, or a minimum alone, does no harm."""
+        """A trailing separator and a minimum alone are accepted."""
         self.assertEqual(Token.parse("m5~", NAMES.__getitem__), Token(5))
         self.assertEqual(Token.parse("m5", NAMES.__getitem__), Token(5))
 
     def test_named_twice(self) -> None:
-        """A writer that is named twice is where it is furthest."""
+        """If a writer is named twice, the greater position counts."""
         self.assertEqual(
             Token.parse("m5~1.9~1.7", NAMES.__getitem__), Token(5, {"a": 9})
         )
 
     def test_no_tokens(self) -> None:
-        """What is no token is refused, and the error repeats it."""
+        """Text that is no token is refused; the error contains it."""
         for text in (
             "", "m", "x", "-5", "+5", "5 ", "1_0", "\u0665", "m5~1", "m5~1.x", "m~1.5",
             "m5~9.7", "m5~a.7", str(2**63), "m5~1.7.8",
@@ -157,12 +158,12 @@ class TextTests(SynchronousTestCase):
             self.assertEqual(caught.exception.text, text)
 
     def test_row_without_a_writer(self) -> None:
-        """A row whose writer is not known compares with the minimum."""
+        """A row of an unknown writer is compared with the minimum."""
         self.assertTrue(is_stream_position_in_range(Token(5, {"a": 9}), None, None, 6))
         self.assertFalse(is_stream_position_in_range(None, Token(5, {"a": 9}), None, 6))
 
     def test_from_positions(self) -> None:
-        """A generator's answers make a token; writers behind are at the minimum."""
+        """A generator's positions make a token; writers behind are at the minimum."""
         self.assertEqual(Token.from_positions(7, {"a": 3, "b": 9}), Token(7, {"b": 9}))
         self.assertEqual(Token(7, {"b": 9}).get_max_stream_pos(), 9)
 
@@ -171,7 +172,7 @@ class SqlTests(SynchronousTestCase):
     """The condition for a WHERE clause, on a real table."""
 
     def test_agrees_with_brute_force(self) -> None:
-        """PostgreSQL finds exactly the rows between two tokens."""
+        """PostgreSQL selects exactly the rows between two tokens."""
         connection = connect(shared_postgres().new_database())
         self.addCleanup(connection.close)
         cursor = connection.cursor()

@@ -35,8 +35,8 @@ NAMES = [
     "quarantined_media",
 ]
 
-#: Rows as a real deployment sends them, or, for the five streams that were never
-#: seen to carry any, as their fields say.
+#: Rows as a real deployment sends them; for the five streams that never carried any,
+#: rows made from their fields.
 ROWS: dict[str, list[Any]] = {
     "events": [["state", ["!r", "m.room.create", "", None]]],
     "backfill": [["$e", "!r", "m.room.message", None, None, "$other"]],
@@ -74,16 +74,16 @@ ROWS: dict[str, list[Any]] = {
 
 
 class StandardStreamsTests(SynchronousTestCase):
-    """Tests for the list of standard streams."""
+    """Tests for the table of standard streams."""
 
     def test_every_stream_of_the_spec(self) -> None:
-        """All 19 streams are there, under their names on the wire."""
+        """All 19 streams exist under their names on the wire."""
         self.assertEqual(list(STANDARD_STREAMS), NAMES)
         for name, stream in STANDARD_STREAMS.items():
             self.assertEqual(name, stream.description.name)
 
     def test_rows_survive_the_round_trip(self) -> None:
-        """Each stream's rows are read into typed rows, and written as they came."""
+        """Each stream's rows are decoded to typed rows and encoded unchanged."""
         self.assertEqual(list(ROWS), NAMES)
         for name, values in ROWS.items():
             with self.subTest(stream=name):
@@ -94,7 +94,7 @@ class StandardStreamsTests(SynchronousTestCase):
                 self.assertFalse(hasattr(decoded.rows[0], "__dict__"))
 
     def test_fields_go_by_their_names_in_the_field(self) -> None:
-        """Rows have the attributes that users of the field's classes know."""
+        """Rows have the attribute names of the stock row classes."""
         codec = STANDARD_STREAMS["caches"].description.codec
         row = codec.from_json(["f", ["k"], 5])
 
@@ -109,7 +109,10 @@ class StandardStreamsTests(SynchronousTestCase):
         self.assertRaises(RowDecodeError, codec.decode, [b'["!r","@a:x"]'])
 
     def test_caches_are_not_like_the_others(self) -> None:
-        """Late rows of ``caches`` are delivered; it is reset, and does not echo."""
+        """
+        Only ``caches`` is idempotent, announces own moves only, and is written by any
+        instance.
+        """
         for name, stream in STANDARD_STREAMS.items():
             facts = stream.description
             self.assertEqual(facts.idempotent, name == "caches", name)
@@ -117,7 +120,7 @@ class StandardStreamsTests(SynchronousTestCase):
             self.assertEqual(stream.anybody_writes, name == "caches", name)
 
     def test_streams_held_in_memory(self) -> None:
-        """Three streams have no tables, and may be reset by their writer."""
+        """Exactly three streams have no table; they and ``caches`` are resettable."""
         in_memory = {
             name
             for name, stream in STANDARD_STREAMS.items()
@@ -135,7 +138,10 @@ class StandardStreamsTests(SynchronousTestCase):
             )
 
     def test_rows_that_replace_older_ones(self) -> None:
-        """Who types in a room now is all there is to say about the room."""
+        """
+        Only ``typing`` and ``presence_federation`` have rows that replace older ones of
+        a key.
+        """
         keys = {n: s.key for n, s in STANDARD_STREAMS.items() if s.key is not None}
 
         self.assertEqual(keys.keys(), {"typing", "presence_federation"})
@@ -143,7 +149,7 @@ class StandardStreamsTests(SynchronousTestCase):
         self.assertEqual(keys["typing"](row), "!r")
 
     def test_names_in_stream_positions(self) -> None:
-        """Five streams go by another name in ``stream_positions``."""
+        """Five streams have another name in ``stream_positions``."""
         others = {
             name: stream.positions_name
             for name, stream in STANDARD_STREAMS.items()
@@ -162,7 +168,7 @@ class StandardStreamsTests(SynchronousTestCase):
         )
 
     def test_backfill_counts_down(self) -> None:
-        """Old events share the table of new ones, with ids below zero."""
+        """``backfill`` shares the table of ``events``, with negative ids."""
         backfill = STANDARD_STREAMS["backfill"]
 
         self.assertTrue(backfill.negative)

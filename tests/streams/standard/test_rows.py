@@ -39,7 +39,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         return self.codec.decode([json.dumps(value).encode() for value in values]).rows
 
     def test_each_type_has_a_class(self) -> None:
-        """The type says which class the data is."""
+        """The type of a row determines the class of its data."""
         self.assertEqual(
             self.decode(
                 ["ev", EVENT],
@@ -69,14 +69,14 @@ class EventsRowCodecTests(SynchronousTestCase):
         )
 
     def test_round_trip(self) -> None:
-        """A row is written as it was read."""
+        """A decoded row is encoded as the same JSON."""
         for value in (["ev", EVENT], ["state-all", ["!r"]], ["new", {"a": [1]}]):
             row = self.codec.from_json(value)
             self.assertEqual(json.loads(self.codec.encode(row)), value)
             self.assertEqual(self.decode(value), [row])
 
     def test_unknown_type_is_counted(self) -> None:
-        """A row of a newer peer's type keeps its place, raw, and is counted."""
+        """A row of an unknown type is decoded with raw data, and counted."""
         decoded = self.codec.decode([b'["new",{"a":1}]', b'["state-all",["!r"]]'])
 
         self.assertEqual(
@@ -86,7 +86,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         self.assertEqual(decoded.with_extra_fields, 1)
 
     def test_extra_fields_are_counted(self) -> None:
-        """Fields that a newer peer added are cut off and counted."""
+        """Extra fields of a newer peer are removed and counted."""
         decoded = self.codec.decode(
             [json.dumps(["ev", [*EVENT, "new"]]).encode(), b'["state-all",["!r"],1]']
         )
@@ -95,7 +95,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         self.assertEqual(len(decoded.rows), 2)
 
     def test_row_of_an_older_peer(self) -> None:
-        """Fields that older peers did not send have their defaults."""
+        """Fields that an older peer does not send have their defaults."""
         [row] = self.decode(["ev", EVENT[:6]])
 
         self.assertEqual(
@@ -104,7 +104,7 @@ class EventsRowCodecTests(SynchronousTestCase):
         )
 
     def test_wrong_rows_are_refused(self) -> None:
-        """What is no row is an error that names the stream and which it was."""
+        """An invalid row raises an error that names its stream and index."""
         good = b'["state-all",["!r"]]'
         for text in (
             b"[]",
