@@ -17,7 +17,7 @@ from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 
 class FakeClock(TwistedClock):
-    """Twisted's clock for tests, as the host's clock."""
+    """Twisted's test clock with the interface of the host's clock."""
 
     def time_msec(self) -> int:
         return 1_700_000_000_000 + int(self.seconds() * 1000)
@@ -31,14 +31,14 @@ class FakeClock(TwistedClock):
         raise NotImplementedError
 
     def run(self, seconds: float, step: float = 0.5) -> None:
-        """Let time pass in small steps."""
+        """Advance the clock in small steps."""
         self.pump([step] * round(seconds / step))
 
 
 class RecordingHandler:
-    """A handler that keeps what it is told.
+    """A handler that records its calls.
 
-    :ivar calls: ``"new"`` and ``"lost"``, and every item between them.
+    :ivar calls: ``"new"``, ``"lost"`` and every received item, in order.
     """
 
     def __init__(self) -> None:
@@ -66,13 +66,13 @@ class RecordingHandler:
 
     @property
     def rows(self) -> list[bytes]:
-        """All rows that came."""
+        """All received rows."""
         runs = [call for call in self.calls if isinstance(call, RdataRun)]
         return [row for run in runs for row in run.rows]
 
 
 class RecordingObserver(ReplicationObserver):
-    """An observer that keeps what it is told of connections."""
+    """An observer that records the events of connections."""
 
     def __init__(self) -> None:
         self.received: dict[tuple[str, str], int] = {}
@@ -110,8 +110,8 @@ class RecordingObserver(ReplicationObserver):
 class PausingTransport(StringTransport):
     """A transport with a send buffer of 64 KiB, as Twisted's own.
 
-    :ivar buffer: what the peer has not taken.
-    :ivar aborted: it was closed at once.
+    :ivar buffer: written data that the peer has not read.
+    :ivar aborted: whether the connection was aborted.
     """
 
     BUFFER_SIZE = 65536
@@ -135,7 +135,7 @@ class PausingTransport(StringTransport):
         super().abortConnection()
 
     def take(self, size: int) -> bytes:
-        """Be a peer that reads ``size`` bytes."""
+        """Read ``size`` bytes as the peer."""
         taken, self.buffer = self.buffer[:size], self.buffer[size:]
         if not self.buffer and self._has_paused and self.producer is not None:
             self._has_paused = False
@@ -144,9 +144,9 @@ class PausingTransport(StringTransport):
 
 
 class Link:
-    """Two protocols back to back; bytes move when told.
+    """Two connected protocols; ``pump`` moves the data between them.
 
-    :ivar is_cut: bytes get lost and no end notices: a half-open connection.
+    :ivar is_cut: data is lost without either end noticing: a half-open connection.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Link:
         return [transport for _, transport in self._ends]
 
     def pump(self, chunk: int = 10**9) -> None:
-        """Move all bytes, at most ``chunk`` at a time; close what was closed."""
+        """Move all data, at most ``chunk`` bytes at a time, and then finish closes."""
         while any(transport.buffer for _, transport in self._ends):
             for (_, transport), (peer, _) in (self._ends, self._ends[::-1]):
                 data = transport.take(chunk)

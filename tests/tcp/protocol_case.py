@@ -20,7 +20,7 @@ from tests.tcp.doubles import (
 
 
 class ProtocolTestCase(SynchronousTestCase):
-    """Makes ends of connections."""
+    """Makes both kinds of protocols with recording doubles."""
 
     def setUp(self) -> None:
         self.clock = FakeClock()

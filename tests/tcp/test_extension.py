@@ -1,4 +1,4 @@
-"""The extension over direct TCP: who speaks it, and that strangers never see it."""
+"""Tests of the extension over direct TCP, among its own and stock peers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.tcp.doubles import (
     RecordingObserver,
 )
 
-#: What a client that speaks it adds to its first PING.
+#: What a client with the extension adds to its first PING.
 MARK = b"replication_ext/1"
 
 
 class RecordingExtension:
-    """Says hello when a link is up, and keeps what it is told."""
+    """An extension that sends a hello when a link is up, and records its calls."""
 
     def __init__(self, calls: list[object]) -> None:
         self.calls = calls
@@ -58,7 +58,7 @@ class RecordingExtension:
 
 
 class WireTests(SynchronousTestCase):
-    """What one end says and hears, byte for byte."""
+    """The bytes that one end sends."""
 
     def setUp(self) -> None:
         self.observer = RecordingObserver()
@@ -92,7 +92,9 @@ class WireTests(SynchronousTestCase):
         return self.transport.take(10**6)
 
     def test_stock_client(self) -> None:
-        """A server says to a stock client, or to a person, what it always said."""
+        """
+        A server sends a stock client the same bytes with and without the extension.
+        """
         answers = []
         for speaks in (False, True):
             self.transport = PausingTransport()
@@ -104,7 +106,7 @@ class WireTests(SynchronousTestCase):
         self.assertNotIn("up", self.calls)
 
     def test_stock_server(self) -> None:
-        """A stock server sees one more word in the first PING, and nothing else."""
+        """A stock server receives one more word in the first PING, and nothing else."""
         answers = []
         for speaks in (False, True):
             self.transport = PausingTransport()
@@ -120,8 +122,8 @@ class WireTests(SynchronousTestCase):
 
     def test_server_answers(self) -> None:
         """
-        A server that was shown the mark shows it, says hello, and only then answers
-        what else was asked.
+        A server that receives the mark sends it, then a hello, and then handles the
+        next command.
         """
         server = self.connect(server=True)
         self.said()
@@ -138,7 +140,10 @@ class WireTests(SynchronousTestCase):
         self.assertEqual(self.observer.sent["w1", "EXTENSION"], 1)
 
     def test_down(self) -> None:
-        """The extension hears of the end of a link that it had, before the handler."""
+        """
+        A link with the extension notifies the extension of its loss, before the
+        handler.
+        """
         for mark, ends in ((b" " + MARK, ["down", "lost"]), (b"", ["lost"])):
             self.transport = PausingTransport()
             client = self.connect(server=False)
@@ -147,14 +152,14 @@ class WireTests(SynchronousTestCase):
             self.assertEqual([c for c in self.calls if c in ("down", "lost")], ends)
 
     def test_mark_before_server(self) -> None:
-        """A server that has not named itself is told nothing."""
+        """A client ignores the mark from a server of another homeserver."""
         client = self.connect(server=False)
         client.dataReceived(b"SERVER other\nPING 1 replication_ext/1\n")
         self.assertEqual(client.close_reason, CloseReason.PROTOCOL_ERROR)
         self.assertEqual(self.calls, [])
 
     def test_too_long(self) -> None:
-        """A message that is no line is reported, and harms nothing."""
+        """A message that is too long is reported and not sent; the link stays up."""
         server = self.connect(server=True)
         server.dataReceived(b"PING 1 replication_ext/1\n")
         self.said()
@@ -166,7 +171,7 @@ class WireTests(SynchronousTestCase):
 
 
 class Process:
-    """A whole process without its sockets: ``events`` in a table, ``typing`` in memory.
+    """An instance without sockets: ``events`` in a table, ``typing`` in memory.
 
     :param writes: the streams that it writes.
     """
@@ -208,14 +213,14 @@ class Process:
         self.streamer.start()
 
     def texts(self) -> list[str]:
-        """Return what was delivered."""
+        """Return the texts of the delivered rows."""
         return [row.text for _, _, _, rows in self.host.rows.rows for row in rows]
 
 
 class ProcessTests(SynchronousTestCase):
-    """A writer that listens and a reader that connects, as processes have it.
+    """A writer that listens and a reader that connects, with all their parts.
 
-    :ivar drop: tells which lines of the writer get lost on the way.
+    :ivar drop: returns whether a line of the writer is lost.
     """
 
     def setUp(self) -> None:
@@ -286,7 +291,10 @@ class ProcessTests(SynchronousTestCase):
         self.pump()
 
     def test_nothing_is_lost_nothing_is_fetched(self) -> None:
-        """Rows arrive as ever; the reader knows the writer's epoch; no gap is seen."""
+        """
+        Without losses, all rows are delivered, the epochs are known and no gap is
+        found.
+        """
         self.start()
         for token in range(1, 20):
             self.write(token, f"row {token}")
@@ -298,7 +306,9 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.observer.failures, [])
 
     def test_few_streams(self) -> None:
-        """A reader of one stream is sent rows and positions of that one alone."""
+        """
+        A reader of one stream receives only the rows and positions of that stream.
+        """
         self.reader = Process("r", "r1", [], speaks=True, follows=["typing"])
         self.begin_writer("w1")
         self.lines.clear()
@@ -314,7 +324,7 @@ class ProcessTests(SynchronousTestCase):
         rows = [line for line in self.lines if b'"rows"' in line]
         self.assertEqual([line for line in rows if b"events" in line], [])
         self.assertGreater(len(rows), 10)
-        # The next reader follows both, on the same writer.
+        # The next reader follows both streams of the same writer.
         self.disconnect()
         self.reader = Process("r", "r2", [], speaks=True)
         self.connect()
@@ -323,7 +333,9 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.writer.handler._followed, {})
 
     def test_few_streams_of_a_stock_writer(self) -> None:
-        """A writer that does not speak it sends all; what is not followed is left."""
+        """
+        A writer without the extension sends all streams; the reader skips the others.
+        """
         self.reader = Process("r", "r1", [], speaks=True, follows=["typing"])
         self.begin_writer("w1", speaks=False)
         self.write(1, "row")
@@ -333,7 +345,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.writer.observer.refused, [])
 
     def test_a_lost_row(self) -> None:
-        """A row that vanishes on the way is fetched as soon as the next one comes."""
+        """A lost row is fetched when the next one arrives."""
         self.start()
         self.write(1, "one")
         self.drop = lambda line: line.startswith(b"RDATA events w 2 ")
@@ -343,7 +355,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.observer.gaps, [("events", "w", 1, 2)])
 
     def test_a_lost_last_row(self) -> None:
-        """A row that vanishes with nothing after it is fetched within a second."""
+        """A lost row without a later one is fetched within about a second."""
         self.start()
         self.write(1, "one")
         self.drop = lambda line: line.startswith((b"RDATA events w 2 ", b"POSITION"))
@@ -353,7 +365,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.texts(), ["one", "two"])
 
     def test_a_stock_reader_does_not_see_it(self) -> None:
-        """The same loss passes by who does not speak it: the weakness is real."""
+        """A reader without the extension does not notice the same loss."""
         self.start(reader_speaks=False)
         self.write(1, "one")
         self.drop = lambda line: line.startswith(b"RDATA events w 2 ")
@@ -363,7 +375,9 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.texts(), ["one", "three"])
 
     def test_either_may_be_stock(self) -> None:
-        """With one end that does not speak it, rows arrive, and nothing is refused."""
+        """
+        If only one end has the extension, rows are delivered and no line is refused.
+        """
         for reader_speaks, writer_speaks in ((True, False), (False, True)):
             self.start(reader_speaks=reader_speaks, writer_speaks=writer_speaks)
             self.write(1, "one")
@@ -375,8 +389,8 @@ class ProcessTests(SynchronousTestCase):
 
     def test_new_epoch(self) -> None:
         """
-        The writer of a stream in memory starts again and has passed the reader's
-        position when the link is back: what it has in memory is fetched anew.
+        If the writer restarts and passes the reader's position while disconnected, its
+        rows held in memory are all fetched.
         """
         self.start()
         self.write(5, "before", "typing")
@@ -392,7 +406,7 @@ class ProcessTests(SynchronousTestCase):
         self.assertEqual(self.reader.observer.restarted, ["w"])
 
     def test_goodbye(self) -> None:
-        """Who stops in order says so, and is then known to be gone."""
+        """After a clean stop, the reader knows that the writer has left."""
         self.start()
         self.advance(1)
         assert self.writer.extension is not None

@@ -1,4 +1,4 @@
-"""Listening, and keeping a link up."""
+"""Tests of listening, and of reconnecting."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tests.tcp.doubles import (
 
 @implementer(IStreamClientEndpoint)
 class StepEndpoint:
-    """An endpoint whose attempts end when told.
+    """An endpoint whose attempts end with ``fail`` or ``accept``.
 
-    :ivar attempts: those that go on.
+    :ivar attempts: the pending attempts.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class ServerFactoryTests(SynchronousTestCase):
         return protocol, transport
 
     def test_too_many_silent_ones(self) -> None:
-        """When there is no room, the client that was silent longest makes room."""
+        """At the limit, a new connection replaces the oldest one that sent no NAME."""
         _, peer = self.connect()
         _, first_silent = self.connect(b"")
         _, second_silent = self.connect(b"")
@@ -93,7 +93,10 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.observer.failures, [])
 
     def test_too_many_peers(self) -> None:
-        """No peer makes room for another one; that is reported."""
+        """
+        At the limit, a new connection does not replace a peer; it is refused and
+        reported.
+        """
         ends = [self.connect() for _ in range(3)]
         self.assertIsNone(self.factory.buildProtocol(None))
         ((what, error),) = self.observer.failures
@@ -103,7 +106,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.connect()
 
     def test_connections(self) -> None:
-        """It knows the connections that are open."""
+        """``connections`` lists the open connections."""
         (one, _), (other, _) = self.connect(), self.connect()
         self.assertEqual(self.factory.connections, [one, other])
         self.assertEqual(len(self.factory.buffers()), 2)
@@ -111,7 +114,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.factory.connections, [other])
 
     def test_close(self) -> None:
-        """To close waits for every connection to be gone."""
+        """``close_connections`` waits until every connection is closed."""
         ends = [self.connect(), self.connect()]
         done = self.factory.close_connections()
         again = self.factory.close_connections()
@@ -124,7 +127,7 @@ class ServerFactoryTests(SynchronousTestCase):
         self.assertEqual(self.handler.calls, ["new", "new", "lost", "lost"])
 
     def test_close_without_connections(self) -> None:
-        """There may be none."""
+        """``close_connections`` fires at once without connections."""
         self.successResultOf(self.factory.close_connections())
 
 
@@ -144,7 +147,7 @@ class ClientTestCase(SynchronousTestCase):
 
 
 class BackOffTests(ClientTestCase):
-    """When it tries again."""
+    """The delays between attempts."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -157,7 +160,7 @@ class BackOffTests(ClientTestCase):
         return protocol
 
     def test_refused(self) -> None:
-        """The delay grows to 5 s; each failure is told with its reason."""
+        """The delay grows to 5 s; each failure is reported with its reason."""
         for _ in range(8):
             self.endpoint.fail()
             self.clock.run(5.5)
@@ -170,7 +173,7 @@ class BackOffTests(ClientTestCase):
         self.assertIn("nobody there", why)
 
     def test_accepts_then_closes(self) -> None:
-        """A server that accepts and then closes is not hammered."""
+        """The delay grows, too, if the server accepts and then closes."""
         for _ in range(200):
             if self.endpoint.attempts:
                 drop(self.endpoint.accept())
@@ -180,7 +183,7 @@ class BackOffTests(ClientTestCase):
         self.assertIn("closed cleanly", self.observer.links[-1][2])
 
     def test_reset_at_server(self) -> None:
-        """Once SERVER was seen, the next delay is the shortest again."""
+        """After SERVER was received, the next delay is the shortest again."""
         for _ in range(8):
             self.endpoint.fail()
             self.clock.run(5.5)
@@ -192,7 +195,7 @@ class BackOffTests(ClientTestCase):
         self.assertEqual(len(self.endpoint.attempts), 1)
 
     def test_error_of_the_peer(self) -> None:
-        """A peer that answers ERROR each time is not hammered."""
+        """The delay grows, too, if the peer always answers with an ERROR."""
         for _ in range(200):
             if self.endpoint.attempts:
                 protocol = self.establish()
@@ -202,7 +205,9 @@ class BackOffTests(ClientTestCase):
         self.assertLess(self.endpoint.count, 30)
 
     def test_wrong_server(self) -> None:
-        """A wrong homeserver is told by name, and not hammered."""
+        """
+        The delay grows for a server of another homeserver, which is reported by name.
+        """
         for _ in range(200):
             if self.endpoint.attempts:
                 protocol = self.endpoint.accept()
@@ -213,7 +218,7 @@ class BackOffTests(ClientTestCase):
         self.assertIn("other.test", self.observer.links[-1][2])
 
     def test_jitter(self) -> None:
-        """A delay is shortened by chance, to half at most."""
+        """Jitter shortens a delay to half of it at most."""
         for number, delay in ((0.0, 0.5), (0.5, 0.375), (1.0, 0.25)):
             factory = DirectTcpReplicationClientFactory(
                 "worker1",
@@ -229,7 +234,7 @@ class BackOffTests(ClientTestCase):
             self.assertEqual(self.observer.retries[-1], delay)
 
     def test_stop_while_up(self) -> None:
-        """To stop closes the link, waits for its end, and makes no other."""
+        """``stop`` closes the link, waits for its end, and does not reconnect."""
         protocol = self.establish()
         self.assertEqual(len(self.factory.buffers()), 1)
         stopped = self.factory.stop()
@@ -241,7 +246,7 @@ class BackOffTests(ClientTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_stop_while_waiting(self) -> None:
-        """To stop between two attempts makes no other."""
+        """``stop`` between two attempts cancels the next one."""
         self.endpoint.fail()
         self.successResultOf(self.factory.stop())
         self.clock.run(20)
@@ -249,7 +254,7 @@ class BackOffTests(ClientTestCase):
         self.assertEqual(self.factory.buffers(), [])
 
     def test_stop_while_connecting(self) -> None:
-        """To stop during an attempt gives it up."""
+        """``stop`` during an attempt cancels it."""
         self.successResultOf(self.factory.stop())
         self.clock.run(20)
         self.assertEqual(self.endpoint.count, 1)
@@ -257,10 +262,13 @@ class BackOffTests(ClientTestCase):
 
 
 class ReactorTests(ClientTestCase):
-    """The reactor's own methods of connecting, as a homeserver calls them."""
+    """The reactor's own connect methods, as a homeserver calls them."""
 
     def test_connect(self) -> None:
-        """It serves TCP, TLS and Unix sockets, and reconnects by the connector."""
+        """
+        The factory works with TCP, TLS and Unix sockets, and reconnects with the
+        connector.
+        """
         for connect in ("TCP", "SSL", "UNIX"):
             self.setUp()
             reactor = MemoryReactorClock()
@@ -292,7 +300,7 @@ class ReactorTests(ClientTestCase):
             self.assertEqual(attempts, 2)
 
     def test_stop_while_connecting(self) -> None:
-        """To stop during an attempt gives it up."""
+        """``stop`` during an attempt cancels it."""
         connector = MemoryReactorClock().connectTCP("127.0.0.1", 9092, self.factory)
         given_up: list[bool] = []
         connector.stopConnecting = lambda: given_up.append(True)

@@ -1,4 +1,4 @@
-"""After a protocol error nothing is resumed: the next connection begins anew."""
+"""Tests that nothing is resumed after a protocol error."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class NoResumeTests(SynchronousTestCase):
 
     def test_no_resume_after_a_protocol_error(self) -> None:
         """
-        Good lines behind a bad one are not read, half a batch is forgotten, and rows of
-        the next connection count only after a POSITION: what is missing is fetched.
+        Lines after a bad one are ignored, a partial batch is dropped, and after
+        reconnecting a POSITION is needed before the missing rows are fetched.
         """
         first = self.connect()
         first.dataReceived(b"POSITION events w 0 0\n" + b'RDATA events w 1 ["a"]\n')
@@ -57,7 +57,7 @@ class NoResumeTests(SynchronousTestCase):
         sent = bytes(self.transport.buffer)
         for line in (b"NAME reader\n", b"REPLICATE"):
             self.assertIn(line, sent)
-        # The end of the batch alone is no batch.
+        # The end of the batch alone is not delivered.
         second.dataReceived(b'RDATA events w 2 ["c"]\n')
         self.assertEqual(self.texts(), ["a"])
         discarded = self.host.observer.discards

@@ -1,4 +1,4 @@
-"""The line protocol on a transport."""
+"""Tests of the line protocol on a transport."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tests.tcp.protocol_case import ProtocolTestCase
 
 
 class GreetingTests(ProtocolTestCase):
-    """How a connection begins and ends."""
+    """The beginning and end of a connection."""
 
     def test_server(self) -> None:
-        """The server sends SERVER and PING; the link is up at NAME."""
+        """The server sends SERVER and PING; the link is up when NAME arrives."""
         protocol = self.make_server()
         protocol.makeConnection(self.transport)
         self.assertEqual(
@@ -43,7 +43,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.observer.links, [("made", "worker1")])
 
     def test_nothing_before_name(self) -> None:
-        """Nothing is acted on before NAME, and the server says so and closes."""
+        """The server answers any command before NAME with an ERROR and closes."""
         for line in (b"REPLICATE", b"REMOTE_SERVER_UP a", b"RDATA s w 1 []", b"X y"):
             transport = PausingTransport()
             protocol = self.make_server()
@@ -58,7 +58,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual((self.handler.calls, self.observer.links), ([], []))
 
     def test_http(self) -> None:
-        """A server closes on what a web browser sends, before and after NAME."""
+        """A server closes the connection on an HTTP request, before and after NAME."""
         post = b"POST / HTTP/1.1\nHost: 127.0.0.1:9092\n\nx\nNAME w\nREPLICATE\n"
         for request in (
             post,
@@ -79,9 +79,9 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.handler.calls, ["new"])
 
     def test_client(self) -> None:
-        """The client says NAME and PING; the link is up at SERVER.
+        """The client sends NAME and PING; the link is up when SERVER arrives.
 
-        REPLICATE is said by the handler, who may be there to listen only.
+        REPLICATE is left to the handler, which may be passive.
         """
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
@@ -92,7 +92,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.observer.links, [("made", "worker1")])
 
     def test_reads_more_at_once(self) -> None:
-        """A peer that sends without a break is read in larger pieces."""
+        """If a peer sends continuously, larger chunks are read."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         protocol.dataReceived(b"SERVER repl.test\n")
@@ -100,12 +100,12 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(vars(self.transport)["bufferSize"], 2 * USUAL_READ)
 
     def test_relays(self) -> None:
-        """Only what a server's connection brings is relayed."""
+        """Only commands received on a server's connections are relayed."""
         self.assertTrue(self.make_server().relays)
         self.assertFalse(self.make_client().relays)
 
     def test_name(self) -> None:
-        """A server's connection is called as its peer calls itself."""
+        """The name of a server's connection is that of its peer."""
         protocol = self.connected_server()
         protocol.dataReceived(b"NAME w1\nREPLICATE\n")
         self.assertEqual(protocol.name, "w1")
@@ -114,7 +114,7 @@ class GreetingTests(ProtocolTestCase):
         )
 
     def test_lost(self) -> None:
-        """The handler hears of the loss once, and no time passes for it after."""
+        """The handler is notified of the loss once, and no timer is left."""
         protocol = self.connected_server()
         protocol.connectionLost(Failure(ConnectionLost("broken pipe")))
         self.assertEqual(self.handler.calls, ["new", "lost"])
@@ -125,7 +125,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_lost_before_server(self) -> None:
-        """A client's link that never was up is not reported as lost."""
+        """A client's link that was never up is not reported as lost."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.lose(protocol)
@@ -134,7 +134,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertEqual(self.closed, [protocol])
 
     def test_wrong_server(self) -> None:
-        """A client refuses another homeserver, and never uses the link."""
+        """A client refuses a server of another homeserver and does not use the link."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.transport.take(1000)
@@ -145,7 +145,7 @@ class GreetingTests(ProtocolTestCase):
         self.assertIn("other.test", protocol.close_text)
 
     def test_no_delay(self) -> None:
-        """On TCP, small writes are not held back."""
+        """``TCP_NODELAY`` is set on TCP transports."""
 
         class TcpTransport(StringTransport):
             no_delay: bool | None = None
@@ -159,10 +159,10 @@ class GreetingTests(ProtocolTestCase):
 
 
 class ReceiveTests(ProtocolTestCase):
-    """What arrives."""
+    """Received data."""
 
     def test_rows_are_counted_once_a_chunk(self) -> None:
-        """Rows reach the handler a chunk at a time, and are counted."""
+        """The rows of a chunk are passed to the handler together, and counted."""
         protocol = self.connected_server()
         lines = rdata_lines("events", "w", [(n, [b"[]"]) for n in range(500)])
         protocol.dataReceived(b"\n".join(lines) + b"\n")
@@ -171,7 +171,7 @@ class ReceiveTests(ProtocolTestCase):
         self.assertEqual(self.observer.received, {("unnamed", "RDATA"): 500})
 
     def test_unknown_command(self) -> None:
-        """An unknown command is told to the observer; the link stays up."""
+        """An unknown command is reported to the observer; the link stays up."""
         protocol = self.connected_server()
         protocol.dataReceived(b"FROB x\nPOSITION unknown_stream w 1 2\n")
         [(_, error)] = self.observer.refused
@@ -182,7 +182,7 @@ class ReceiveTests(ProtocolTestCase):
         self.assertFalse(self.transport.disconnecting)
 
     def test_invalid_user_sync(self) -> None:
-        """An invalid USER_SYNC gets one ERROR and one close."""
+        """Invalid USER_SYNCs cause one ERROR and one close."""
         protocol = self.connected_server()
         protocol.dataReceived(
             b"USER_SYNC i @u:x a b start 5\nUSER_SYNC bad\nUSER_SYNC bad\n"
@@ -197,7 +197,10 @@ class ReceiveTests(ProtocolTestCase):
         self.assertTrue(self.transport.disconnecting)
 
     def test_refusal_of_the_handler(self) -> None:
-        """The handler may close while it receives; it hears of the loss later."""
+        """
+        The handler may close the link while it receives; it is notified of the loss
+        later.
+        """
         protocol = self.connected_server()
         self.handler.on_received = lambda link: link.close_with_error("not you")
         protocol.dataReceived(b"REPLICATE\n")
@@ -211,7 +214,7 @@ class ReceiveTests(ProtocolTestCase):
         )
 
     def test_closing_peers_in_a_loop(self) -> None:
-        """Connections may be closed in a loop over them."""
+        """Connections may be closed while iterating over them."""
         protocols = [self.make_server() for _ in range(5)]
         for protocol in protocols:
             protocol.makeConnection(PausingTransport())
@@ -222,10 +225,10 @@ class ReceiveTests(ProtocolTestCase):
 
 
 class TimeTests(ProtocolTestCase):
-    """Keep-alive, time-outs, and closes that hang."""
+    """Keep-alive, timeouts and closes that hang."""
 
     def test_keep_alive(self) -> None:
-        """A PING goes out every 5 s if nothing else does."""
+        """A PING is sent after 5 s without another line."""
         self.connected_server()
         self.clock.run(21)
         self.assertEqual(
@@ -234,7 +237,7 @@ class TimeTests(ProtocolTestCase):
         )
 
     def test_half_open(self) -> None:
-        """Both ends notice within 60 s that the other is gone."""
+        """Both ends of a half-open connection notice it within 60 s."""
         server, client = self.make_server(), self.make_client()
         link = Link(server, client)
         link.pump()
@@ -252,14 +255,14 @@ class TimeTests(ProtocolTestCase):
             self.assertEqual(protocol.close_reason.value, "timed_out")
 
     def test_person(self) -> None:
-        """A person with netcat, who sends no PING, is not timed out."""
+        """A peer that never sends PING, such as netcat, is not timed out."""
         protocol = self.connected_server()
         protocol.dataReceived(b"REPLICATE\n")
         self.clock.run(600)
         self.assertFalse(self.transport.disconnecting)
 
     def test_silent_client(self) -> None:
-        """A client that says no NAME for a minute is disconnected."""
+        """A client that sends no NAME within a minute is disconnected."""
         protocol = self.make_server()
         protocol.makeConnection(self.transport)
         self.clock.run(59)
@@ -270,7 +273,7 @@ class TimeTests(ProtocolTestCase):
         self.assertEqual(self.handler.calls, [])
 
     def test_silent_port(self) -> None:
-        """A client does not wait for SERVER for ever."""
+        """A client that receives no SERVER within 10 s disconnects."""
         protocol = self.make_client()
         protocol.makeConnection(self.transport)
         self.clock.run(9.5)
@@ -280,18 +283,18 @@ class TimeTests(ProtocolTestCase):
         self.assertIn("no SERVER within 10 s", protocol.close_text)
 
     def test_close_flushes(self) -> None:
-        """A close in good order sends what waits, even to a full transport."""
+        """A clean close sends the waiting lines, even while paused."""
         protocol = self.connected_server()
         protocol.pauseProducing()
         protocol.send_command(ClearUserSyncsCommand("i"))
         protocol.close()
         self.assertEqual(self.transport.buffer, b"CLEAR_USER_SYNC i\n")
-        # A transport that has a producer waits for it before it closes.
+        # A transport with a producer would not close before the producer is removed.
         self.assertIsNone(self.transport.producer)
         self.assertTrue(self.transport.disconnecting)
 
     def test_close_that_hangs(self) -> None:
-        """A close that the peer does not let end is aborted after 25 s."""
+        """A close that does not finish within 25 s is aborted."""
         protocol = self.connected_server()
         self.clock.run(3)
         protocol.close()
@@ -303,10 +306,10 @@ class TimeTests(ProtocolTestCase):
 
 
 class PairTests(ProtocolTestCase):
-    """Two ends back to back."""
+    """Two connected ends."""
 
     def test_rows_and_commands(self) -> None:
-        """Rows and commands go both ways, wherever they are cut."""
+        """Rows and commands arrive in both directions, however the data is split."""
         for chunk in (1, 2, 3, 7, 10**6):
             here, there = RecordingHandler(), RecordingHandler()
             server, client = self.make_server(here), self.make_client(there)
@@ -328,7 +331,10 @@ class PairTests(ProtocolTestCase):
             self.assertEqual(server.name, "worker1")
 
     def test_close(self) -> None:
-        """When one end closes, both handlers hear of it; the other end sees why."""
+        """
+        When one end closes, both handlers are notified, and the other end knows the
+        reason.
+        """
         here, there = RecordingHandler(), RecordingHandler()
         server, client = self.make_server(here), self.make_client(there)
         link = Link(server, client)

@@ -17,10 +17,10 @@ from tests.tcp.protocol_case import ProtocolTestCase
 
 
 class SendTests(ProtocolTestCase):
-    """What goes out."""
+    """Sent lines."""
 
     def test_commands_and_lines(self) -> None:
-        """Commands and lines are written in order, and counted by name."""
+        """Commands and lines are written in order and counted by name."""
         protocol = self.connected_server()
         protocol.send_command(RemoteServerUpCommand("a"))
         protocol.send_lines("RDATA", [b"RDATA 1", b"RDATA 2"])
@@ -28,11 +28,11 @@ class SendTests(ProtocolTestCase):
             self.transport.buffer, b"REMOTE_SERVER_UP a\nRDATA 1\nRDATA 2\n"
         )
         self.assertEqual(self.observer.sent["unnamed", "RDATA"], 2)
-        # It is closed if it falls behind, so that nobody waits for it.
+        # A slow peer is disconnected, so the link is never behind.
         self.assertFalse(protocol.is_behind)
 
     def test_too_long(self) -> None:
-        """A line that peers would refuse is refused before it is sent."""
+        """A line that is too long for peers is refused before it is sent."""
         protocol = self.connected_server()
         self.assertRaises(
             LineTooLongError,
@@ -43,7 +43,7 @@ class SendTests(ProtocolTestCase):
         self.assertFalse(self.transport.disconnecting)
 
     def test_sending_after_the_end(self) -> None:
-        """Nothing is sent, or counted, once the connection closes."""
+        """Nothing is sent or counted after the connection was closed."""
         protocol = self.connected_server()
         protocol.close()
         protocol.send_command(RemoteServerUpCommand("a"))
@@ -53,7 +53,7 @@ class SendTests(ProtocolTestCase):
         self.assertNotIn(("unnamed", "REMOTE_SERVER_UP"), self.observer.sent)
 
     def test_producer(self) -> None:
-        """It is a streaming producer to its transport."""
+        """The protocol is a streaming producer of its transport."""
         protocol = self.connected_server()
         verifyObject(IPushProducer, protocol)
         self.assertIs(self.transport.producer, protocol)
@@ -62,7 +62,9 @@ class SendTests(ProtocolTestCase):
         self.assertEqual(self.handler.calls, ["new"])
 
     def test_congestion(self) -> None:
-        """A peer that does not read at all is told that it failed to keep up."""
+        """
+        A peer that does not read is disconnected with ``ERROR Failed to keep up``.
+        """
         protocol = self.connected_server()
         line = b"RDATA events w 1 " + b"x" * 1000
         sent = 0
@@ -77,8 +79,8 @@ class SendTests(ProtocolTestCase):
 
     def test_slow_peer(self) -> None:
         """
-        A peer that reads one byte a second costs bounded memory, and in the end
-        its connection.
+        A peer that reads one byte a second uses limited memory and is disconnected in
+        the end.
         """
         protocol = self.connected_server()
         line = b"RDATA events w 1 " + b"x" * 1000
@@ -97,7 +99,7 @@ class SendTests(ProtocolTestCase):
         self.assertEqual(protocol.buffers().pending_commands, 0)
 
     def test_peer_that_recovers(self) -> None:
-        """What waited for a slow peer arrives in order, in pieces."""
+        """Lines that waited for a slow peer arrive in order, in pieces."""
         protocol = self.connected_server()
         lines = [b"RDATA events w %d []" % number for number in range(12_000)]
         for at in range(0, len(lines), 100):
@@ -111,7 +113,7 @@ class SendTests(ProtocolTestCase):
         self.assertFalse(self.transport.disconnecting)
 
     def test_buffers(self) -> None:
-        """What waits can be asked for."""
+        """``buffers`` reports the waiting commands."""
         protocol = self.connected_server()
         protocol.pauseProducing()
         protocol.send_command(RemoteServerUpCommand("a"))

@@ -1,4 +1,4 @@
-"""The server's end of a connection over TLS: who is let in, and when."""
+"""Tests of the server's end of a TLS connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TlsServerTests(ProtocolTestCase):
         self.server.makeConnection(self.transport)
 
     def test_up_when_let_in(self) -> None:
-        """The link is up, once, when the client that was let in sent NAME."""
+        """The link is up once an accepted client has sent NAME."""
         self.assertTrue(IHandshakeListener.providedBy(self.server))
         self.server.handshakeCompleted()
         self.assertEqual(self.observer.links, [])
@@ -45,7 +45,9 @@ class TlsServerTests(ProtocolTestCase):
         self.assertEqual(self.failures, [])
 
     def test_not_let_in(self) -> None:
-        """One that is refused was never a link; who it was and why is told."""
+        """
+        A refused client never becomes a link; its address and the reason are reported.
+        """
         why = SSL.Error([("SSL routines", "", "peer did not return a certificate")])
         self.server.connectionLost(Failure(why))
         ((what, error),) = self.failures
@@ -56,13 +58,13 @@ class TlsServerTests(ProtocolTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_probe(self) -> None:
-        """A connection that is closed again without a word is no failure."""
+        """A connection that is closed without sending anything is not reported."""
         self.server.connectionLost(Failure(ConnectionDone()))
         self.assertEqual((self.failures, self.observer.links), ([], []))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_silence(self) -> None:
-        """A client that does not begin TLS is cut off after a while."""
+        """A client that does not start TLS within 10 s is disconnected."""
         self.clock.run(HANDSHAKE_TIMEOUT - 0.5)
         self.assertFalse(self.transport.aborted)
         self.clock.run(1)
