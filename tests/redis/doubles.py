@@ -1,4 +1,4 @@
-"""What the tests of this folder share: recorders, and a link without sockets."""
+"""Recorders, and a link without sockets, for the tests of Redis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from synapse_replication.wire.commands.standard import PositionCommand, Replicat
 from synapse_replication.wire.rdata import RdataRun, ReceivedItem
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
-#: What Redis tells of a connection, as it sees it.
+#: The answer of Redis to CLIENT INFO.
 CLIENT_INFO = b"$%d\r\n%b\r\n" % (len(_INFO), _INFO)
 
 __all__ = [
@@ -41,17 +41,17 @@ __all__ = [
 
 
 def rdata(token: int) -> bytes:
-    """Make the line of a row."""
+    """Return the line of a row."""
     return b"RDATA events writer %d [%d]" % (token, token)
 
 
 def position(token: int) -> PositionCommand:
-    """Say that the writer stands at a token."""
+    """Return a POSITION of the writer at a token."""
     return PositionCommand("events", "writer", token, token)
 
 
 class Events:
-    """What happened, in order, and a way to wait for it."""
+    """Records events in order, and allows waiting for them."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -66,7 +66,7 @@ class Events:
                 waiter.callback(None)
 
     def until(self, condition: Callable[[], bool]) -> Deferred[None]:
-        """Fire once something happened that makes the condition true."""
+        """Fire once an event makes the condition true."""
         waiter: Deferred[None] = Deferred()
         if condition():
             waiter.callback(None)
@@ -76,7 +76,7 @@ class Events:
 
 
 class RecordingObserver(ReplicationObserver):
-    """Puts what it hears of connections among the events."""
+    """An observer that adds its calls to the events."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
@@ -121,13 +121,13 @@ class RecordingObserver(ReplicationObserver):
 
 
 class RecordingHandler:
-    """Says REPLICATE to each connection, and keeps what arrives.
+    """A handler that sends REPLICATE on each connection and records received items.
 
-    :ivar seen: the newest token that it may take itself to be at.
-    :ivar gaps: rows that came though the one before them had not.
-    :ivar waits_for_position: skip rows until a connection has brought the
-        writer's POSITION, as the command handler does.
-    :ivar answer: called when somebody says REPLICATE.
+    :ivar seen: the position that a reader would have.
+    :ivar gaps: (position, token) of each row that arrived without the one before it.
+    :ivar waits_for_position: skip rows until the writer's POSITION has arrived on the
+        connection, as the command handler does.
+    :ivar answer: called when a REPLICATE arrives.
     """
 
     def __init__(self, events: Events) -> None:
@@ -173,12 +173,12 @@ class RecordingHandler:
 
     @property
     def items(self) -> list[ReceivedItem]:
-        """All that arrived."""
+        """All received items."""
         return [item for chunk in self.chunks for item in chunk]
 
 
 class RecordingTransport(StringTransport):
-    """Keeps each write apart, and whether it was aborted."""
+    """A transport that records each write, and whether it was aborted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,13 +193,13 @@ class RecordingTransport(StringTransport):
         self.aborted = True
 
     def take(self) -> list[bytes]:
-        """Return what was written since the last time."""
+        """Return the writes since the last call."""
         writes, self.writes = self.writes, []
         return writes
 
 
 class MemoryLink:
-    """A link whose reactor, clock and connections are the test's.
+    """A link on a reactor, clock and connections in memory.
 
     Connection 0 is the sending one, 1 the subscribed one.
     """
@@ -227,7 +227,7 @@ class MemoryLink:
             reader_factory=reader_factory,
         )
         self.link.start()
-        #: Which connections were asked for again.
+        #: The indexes of the connections that were attempted again.
         self.reconnections: list[int] = []
         for index, connector in enumerate(self.reactor.connectors):
             connector.connect = partial(self.reconnections.append, index)
@@ -247,7 +247,7 @@ class MemoryLink:
     def connect(
         self, index: int, transport: RecordingTransport | None = None
     ) -> RecordingTransport:
-        """Let a connection be made."""
+        """Establish a connection."""
         factory = self.factory(index)
         factory.doStart()
         factory.startedConnecting(self.reactor.connectors[index])
@@ -259,19 +259,19 @@ class MemoryLink:
         return transport
 
     def lose(self, index: int) -> None:
-        """Let a connection be closed by the peer."""
+        """Close a connection from the peer's side."""
         reason = Failure(ConnectionDone())
         factory = self.factory(index)
         self.protocols[index].connectionLost(reason)
         factory.clientConnectionLost(self.reactor.connectors[index], reason)
 
     def greet(self) -> None:
-        """Answer CLIENT KILL, if a connection is to be ended, and PING."""
+        """Answer PING, after CLIENT KILL if it was sent."""
         killed = b"" if len(self.protocols[0]._awaited) < 2 else b":1\r\n"
         self.say(0, killed + b"+PONG\r\n")
 
     def acknowledge(self) -> None:
-        """Answer all that the sending connection waits for."""
+        """Answer everything that the sending connection awaits."""
         awaited = list(self.protocols[0]._awaited)
         self.say(
             0,
@@ -279,7 +279,7 @@ class MemoryLink:
         )
 
     def establish(self) -> None:
-        """Answer what both connections ask before they are up."""
+        """Answer the handshakes of both connections."""
         self.greet()
         self.say(1, b"*3\r\n$9\r\nsubscribe\r\n$2\r\nhs\r\n:1\r\n")
         self.reactor.advance(0)
@@ -288,5 +288,5 @@ class MemoryLink:
             transport.take()
 
     def say(self, index: int, data: bytes) -> None:
-        """Let Redis say something."""
+        """Deliver data from Redis."""
         self.protocols[index].dataReceived(data)

@@ -1,4 +1,4 @@
-"""Links to a real Redis, and peers that tests look through."""
+"""Links to a real Redis, and the base class of tests with them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rda
 
 
 class Peer:
-    """One process's link, its handler and what happened to it.
+    """The link of one instance, with its handler and events.
 
-    It says its position when it comes, when asked, and after losses.
+    It announces its position when it connects, when asked, and after losses.
 
-    :param instance_name: ``writer`` is the one whose rows are counted.
+    :param instance_name: only rows of the instance ``writer`` are counted.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Peer:
 
     @property
     def sender(self) -> Any:
-        """What publishes."""
+        """The link's sender."""
         return self.link.sender
 
     def announce(self, count: int) -> None:
@@ -86,9 +86,9 @@ class Peer:
             self.handler.connection.send_lines("RDATA", lines)
 
     def up(self, times: int = 1) -> Deferred[None]:
-        """Fire when both connections came up so many times.
+        """Fire when both connections were established ``times`` times.
 
-        A turn later: the observer hears of a connection before the sender does.
+        It fires a turn later, since the observer is notified before the sender.
         """
         both = self.events.until(
             lambda: (
@@ -99,7 +99,7 @@ class Peer:
         return both.addCallback(lambda _: deferLater(self._reactor, 0, lambda: None))
 
     def happened(self, *words: str) -> Deferred[None]:
-        """Fire when one event names all of the words."""
+        """Fire when one event contains all of the words."""
         return self.events.until(
             lambda: any(
                 all(word in str(event) for word in words) for event in self.events.all
@@ -108,7 +108,7 @@ class Peer:
 
 
 class SteppedReactor:
-    """Opens real connections; what time it is, a test says."""
+    """A reactor with real connections and a test clock."""
 
     def __init__(self, reactor: Any, clock: Clock) -> None:
         self.connectTCP = reactor.connectTCP
@@ -117,9 +117,9 @@ class SteppedReactor:
 
 
 class ClosingServer(Factory):
-    """Closes each connection when it has been spoken to, with an answer or none.
+    """Closes each connection after its first data, with or without an answer.
 
-    :ivar accepted: how many there were.
+    :ivar accepted: the number of accepted connections.
     """
 
     def __init__(self, answer: bytes) -> None:
@@ -144,7 +144,7 @@ class Closing(Protocol):
 
 
 class RealRedisTestCase(TestCase):
-    """Starts peers, and stops them in the end."""
+    """Starts peers, and stops them after the test."""
 
     timeout = 60
 
@@ -152,27 +152,27 @@ class RealRedisTestCase(TestCase):
         from twisted.internet import reactor  # noqa: TID251
 
         self.reactor: Any = reactor
-        # A server name of its own for each test, on one Redis.
+        # Each test has its own server name on the shared Redis.
         self.server_name = self.id()
 
     def start_redis(self, **options: Any) -> PrivateRedis:
-        """Start a Redis that the test may harm."""
+        """Start a Redis that the test may kill or reconfigure."""
         redis = PrivateRedis(**options)
         self.addCleanup(redis.stop)
         return redis.start()
 
     def start_peer(self, options: RedisOptions, **more: Any) -> Peer:
-        """Start one process's link."""
+        """Start the link of one instance."""
         peer = Peer(self.reactor, options, self.server_name, **more)
         self.addCleanup(lambda: Deferred.fromCoroutine(peer.link.stop()))
         return peer
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Look every 10 ms, until the test's own time-out."""
+        """Poll the condition every 10 ms, until the test times out."""
         while not condition():
             await deferLater(self.reactor, 0.01, lambda: None)
 
 
 def by_port(redis: PrivateRedis, **more: Any) -> RedisOptions:
-    """Say where a private Redis is."""
+    """Return options for the TCP port of a private Redis."""
     return RedisOptions(host=redis.host, port=redis.port, **more)

@@ -1,4 +1,4 @@
-"""What the tests of the sender share."""
+"""The base class of the sender's tests."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _POSITION = b"POSITION events writer 9 9"
 
 
 def published(writes: list[bytes]) -> bytes:
-    """Leave out all but what was published."""
+    """Return only the PUBLISH commands."""
     head = encode_publishes(b"", [b""])[0][:16]
     return b"".join(data for data in writes if data.startswith(head))
 
 
 class SocketTransport(RecordingTransport):
-    """A transport that can be told to write to its socket.
+    """A transport that counts the calls of ``doWrite``.
 
-    :ivar sent: how often it was.
+    :ivar sent: the number of calls.
     """
 
     sent = 0
@@ -48,7 +48,7 @@ class RedisSenderTestCase(SynchronousTestCase):
 
     @property
     def written(self) -> list[bytes]:
-        """What the sending connection wrote since it was last looked at."""
+        """The writes of the sending connection since the last access."""
         return self.memory.transports[0].take()
 
     def publish_rows(self, *tokens: int) -> None:
@@ -56,11 +56,11 @@ class RedisSenderTestCase(SynchronousTestCase):
         self.sender.publish("RDATA", "hs", [rdata(token) for token in tokens])
 
     def turn(self) -> None:
-        """Let a turn of the reactor end."""
+        """End the current reactor turn."""
         self.memory.reactor.advance(0)
 
     def publish_and_refuse(self, answer: bytes) -> None:
-        """Publish a row, and refuse the question that follows it."""
+        """Publish a row, and answer the CLIENT INFO after it with an error."""
         self.memory.greet()
         self.publish_rows(1)
         self.turn()
@@ -68,7 +68,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         self.memory.say(0, b":1\r\n" + answer)
 
     def publish_again(self) -> list[bytes]:
-        """Return what is written on the next connection, beside publishes."""
+        """Reconnect, publish a row, and return all writes except publishes."""
         self.memory.lose(0)
         self.memory.connect(0)
         self.memory.greet()
@@ -78,7 +78,7 @@ class RedisSenderTestCase(SynchronousTestCase):
         return [data for data in self.written if not data.startswith(head)]
 
     def lose_and_connect(self) -> bytes:
-        """Return what is published on the next connection."""
+        """Reconnect, and return what is published on the new connection."""
         self.memory.lose(0)
         transport = self.memory.connect(0)
         self.memory.greet()
@@ -87,10 +87,10 @@ class RedisSenderTestCase(SynchronousTestCase):
 
     @property
     def unavailable(self) -> list[tuple[str, str, str]]:
-        """What is done without."""
+        """The reports of unavailable features."""
         return [event for event in self.memory.events.all if event[0] == "unavailable"]
 
     @property
     def failures(self) -> list[str]:
-        """What was told to have failed."""
+        """The reported failures."""
         return [event[1] for event in self.memory.events.all if event[0] == "failure"]

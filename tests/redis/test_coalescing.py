@@ -1,4 +1,4 @@
-"""Tests of what is gathered into one write."""
+"""Tests of collecting publishes into one write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CoalescerTests(SynchronousTestCase):
         )
 
     def test_one_flush_a_turn(self) -> None:
-        """All that comes within a turn is flushed once, at its end, in order."""
+        """All publishes of a turn are flushed once, at its end, in order."""
         for _ in range(2):
             self.waiting.add(_ROWS)
             self.waiting.flush_later()
@@ -34,14 +34,14 @@ class CoalescerTests(SynchronousTestCase):
         self.assertEqual(len(self.flushed), 2)
 
     def test_taken_before(self) -> None:
-        """What was taken out before needs no flush."""
+        """Publishes that were taken earlier need no flush."""
         self.waiting.add(_ROWS)
         self.waiting.flush_later()
         self.assertEqual(self.waiting.take(), [_ROWS])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_quiet(self) -> None:
-        """It is quiet at first, and some time after a write."""
+        """The coalescer is quiet at first, and again some time after a write."""
         self.assertTrue(self.waiting.is_quiet())
         self.waiting.record_write()
         self.clock.advance(COALESCE_WINDOW)

@@ -1,4 +1,4 @@
-"""The cache in Redis, against a real one."""
+"""Tests of the external cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.redis.doubles import Events, MemoryLink, RecordingHandler, RecordingO
 
 
 class WithRedisTests(TestCase):
-    """:class:`ExternalCache` with a Redis."""
+    """:class:`ExternalCache` with a real Redis."""
 
     timeout = 30
 
     async def test_values(self) -> None:
-        """Any JSON value comes back, by cache and key, until it expires."""
+        """Any JSON value is returned by cache and key until it expires."""
         from twisted.internet import reactor as untyped_reactor  # noqa: TID251
 
         reactor: Any = untyped_reactor
@@ -56,10 +56,10 @@ class WithRedisTests(TestCase):
 
 
 class WithoutRedisTests(SynchronousTestCase):
-    """:class:`ExternalCache` without one."""
+    """:class:`ExternalCache` without Redis."""
 
     def test_not_configured(self) -> None:
-        """Without a Redis nothing is kept, and nothing fails."""
+        """Without Redis, nothing is stored and no call fails."""
         cache = ExternalCache(None, Clock(), ReplicationObserver())
         self.assertFalse(cache.is_enabled())
         setting = Deferred.fromCoroutine(cache.set("c", "k", 1, 1000))
@@ -68,14 +68,14 @@ class WithoutRedisTests(SynchronousTestCase):
         self.assertIsNone(self.successResultOf(getting))
 
     def test_not_connected(self) -> None:
-        """While there is no connection it fails at once, and nothing waits."""
+        """Without a connection, calls fail at once."""
         memory = MemoryLink()
         memory.lose(0)
         getting = Deferred.fromCoroutine(memory.link.cache.get("c", "k"))
         self.failureResultOf(getting, txredisapi.ConnectionError)
 
     def test_wrong_values(self) -> None:
-        """What is not JSON, or is kept for no time, is refused."""
+        """A value that is not JSON, and an expiry of 0, are refused."""
         cache = MemoryLink().link.cache
         for value, expiry_ms in ((float("nan"), 1000), (object(), 1000), (1, 0)):
             setting = Deferred.fromCoroutine(cache.set("c", "k", value, expiry_ms))

@@ -1,4 +1,4 @@
-"""Connections that stall, fail and come back, on a clock of the test's."""
+"""Tests of connections that stall, fail and reconnect, on a test clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PING = encode(b"PING")
 
 
 def retries(memory: MemoryLink, name: str) -> list[tuple[str, float]]:
-    """Return why and after how long a connection was tried again, each time."""
+    """Return the reason and delay of each retry of a connection."""
     return [
         (event[2], event[3])
         for event in memory.events.all
@@ -28,7 +28,10 @@ class KeepAliveTests(SynchronousTestCase):
     """A half-open connection is noticed within 60 s, in either direction."""
 
     def test_half_open(self) -> None:
-        """Each connection is pinged every 30 s, and cut if 30 s bring no answer."""
+        """
+        Each connection sends a PING after 30 s, and is closed 30 s later without an
+        answer.
+        """
         for index, name in enumerate(("redis_out", "redis")):
             memory = MemoryLink()
             memory.establish()
@@ -46,8 +49,8 @@ class KeepAliveTests(SynchronousTestCase):
 
     def test_clock_steps(self) -> None:
         """
-        A step of the clock by more than all time-outs sends a PING, and then waits
-        for an answer: nobody had a chance to give one.
+        After a clock step beyond all timeouts, a PING is sent and its answer awaited:
+        Redis had no chance to answer before.
         """
         memory = MemoryLink()
         memory.establish()
@@ -61,15 +64,13 @@ class KeepAliveTests(SynchronousTestCase):
                 memory.say(index, pong)
 
     def test_clock_steps_in_the_handshake(self) -> None:
-        """
-        A step of the clock does not end a connection that is being established.
-        """
+        """A clock step does not abort a handshake."""
         memory = MemoryLink(RedisOptions(password="hush"))
         memory.reactor.advance(3600)
         self.assertFalse(any(t.aborted for t in memory.transports))
 
     def test_alive(self) -> None:
-        """A connection that answers stays."""
+        """A connection with answers stays open."""
         memory = MemoryLink()
         memory.establish()
         for _ in range(10):
@@ -80,7 +81,9 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertFalse(any(t.aborted for t in memory.transports))
 
     def test_busy(self) -> None:
-        """Messages do not hide that what we say does not arrive: only answers count."""
+        """
+        Only answers count as proof that sent data arrives, published messages do not.
+        """
         memory = MemoryLink()
         memory.establish()
         for _ in range(59):
@@ -92,10 +95,10 @@ class KeepAliveTests(SynchronousTestCase):
 
 
 class HandshakeTests(SynchronousTestCase):
-    """What goes wrong before a connection is of use."""
+    """Failures before a connection is established."""
 
     def test_auth_stalls(self) -> None:
-        """A Redis that does not answer AUTH is cut off, and tried again."""
+        """If Redis does not answer AUTH, the connection is aborted and retried."""
         memory = MemoryLink(RedisOptions(password="hush"))
         memory.reactor.pump([10 / 6] * 5)
         self.assertFalse(any(t.aborted for t in memory.transports))
@@ -111,7 +114,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertIn("new_connection", memory.events.all)
 
     def test_auth_fails(self) -> None:
-        """A refused password is reported without it, and tried again for ever."""
+        """A refused password is reported without its value, and retried forever."""
         memory = MemoryLink(RedisOptions(password="hush"))
         for attempt in range(1, 6):
             memory.say(1, b"-WRONGPASS invalid username-password pair\r\n")
@@ -127,7 +130,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertIn("new_connection", memory.events.all)
 
     def test_dropped_during_auth(self) -> None:
-        """A connection that is dropped while AUTH is out is tried again."""
+        """A connection that is lost during AUTH is retried."""
         memory = MemoryLink(RedisOptions(password="hush"))
         memory.lose(1)
         memory.lose(0)
@@ -135,7 +138,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual(len(retries(memory, "redis_out")), 1)
 
     def test_password_missing(self) -> None:
-        """A Redis that wants a password and gets none says so in the report."""
+        """If Redis requires a password and none is configured, the report says so."""
         memory = MemoryLink()
         for index in (0, 1):
             # To CLIENT INFO and PING, or to SUBSCRIBE.
@@ -157,13 +160,13 @@ class HandshakeTests(SynchronousTestCase):
         )
 
     def test_closed_at_once(self) -> None:
-        """A port that closes before it says anything may be one that speaks TLS."""
+        """If the port closes without an answer, the report mentions TLS."""
         memory = MemoryLink()
         memory.lose(1)
         self.assertIn("TLS", retries(memory, "redis")[0][0])
 
     def test_refused(self) -> None:
-        """A port where nobody listens is reported and tried again."""
+        """A refused connection is reported and retried."""
         memory = MemoryLink()
         memory.lose(1)
         connector = memory.reactor.connectors[1]
@@ -173,7 +176,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertIn("refused", retries(memory, "redis")[-1][0])
 
     def test_endless_reply(self) -> None:
-        """A reply without end is not gathered without end."""
+        """A reply that is too long aborts the connection."""
         memory = MemoryLink()
         memory.establish()
         memory.say(1, b"$%d\r\n" % (2 * MAX_REPLY_LENGTH))
@@ -183,14 +186,14 @@ class HandshakeTests(SynchronousTestCase):
 
 
 class BackOffTests(SynchronousTestCase):
-    """A server that accepts and then closes is not hammered."""
+    """The delays between attempts."""
 
     def test_delays(self) -> None:
-        """Delays grow to 5 s, and begin anew once a subscription was confirmed."""
+        """Delays grow to 5 s, and are reset by a confirmed subscription."""
         memory = MemoryLink()
         for attempt in range(30):
             memory.lose(1)
-            # It is said how long that takes, and so long it takes.
+            # The reported delay is the actual one.
             _, delay = retries(memory, "redis")[-1]
             memory.reactor.advance(delay - 0.001)
             self.assertEqual(memory.reconnections.count(1), attempt)
@@ -201,14 +204,14 @@ class BackOffTests(SynchronousTestCase):
         self.assertLessEqual(delays[0], 0.1)
         self.assertGreaterEqual(min(delays[6:]), 2.5)
         self.assertLessEqual(max(delays), 5)
-        # Processes that were cut off together do not come back together.
+        # With jitter, instances that lost Redis together do not reconnect together.
         self.assertGreater(len({round(delay, 3) for delay in delays[6:]}), 15)
         memory.establish()
         memory.lose(1)
         self.assertLessEqual(retries(memory, "redis")[-1][1], 0.1)
 
     def test_sending(self) -> None:
-        """On the sending connection they begin anew once it did something."""
+        """On the sending connection, delays are reset once a publish was answered."""
         memory = MemoryLink()
         for _ in range(10):
             memory.lose(0)
@@ -223,7 +226,7 @@ class BackOffTests(SynchronousTestCase):
         self.assertLess(retries(memory, "redis_out")[-1][1], 1)
 
     def test_stopped(self) -> None:
-        """Once stopped, nothing is tried again, and no timer is left."""
+        """After a stop, nothing is retried and no timer is left."""
         memory = MemoryLink()
         memory.establish()
         closing = [memory.factory(index).close(3.0) for index in (0, 1)]
@@ -236,7 +239,7 @@ class BackOffTests(SynchronousTestCase):
         self.assertEqual(memory.reactor.getDelayedCalls(), [])
 
     def test_stopped_while_waiting(self) -> None:
-        """One that waits to be tried again is not."""
+        """A stop cancels a retry that is scheduled."""
         memory = MemoryLink()
         memory.lose(1)
         memory.lose(0)
@@ -247,7 +250,7 @@ class BackOffTests(SynchronousTestCase):
         self.assertEqual(memory.reactor.getDelayedCalls(), [])
 
     def test_close_hangs(self) -> None:
-        """A connection that does not close in time is cut."""
+        """A connection that does not close in time is aborted."""
         memory = MemoryLink()
         memory.establish()
         closed = memory.factory(1).close(3.0)
@@ -258,10 +261,10 @@ class BackOffTests(SynchronousTestCase):
 
 
 class PoolTests(SynchronousTestCase):
-    """:class:`SynapseRedisFactory` as txredisapi's own factories are used."""
+    """:class:`SynapseRedisFactory`, used like txredisapi's own factories."""
 
     def test_handler(self) -> None:
-        """Its handler gives txredisapi's commands, with texts decoded."""
+        """Its handler has txredisapi's commands, which return decoded text."""
         clock = MemoryReactorClock()
         factory = SynapseRedisFactory("redis", None, 1, clock=clock)
         clock.connectTCP("redis", 6379, factory)

@@ -1,4 +1,4 @@
-"""Tests of what is asked of Redis about connections; see test_sender.py for when."""
+"""Tests of the fencing commands; test_sender_reconnect.py tests when they are sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FencingTests(SynchronousTestCase):
         return ConnectionFence(self.state, execute, is_possible=is_possible)
 
     def test_named_and_ended(self) -> None:
-        """The next connection ends the newest one that had a name."""
+        """A new connection kills the newest earlier one whose address is known."""
         first = self.fence()
         first.end_earlier()
         self.assertEqual(self.asked, [])
@@ -53,14 +53,16 @@ class FencingTests(SynchronousTestCase):
         )
 
     def test_no_name(self) -> None:
-        """By an answer without an address, such as of a Unix socket, none is ended."""
+        """
+        If CLIENT INFO returns no IP address, as for a Unix socket, nothing is killed.
+        """
         for info in ("id=7 addr=/run/redis.sock:0 name=", b"what?", None):
             self.fence().ask_name()
             self.asked.pop()[1].callback(info)
             self.assertIsNone(self.state.earlier)
 
     def test_nothing_to_fence(self) -> None:
-        """A connection in which nothing could be left asks nothing."""
+        """A connection that needs no fencing sends no command."""
         self.state.earlier = "7", "203.0.113.7:4711"
         fence = self.fence(is_possible=False)
         fence.end_earlier()
@@ -68,7 +70,7 @@ class FencingTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
 
     def test_errors(self) -> None:
-        """Those that would come again end the fencing; others are reported, or not."""
+        """A permanent error disables fencing; of the others, some are reported."""
         for error, is_unavailable, is_reported in (
             (ConnectionLost(), False, False),
             (txredisapi.ResponseError("NOAUTH first"), False, False),
@@ -85,7 +87,10 @@ class FencingTests(SynchronousTestCase):
             self.assertEqual(bool(reported), is_reported, error)
 
     def test_hang_ups(self) -> None:
-        """A server that always ends the connection instead is not asked any more."""
+        """
+        A server that always closes the connection instead of answering is not asked any
+        more.
+        """
         for number in range(MAX_HANG_UPS):
             self.assertFalse(self.state.is_unavailable, number)
             fence = self.fence()
@@ -97,8 +102,10 @@ class FencingTests(SynchronousTestCase):
         self.assertEqual(self.asked, [])
 
     def test_no_hang_ups(self) -> None:
-        """An explained end, one without a question, and one of a server that answered
-        once count for nothing."""
+        """
+        A close does not count if it is explained, if no answer was pending, or if the
+        server has answered before.
+        """
         for _ in range(2 * MAX_HANG_UPS):
             self.fence().end(is_explained=False)
             fence = self.fence()

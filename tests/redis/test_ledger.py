@@ -1,4 +1,4 @@
-"""Tests of what counts as lost, and of what is published again."""
+"""Tests of counting lost publishes, and of retaining those to be sent again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _EXTENSION = Publish(EXTENSION, b"hs/x", [b"e"])
 
 
 def others(*lines: bytes) -> Publish:
-    """Make a publish of lines that nothing else brings."""
+    """Make a publish of commands that must be retained."""
     return Publish("USER_SYNC", b"hs", lines)
 
 
 def write(accounts: PublishLedger, unacknowledged: int, *publishes: Publish) -> None:
-    """Write publishes, as a sender does."""
+    """Record publishes as written, as the sender does."""
     count = 0
     for publish in publishes:
         count += len(publish.lines)
@@ -32,7 +32,10 @@ class RetainTests(SynchronousTestCase):
         self.ledger = PublishLedger()
 
     def test_what_is_retained(self) -> None:
-        """Rows and positions are lost, the extension is nothing, the rest is kept."""
+        """
+        Rows and positions count as lost, extension messages are ignored, and other
+        commands are retained.
+        """
         for publish, lost in ((_ROWS, 2), (_POSITION, 3), (_EXTENSION, 3)):
             self.assertEqual(self.ledger.retain(publish), 0)
             self.assertEqual(self.ledger.lost, lost, publish)
@@ -44,7 +47,7 @@ class RetainTests(SynchronousTestCase):
         self.assertEqual(list(self.ledger.take_retained()), [])
 
     def test_bounded(self) -> None:
-        """What finds no room is lost."""
+        """Commands beyond the limit are lost."""
         self.patch(ledger, "MAX_RETAINED", 3)
         self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
         self.assertEqual(self.ledger.retain(others(b"c", b"d", b"e")), 2)
@@ -55,13 +58,15 @@ class RetainTests(SynchronousTestCase):
 
 
 class ConnectionTests(SynchronousTestCase):
-    """What a connection leaves, by how much of it was answered."""
+    """What remains of a connection, depending on the answers received."""
 
     def end(
         self, unacknowledged: int, *publishes: Publish, is_refused: bool = False
     ) -> tuple[list[bytes], bool, int]:
-        """Return the lines to be published again, whether some were forgotten, and
-        how many are lost."""
+        """
+        Return the lines to publish again, whether any were evicted, and how many are
+        lost.
+        """
         self.ledger = PublishLedger()
         write(self.ledger, 0, *publishes)
         again, has_evicted = self.ledger.end_connection(
@@ -71,7 +76,9 @@ class ConnectionTests(SynchronousTestCase):
         return lines, has_evicted, self.ledger.lost
 
     def test_unanswered(self) -> None:
-        """What was not answered is lost; what nothing else brings is to go again."""
+        """
+        Unanswered lines are lost; of them, the retained commands are published again.
+        """
         written = (_ROWS, others(b"a", b"b"), _POSITION, _EXTENSION, others(b"c"))
         for unacknowledged, lines in (
             (0, []),
@@ -88,13 +95,13 @@ class ConnectionTests(SynchronousTestCase):
             )
 
     def test_refused(self) -> None:
-        """The one that Redis refused is lost, and does not go again."""
+        """The line that Redis refused is lost and not published again."""
         self.assertEqual(
             self.end(2, others(b"a", b"b"), is_refused=True), ([b"b"], False, 2)
         )
 
     def test_the_next_connection(self) -> None:
-        """What was written on one connection says nothing of the next one."""
+        """Lines of an earlier connection are not counted for the next one."""
         self.end(1, others(b"a"))
         write(self.ledger, 0, others(b"b"))
         again, _ = self.ledger.end_connection(1)
@@ -102,14 +109,17 @@ class ConnectionTests(SynchronousTestCase):
         self.assertEqual(self.ledger.lost, 2)
 
     def test_bounded(self) -> None:
-        """Beyond a bound the oldest are forgotten, which matters if they were lost."""
+        """
+        Beyond the limit the oldest are evicted, which is reported only if they were
+        lost.
+        """
         self.patch(ledger, "MAX_RETAINED", 2)
         written = (others(b"a"), others(b"b"), others(b"c"))
         self.assertEqual(self.end(3, *written), ([b"b", b"c"], True, 3))
         self.assertEqual(self.end(2, *written), ([b"b", b"c"], False, 2))
 
     def test_answered_ones_make_room(self) -> None:
-        """What was answered before something else is written is not kept any longer."""
+        """Answered commands make room for later ones."""
         self.patch(ledger, "MAX_RETAINED", 2)
         accounts = PublishLedger()
         write(accounts, 0, others(b"a"), others(b"b"))

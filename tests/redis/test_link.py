@@ -1,4 +1,4 @@
-"""Both connections, against a real Redis and real faults."""
+"""Tests of a link with a real Redis."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.redis.real_redis import (
 
 
 class RoundTripTests(RealRedisTestCase):
-    """What one process sends, every one receives, itself included."""
+    """Each instance receives what one sends, itself included."""
 
     async def exchange(self, *peers: Peer) -> None:
-        """Send from the first and receive on all."""
+        """Send rows from the first peer and receive them on all."""
         for peer in peers:
             await peer.up()
         peers[0].write(500)
@@ -35,18 +35,18 @@ class RoundTripTests(RealRedisTestCase):
         await self.exchange(self.start_peer(options), self.start_peer(options))
 
     async def test_unix_socket(self) -> None:
-        """A Unix socket serves both connections."""
+        """Both connections work with a Unix socket."""
         options = RedisOptions(path=str(shared_redis().socket_path))
         await self.exchange(self.start_peer(options))
 
     async def test_the_connection_before_is_ended(self) -> None:
-        """A connection that takes the place of another has Redis end that one first."""
+        """A new sending connection makes Redis close the earlier one first."""
         redis = shared_redis()
         peer = self.start_peer(by_port(redis))
         factory = peer.link._outbound
         await self.until(lambda: factory.fencing.earlier is not None)
         (first,) = factory.links
-        # As if this process took it for lost, and Redis did not.
+        # As if only this end had noticed the loss of the connection.
         factory.stopTrying()
         self.reactor.connectTCP(redis.host, redis.port, factory)
         await self.until(lambda: first not in factory.links)
@@ -54,7 +54,7 @@ class RoundTripTests(RealRedisTestCase):
         self.assertTrue(second.established)
 
     async def test_password_user_and_database(self) -> None:
-        """An ACL user and a database hold for both connections."""
+        """User, password and database apply to both connections."""
         redis = self.start_redis(
             password="hush",
             acl=[
@@ -71,16 +71,16 @@ class RoundTripTests(RealRedisTestCase):
             self.assertIn(("bob", "3"), users)
         await peer.link.cache.set("c", "k", [1, "ä"], 60_000)
         self.assertEqual(await peer.link.cache.get("c", "k"), [1, "ä"])
-        # Redis was asked for nothing that this user may not do.
+        # No command was refused by the ACL.
         self.assertEqual(redis.command("ACL", "LOG"), [])
 
     async def test_password_alone(self) -> None:
-        """A password for the default user holds for both connections."""
+        """A password for the default user applies to both connections."""
         redis = self.start_redis(password="hush")
         await self.exchange(self.start_peer(by_port(redis, password="hush")))
 
     async def test_user_ip(self) -> None:
-        """USER_IP reaches only those who subscribe to its channel."""
+        """USER_IP reaches only the subscribers of its channel."""
         options = by_port(shared_redis())
         with_ips = self.start_peer(options, channels=["USER_IP"])
         without = self.start_peer(options)
@@ -101,7 +101,7 @@ class RoundTripTests(RealRedisTestCase):
         self.assertEqual(without.sender.receivers, 2)
 
     async def test_flushed_on_stop(self) -> None:
-        """What was published right before the stop arrives."""
+        """Rows that were published right before the stop arrive."""
         options = by_port(shared_redis())
         reader = self.start_peer(options)
         peer = Peer(self.reactor, options, self.server_name)

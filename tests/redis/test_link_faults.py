@@ -1,4 +1,4 @@
-"""Tests for links to a real Redis that fails, or speaks TLS."""
+"""Tests for links to a real Redis with faults, or with TLS."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.link_proxy import Cut, LinkProxy
 
 
 class FaultTests(RealRedisTestCase):
-    """Real faults of a real Redis: the link comes back, and no row is skipped."""
+    """Real faults of a real Redis: the link reconnects, and no row is skipped."""
 
     async def write_on(self, writer: Peer, rounds: int) -> None:
         """Write 20 rows every 2 ms."""
@@ -56,7 +56,7 @@ class FaultTests(RealRedisTestCase):
         self.assertGreater(writer.losses, 0)
 
     async def start_pair(self, redis: PrivateRedis) -> tuple[Peer, Peer]:
-        """Start a writer, and a reader that knows where it stands."""
+        """Start a writer, and a reader that has received its position."""
         writer = self.start_peer(by_port(redis))
         writer.handler.answer = lambda: writer.announce(0)
         reader = self.start_peer(by_port(redis), instance_name="reader")
@@ -66,7 +66,7 @@ class FaultTests(RealRedisTestCase):
         return writer, reader
 
     async def test_outbound_only(self) -> None:
-        """The sending connection alone is cut, again and again: no gap is hidden."""
+        """Only the sending connection is lost, repeatedly: every gap is announced."""
         redis = self.start_redis()
         writer, reader = await self.start_pair(redis)
         for _ in range(5):
@@ -87,7 +87,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(reader.events.all.count("new_connection"), 1)
 
     async def test_slow_subscriber(self) -> None:
-        """Redis kills a subscriber that does not read; it comes back."""
+        """Redis disconnects a subscriber that does not read; it reconnects."""
         redis = self.start_redis(
             settings={"client-output-buffer-limit": "pubsub 200kb 0 0"}
         )
@@ -101,13 +101,13 @@ class FaultTests(RealRedisTestCase):
         while len(redis.clients("pubsub")) == 2:
             writer.handler.connection.send_lines("RDATA", [line] * 100)  # type: ignore[union-attr]
             await writer.sender.drained()
-            # The one that pauses is not to hold up the writer's own copy.
+            # The paused subscriber must not delay the writer's own copy.
             await deferLater(self.reactor, 0.001, lambda: None)
         transport.resumeProducing()
         await slow.up(1)
         await slow.events.until(lambda: slow.events.all.count("new_connection") == 2)
         self.assertIn("lost_connection", slow.events.all)
-        # What it missed is announced to it, and what follows arrives.
+        # The missed rows are announced to it, and later ones arrive.
         slow.handler.answer = lambda: None
         writer.announce(0)
         writer.write(100)
@@ -115,7 +115,7 @@ class FaultTests(RealRedisTestCase):
         self.assertEqual(slow.handler.gaps, [])
 
     async def test_frozen(self) -> None:
-        """A Redis that says nothing is noticed on both connections."""
+        """Both connections notice a Redis that does not answer."""
         redis = self.start_redis()
         peer = self.start_peer(by_port(redis), interval=0.2)
         await peer.up()
@@ -126,7 +126,7 @@ class FaultTests(RealRedisTestCase):
         await peer.up(2)
 
     async def test_cut_in_one_direction(self) -> None:
-        """Each connection, cut in either direction, is replaced; no row is lost."""
+        """A connection that is cut in either direction is replaced; no row is lost."""
         redis = self.start_redis()
         proxy = LinkProxy((redis.host, redis.port))
         self.addCleanup(proxy.close)
@@ -150,8 +150,8 @@ class FaultTests(RealRedisTestCase):
             await self.write_on(writer, 3)
             proxy.cut(cut)
             await self.write_on(writer, 3)
-            # Where nothing of ours arrives, nothing else is to tell that it was lost.
-            # Where only our PINGs do not, what comes is not to hide that.
+            # If publishes are cut, no later row may reveal the loss, so none is
+            # written. If only PINGs are cut, arriving rows must not hide that.
             while not all(
                 any(event[:2] == ("lost", name) for event in peer.events.all)
                 for peer in (writer, reader)
@@ -172,7 +172,7 @@ class FaultTests(RealRedisTestCase):
             self.assertEqual(reader.handler.gaps, [], cut)
 
     async def test_too_many_clients(self) -> None:
-        """Turned away by maxclients while AUTH is out, it gets in later."""
+        """A connection refused because of ``maxclients`` is established later."""
         redis = self.start_redis(password="hush")
         redis.command("CONFIG", "SET", "maxclients", "1")
         crowd = self.reactor.connectTCP(
@@ -187,14 +187,14 @@ class FaultTests(RealRedisTestCase):
         await peer.up()
 
     def raise_limit(self, redis: PrivateRedis) -> bool:
-        """Let others in, if we are let in."""
+        """Raise ``maxclients``, if a connection is possible."""
         try:
             return bool(redis.command("CONFIG", "SET", "maxclients", "100") == "OK")
         except OSError:
             return False
 
     async def test_password_mended(self) -> None:
-        """After a wrong password was repaired in Redis, it gets in."""
+        """After Redis's password was corrected, both connections are established."""
         redis = self.start_redis(password="other")
         peer = self.start_peer(by_port(redis, password="hush"))
         await peer.happened("again", "'redis'", "WRONGPASS")
@@ -205,8 +205,8 @@ class FaultTests(RealRedisTestCase):
 
     async def test_accepts_then_closes(self) -> None:
         """
-        On real sockets, a server that closes each connection, at once or after an
-        answer, is tried again when it was said, each time later, and no oftener.
+        If a server closes each connection, with or without an answer, retries happen at
+        the reported times only, with growing delays.
         """
         for answer in (b"", b"+PONG\r\n"):
             closing = ClosingServer(answer)
@@ -224,7 +224,9 @@ class FaultTests(RealRedisTestCase):
             await port.stopListening()
 
     async def refused(self, peer: Peer, attempt: int) -> list[float]:
-        """Wait until both connections failed so often; give how long each waits."""
+        """
+        Wait for that many failures of both connections; return their latest delays.
+        """
         events = peer.events
         delays: list[float] = []
         for name in ("redis_out", "redis"):
@@ -238,7 +240,7 @@ class FaultTests(RealRedisTestCase):
         return delays
 
     async def test_stalling_server(self) -> None:
-        """A server that swallows AUTH, then is replaced by one that answers."""
+        """A server that does not answer AUTH is replaced by one that does."""
         redis = self.start_redis(password="hush")
         held: list[Any] = []
 
@@ -263,7 +265,7 @@ class FaultTests(RealRedisTestCase):
 
 
 class TlsTests(RealRedisTestCase):
-    """TLS, with a certificate asked of us too, on both connections."""
+    """TLS with client certificates on both connections."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -290,11 +292,11 @@ class TlsTests(RealRedisTestCase):
         )
 
     def options(self, tls: RedisTlsOptions | None) -> RedisOptions:
-        """Say where the port that speaks TLS is."""
+        """Return options for the TLS port."""
         return RedisOptions(self.redis.host, self.redis.tls_port, tls=tls)
 
     async def test_tls(self) -> None:
-        """Rows go through TLS, and what was published before the stop arrives."""
+        """Rows are sent over TLS, also those published right before the stop."""
         reader = self.start_peer(self.options(self.tls))
         writer = Peer(self.reactor, self.options(self.tls), self.server_name)
         await reader.up()
@@ -304,13 +306,16 @@ class TlsTests(RealRedisTestCase):
         await reader.events.until(lambda: reader.handler.seen == 5000)
 
     async def test_other_authority(self) -> None:
-        """A server whose authority is not trusted is refused, and it is said why."""
+        """A server with an untrusted authority is refused; the report says why."""
         other = PrivateAuthority(self.folder, "other")
         peer = self.start_peer(self.options(RedisTlsOptions(other.certificate)))
         await peer.happened("again", "'redis'", "certificate verify failed")
 
     async def test_no_certificate(self) -> None:
-        """A process that has no certificate is told that it needs one."""
+        """
+        If Redis requires a client certificate and none is configured, the report says
+        so.
+        """
         peer = self.start_peer(
             self.options(RedisTlsOptions(self.authority.certificate))
         )
@@ -318,14 +323,20 @@ class TlsTests(RealRedisTestCase):
             await peer.happened("again", name, "asks for a certificate")
 
     async def test_another_name(self) -> None:
-        """A server with another name than was meant is refused, with that name."""
+        """
+        A server certificate with another name is refused; the report names the expected
+        one.
+        """
         options = attrs.evolve(self.tls, hostname="redis.example")
         peer = self.start_peer(self.options(options))
         for name in ("'redis'", "'redis_out'"):
             await peer.happened("again", name, "is not for redis.example")
 
     async def test_mismatch(self) -> None:
-        """Plain to TLS and TLS to plain: TLS is named in what is reported."""
+        """
+        TLS to a plain port and plain to a TLS port are both reported with a hint at
+        TLS.
+        """
         plain = self.start_peer(self.options(None))
         await plain.happened("again", "'redis'", "TLS")
         wrong = self.start_peer(

@@ -1,4 +1,4 @@
-"""Where Redis is, and by which of the reactor's methods it is connected to."""
+"""Tests of Redis's address, and of the reactor's method to connect to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RedisOptionsTests(SynchronousTestCase):
         self.factory = ClientFactory()
 
     def test_port(self) -> None:
-        """A host and a port are connected to by TCP."""
+        """A host and port are connected to by TCP."""
         options = RedisOptions("redis.example", 1234)
         options.connect(self.reactor, self.factory, 10)
         self.assertEqual(
@@ -34,14 +34,14 @@ class RedisOptionsTests(SynchronousTestCase):
         self.assertEqual(options.address, "redis.example:1234")
 
     def test_unix_socket(self) -> None:
-        """A path wins over host and port."""
+        """A path takes precedence over host and port."""
         options = RedisOptions(path="/run/redis.sock")
         options.connect(self.reactor, self.factory, 10)
         self.assertEqual(self.reactor.unixClients[0][0], "/run/redis.sock")
         self.assertEqual(options.address, "/run/redis.sock")
 
     def test_sentinel(self) -> None:
-        """Behind Sentinel, the place is the name of the master; no secret is shown."""
+        """With Sentinel, the address is the master's name; no password is shown."""
         options = RedisOptions(
             sentinel=SentinelOptions("mymaster", (("s", 1),), password="knock")
         )
@@ -49,7 +49,7 @@ class RedisOptionsTests(SynchronousTestCase):
         self.assertNotIn("knock", repr(options))
 
     def test_tls(self) -> None:
-        """With TLS the server is verified, by name or by address."""
+        """With TLS, the server's name or address is verified."""
         for host in ("redis.example", "127.0.0.1"):
             options = RedisOptions(host, tls=RedisTlsOptions())
             options.connect(self.reactor, self.factory, 10)
@@ -57,11 +57,11 @@ class RedisOptionsTests(SynchronousTestCase):
         self.assertEqual(options.address, "127.0.0.1:6379 (TLS)")
 
     def test_secret(self) -> None:
-        """The password is not shown."""
+        """``repr`` does not contain the password."""
         self.assertNotIn("hush", repr(RedisOptions(password="hush")))
 
     def test_files(self) -> None:
-        """A file that is missing, or holds no certificate, is named."""
+        """An error about a missing file or one without a certificate names it."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "authority.pem"
             with self.assertRaises(OSError):

@@ -1,4 +1,4 @@
-"""Tests of when Redis is behind, and when that is over."""
+"""Tests of when Redis counts as behind and as ready again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ class PacingTests(SynchronousTestCase):
         self.pacing = Pacing()
 
     def test_alone(self) -> None:
-        """It is behind from much, and ready again, once, at few."""
+        """
+        It is behind from the high watermark on, and becomes ready once, at the low one.
+        """
         self.assertFalse(self.pacing.is_behind(HIGH_WATERMARK - 1, 0.0))
         self.assertTrue(self.pacing.is_behind(HIGH_WATERMARK, 0.0))
-        self.assertFalse(self.pacing.becomes_ready(0, 0.0), "it was not observed")
+        self.assertFalse(self.pacing.becomes_ready(0, 0.0), "it was not behind before")
         self.pacing.observe(HIGH_WATERMARK, 0.0)
         self.pacing.observe(HIGH_WATERMARK - 1, 0.0)
         self.assertFalse(self.pacing.becomes_ready(LOW_WATERMARK + 1, 0.0))
@@ -30,7 +32,7 @@ class PacingTests(SynchronousTestCase):
         self.assertFalse(self.pacing.becomes_ready(0, 0.0))
 
     def test_other_traffic(self) -> None:
-        """With other traffic less is much, and less is few, for a while."""
+        """With other traffic, the lower watermarks apply for a while."""
         self.pacing.share(SHARED_HIGH_WATERMARK - 1, 10.0)
         self.assertFalse(self.pacing.was_behind)
         self.pacing.share(SHARED_HIGH_WATERMARK, 10.0)

@@ -1,4 +1,4 @@
-"""Replies of Redis, by both readers."""
+"""Tests of reading Redis's replies and of encoding commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLIES = st.lists(st.one_of(_SIMPLE, st.lists(_SIMPLE, max_size=4)), max_size=
 
 
 def write(reply: Any) -> bytes:
-    """Write a reply as Redis does."""
+    """Encode a reply as Redis does."""
     if reply is None:
         return b"$-1\r\n"
     if isinstance(reply, int):
@@ -36,7 +36,7 @@ def write(reply: Any) -> bytes:
 
 
 def read(reader: Reader, chunks: list[bytes]) -> list[Any]:
-    """Read replies that come in chunks."""
+    """Decode replies that arrive in chunks."""
     replies = []
     for chunk in chunks:
         reader.feed(chunk)
@@ -51,30 +51,30 @@ class ReaderTests(SynchronousTestCase):
     @settings(derandomize=True, deadline=None, max_examples=100)
     @given(_REPLIES, st.integers(1, 7))
     def test_round_trip(self, replies: list[Any], size: int) -> None:
-        """What was written is read, however it is cut into chunks."""
+        """Replies are decoded however they are split into chunks."""
         data = b"".join(map(write, replies))
         chunks = [data[i : i + size] for i in range(0, len(data), size)]
         self.assertEqual(read(new_reader(), chunks), replies)
 
     def test_every_split(self) -> None:
-        """A message may be cut at any byte."""
+        """A reply may be split at any byte."""
         data = b"+OK\r\n*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\na\r\nb\r\n:7\r\n"
         expected = [b"OK", [b"message", b"hs", b"a\r\nb"], 7]
         for at in range(len(data)):
             self.assertEqual(read(new_reader(), [data[:at], data[at:]]), expected)
 
     def test_error(self) -> None:
-        """An error reply is given, not raised."""
+        """An error reply is returned, not raised."""
         (reply,) = read(new_reader(), [b"-NOAUTH no\r\n"])
         self.assertIsInstance(reply, txredisapi.ResponseError)
         self.assertEqual(str(reply), "NOAUTH no")
 
     def test_null_array(self) -> None:
-        """There are arrays that are none."""
+        """A null array is decoded to ``None``."""
         self.assertEqual(read(new_reader(), [b"*-1\r\n"]), [None])
 
     def test_nonsense(self) -> None:
-        """What Redis would not say raises, and nothing else happens."""
+        """Invalid data raises ``InvalidData``."""
         for data in (
             b"HTTP/1.1 400 Bad\r\n",
             b":x\r\n",
@@ -85,7 +85,7 @@ class ReaderTests(SynchronousTestCase):
                 read(new_reader(), [data])
 
     def test_depth(self) -> None:
-        """Arrays in arrays are read up to a bound."""
+        """Arrays that are nested too deeply are refused."""
         with self.assertRaises(txredisapi.InvalidData):
             read(new_reader(), [b"*1\r\n" * 5000])
 
@@ -94,23 +94,21 @@ class EncodeTests(SynchronousTestCase):
     """Tests for :func:`encode` and :func:`encode_publishes`."""
 
     def test_command(self) -> None:
-        """Lengths are of bytes."""
+        """Lengths are in bytes."""
         self.assertEqual(
             encode(b"SET", "ä".encode(), b""),
             b"*3\r\n$3\r\nSET\r\n$2\r\n\xc3\xa4\r\n$0\r\n\r\n",
         )
 
     def test_publishes(self) -> None:
-        """Publishing many is the same as publishing each."""
+        """Encoding several publishes together equals encoding each."""
         self.assertEqual(
             encode_publishes(b"hs", [b"a", b"\r\n"]),
             [encode(b"PUBLISH", b"hs", b"a"), encode(b"PUBLISH", b"hs", b"\r\n")],
         )
 
     def test_too_many_items(self) -> None:
-        """
-        An array that nobody asked for is refused at its header, however it is cut.
-        """
+        """An array that is too long is refused at its header, however it is split."""
         good = write([b"message", b"hs", b"*2147483647 {*99999}"])
         for kind in b"*%~>":
             header = b"%c2147483647\r\n" % kind

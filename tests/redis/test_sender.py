@@ -1,4 +1,4 @@
-"""Publishing: what is written when, and what is known to be lost."""
+"""Tests of publishing: what is written when, and what is known to be lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class RedisSenderTests(RedisSenderTestCase):
     """Tests for :class:`RedisSender` and its protocol."""
 
     def test_after_silence(self) -> None:
-        """What is published after a moment of silence does not wait for the turn."""
+        """
+        The first publish after a pause is written at once, later ones at the turn's
+        end.
+        """
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.publish_rows(1)
@@ -41,7 +44,9 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.written, [others])
 
     def test_the_extension_waits_for_what_follows(self) -> None:
-        """A message of the extension is written with the rows that it goes before."""
+        """
+        A message of the extension is written together with the rows that follow it.
+        """
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.sender.publish(EXTENSION, "hs/x", [b"told"])
@@ -53,14 +58,14 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.written, [b"".join(both)])
         reactor = self.memory.reactor
         due = [call.getTime() for call in reactor.getDelayedCalls()]
-        self.assertGreater(min(due), reactor.seconds(), "nothing is left to do")
+        self.assertGreater(min(due), reactor.seconds(), "no flush is scheduled")
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
         self.sender.publish(EXTENSION, "hs/x", [b"heartbeat"])
         self.turn()
         self.assertEqual(len(self.written), 1)
 
     def test_one_write_a_turn(self) -> None:
-        """What is published soon after a write is one write at the end of the turn."""
+        """All publishes soon after a write become one write at the end of the turn."""
         self.memory.establish()
         self.publish_rows(1, 2)
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
@@ -82,7 +87,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.written, [])
 
     def test_without_a_socket(self) -> None:
-        """Nothing is gathered for a transport without a socket."""
+        """Without a socket, each publish is written at once."""
         self.memory.lose(0)
         transport = RecordingTransport()
         noLongerProvides(transport, ISystemHandle)
@@ -93,14 +98,17 @@ class RedisSenderTests(RedisSenderTestCase):
             self.assertEqual(self.written, encode_publishes(b"hs", [rdata(token)]))
 
     def test_nothing(self) -> None:
-        """Publishing no lines does nothing."""
+        """Publishing no lines writes nothing."""
         self.memory.establish()
         self.publish_rows()
         self.turn()
         self.assertEqual(self.written, [])
 
     def test_acknowledgements(self) -> None:
-        """Answers are counted, however they arrive; the newest tells the receivers."""
+        """
+        Answers are counted however they are split; the newest gives the number of
+        receivers.
+        """
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
@@ -112,7 +120,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.receivers, 5)
 
     def test_drained(self) -> None:
-        """It can be waited for that everything was acknowledged."""
+        """``drained`` fires once everything is acknowledged."""
         self.memory.establish()
         self.publish_rows(1)
         drained = self.sender.drained()
@@ -122,7 +130,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.successResultOf(self.sender.drained())
 
     def test_other_commands_between(self) -> None:
-        """Replies find their askers among the acknowledgements."""
+        """Replies to other commands are matched among the acknowledgements."""
         self.memory.establish()
         protocol = self.memory.protocols[0]
         self.publish_rows(1)
@@ -137,7 +145,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.unacknowledged, 0)
 
     def test_written_without_another_round(self) -> None:
-        """What is written goes to the kernel at once, unless the transport closes."""
+        """Data is passed to the kernel at once, unless the transport is closing."""
         self.memory.lose(0)
         transport = SocketTransport()
         directlyProvides(transport, IWriteDescriptor, ISystemHandle)
@@ -152,7 +160,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(transport.sent, 1)
 
     def test_announced_first(self) -> None:
-        """After a loss our position is the first thing on the next connection."""
+        """After a loss, the position is published first on the next connection."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
@@ -161,7 +169,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.sender.publish("REMOTE_SERVER_UP", "hs", [b"REMOTE_SERVER_UP x"])
         self.memory.lose(0)
         self.assertEqual(self.sender.unacknowledged, 0)
-        # 2 and 3 were not acknowledged, 4 was not written.
+        # Rows 2 and 3 were not acknowledged, row 4 was not written.
         self.assertEqual(self.sender.lost, 3)
         self.publish_rows(5)
         self.turn()
@@ -181,7 +189,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.lost, 0)
 
     def test_nothing_lost(self) -> None:
-        """If all was acknowledged, a reconnection announces nothing."""
+        """If all was acknowledged, nothing is announced after a reconnection."""
         self.memory.establish()
         self.publish_rows(1)
         self.turn()
@@ -193,7 +201,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.written, [*_FENCING, _PING])
 
     def test_redis_does_not_read(self) -> None:
-        """While the transport asks for a pause things wait, up to a bound."""
+        """While the transport is paused, publishes wait, up to a limit."""
         self.memory.establish()
         producer = self.memory.transports[0].producer
         assert producer is not None
@@ -216,7 +224,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertIn("does not read", str(self.memory.events.all))
 
     def test_refused(self) -> None:
-        """A PUBLISH that Redis refuses counts as lost, with what is behind it."""
+        """A PUBLISH that Redis refuses counts as lost, with those after it."""
         self.memory.establish()
         self.publish_rows(1, 2, 3)
         self.turn()
@@ -227,7 +235,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertIn("NOPERM no channel", str(self.memory.events.all))
 
     def test_failed_command(self) -> None:
-        """A command that could not be written spoils the order of no reply."""
+        """A command that fails to be written does not shift later replies."""
         self.memory.establish()
         protocol = self.memory.protocols[0]
         protocol.charset = "ascii"
@@ -239,7 +247,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.assertEqual(self.sender.unacknowledged, 0)
 
     def test_buffers(self) -> None:
-        """What waits for Redis is told of each connection, by its name."""
+        """``buffers`` reports what waits on each connection, by name."""
         self.memory.establish()
         self.assertEqual(
             self.memory.link.buffers(),

@@ -1,4 +1,4 @@
-"""Tests for what is published again after a connection was lost."""
+"""Tests for publishing again after a connection was lost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.redis.sender_case import (
 
 
 class ReconnectTests(RedisSenderTestCase):
-    """Tests for what was not acknowledged when a connection was lost."""
+    """Publishes that were not acknowledged when a connection was lost."""
 
     def test_a_lost_connection_is_ended_at_redis(self) -> None:
         """
-        What Redis has not read of a lost connection is not published any more. How to
-        name the connection is asked for when there is something to publish.
+        The next connection kills the lost one, so that Redis executes none of its
+        remaining commands. CLIENT INFO is sent with the first publish.
         """
         self.assertEqual(self.written, [_PING])
         self.memory.greet()
@@ -56,13 +56,13 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.lose(0)
         self.memory.connect(0)
         self.assertEqual(self.written[:1], _FENCING)
-        # Not answered: the next connection ends the same one.
+        # CLIENT INFO was not answered, so the next connection kills the same one.
         self.memory.lose(0)
         self.memory.connect(0)
         self.assertEqual(self.written[:1], _FENCING)
 
     def test_redis_allows_no_fencing(self) -> None:
-        """A user who may not use CLIENT is reported once; all else works."""
+        """Missing permission for CLIENT is reported once, and publishing works."""
         self.publish_and_refuse(
             b"-NOPERM no permissions to run the 'client|info' command\r\n"
         )
@@ -75,13 +75,13 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.failures, [])
 
     def test_redis_would_not_fence_now(self) -> None:
-        """What has nothing to do with the user's rights may be otherwise next time."""
+        """After a temporary error, fencing is tried again on the next connection."""
         self.publish_and_refuse(b"-BUSY Redis is busy running a script\r\n")
         self.assertEqual(len(self.unavailable), 1)
         self.assertEqual(self.publish_again(), [_PING, _INFO])
 
     def test_redis_is_too_old_to_fence(self) -> None:
-        """A Redis that does not know the command is not asked again."""
+        """After an unknown-command error, fencing is not tried again."""
         self.publish_and_refuse(
             b"-ERR Unknown subcommand or wrong number of arguments for 'INFO'.\r\n"
         )
@@ -89,7 +89,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.publish_again(), [_PING])
 
     def test_server_hangs_up(self) -> None:
-        """A server that hangs up on a command that it does not know is usable."""
+        """A server that closes the connection on CLIENT INFO can still be used."""
         self.memory.greet()
         self.publish_rows(1)
         self.turn()
@@ -101,14 +101,14 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(len(self.unavailable), 1)
 
     def test_redis_hangs_up(self) -> None:
-        """One that answered the question before is asked again, however often."""
+        """If CLIENT INFO was ever answered, later closes do not disable fencing."""
         self.memory.establish()
         for _ in range(2 * MAX_HANG_UPS):
             self.assertEqual(self.publish_again(), [*_FENCING, _PING, _INFO])
         self.assertEqual(self.unavailable, [])
 
     def test_no_answer_in_time(self) -> None:
-        """A connection that we cut says nothing of what the server knows."""
+        """Connections that this end aborted do not disable fencing."""
         self.memory.greet()
         self.publish_rows(1)
         self.turn()
@@ -117,14 +117,11 @@ class ReconnectTests(RedisSenderTestCase):
             self.assertEqual(self.publish_again(), [_PING, _INFO])
 
     def test_nothing_to_fence(self) -> None:
-        """
-        A transport without a socket has no kernel buffer, and all Unix sockets have
-        the same address: nothing is asked.
-        """
+        """Without a socket, and on a Unix socket, CLIENT INFO is not sent."""
         self.memory.lose(0)
         transport = RecordingTransport()
         noLongerProvides(transport, ISystemHandle)
-        # As doubles in other projects' tests do.
+        # As other projects' test doubles do.
         alsoProvides(transport, ITCPTransport)
         self.memory.connect(0, transport)
         self.memory.greet()
@@ -140,7 +137,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertNotIn(_INFO, self.written)
 
     def test_published_again(self) -> None:
-        """Commands that nothing else brings are published until acknowledged."""
+        """Retained commands are published again until they are acknowledged."""
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
@@ -154,13 +151,13 @@ class ReconnectTests(RedisSenderTestCase):
         again = encode_publishes(b"hs", [_POSITION, b"USER_SYNC 2"])
         again += encode_publishes(b"hs/USER_IP", [b"USER_IP x"])
         self.assertEqual(self.lose_and_connect(), b"".join(again))
-        # Nor were they acknowledged now.
+        # They were not acknowledged this time either.
         self.assertEqual(self.lose_and_connect(), b"".join(again))
         self.memory.acknowledge()
         self.assertEqual(self.lose_and_connect(), b"")
 
     def test_not_published_again(self) -> None:
-        """What was acknowledged is not, however much was not."""
+        """REPLICATE and rows are not published again."""
         self.memory.establish()
         self.sender.publish("REPLICATE", "hs", [b"REPLICATE"])
         self.publish_rows(1)
@@ -171,7 +168,7 @@ class ReconnectTests(RedisSenderTestCase):
         )
 
     def test_unanswered_is_bounded(self) -> None:
-        """While nothing is acknowledged, a bounded number of commands is remembered."""
+        """Without acknowledgements, a limited number of commands is retained."""
         self.patch(ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
@@ -184,7 +181,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertIn("retaining commands until Redis answers", self.failures)
 
     def test_forgotten_and_acknowledged(self) -> None:
-        """What found no room is not reported if Redis answered for it after all."""
+        """An evicted command is not reported if it was acknowledged later."""
         self.patch(ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
@@ -198,10 +195,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.failures, [])
 
     def test_refused_is_not_published_again(self) -> None:
-        """
-        A command that Redis refuses costs one connection, not all that follow;
-        what stood behind it is published again.
-        """
+        """A command that Redis refuses is not published again; those after it are."""
         self.memory.establish()
         self.sender.publish("USER_IP", "hs/USER_IP", [b"USER_IP x"])
         self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
@@ -214,8 +208,8 @@ class ReconnectTests(RedisSenderTestCase):
 
     def test_lost_while_behind(self) -> None:
         """
-        A link whose sender is gone is not behind, and says so: nobody is to wait for
-        it, whether the transport was full or answers were missing.
+        When the sending connection is lost, the link is no longer behind, and reports
+        that it is ready.
         """
         for is_paused in (True, False):
             self.memory = MemoryLink()
@@ -237,8 +231,8 @@ class ReconnectTests(RedisSenderTestCase):
 
     def test_company(self) -> None:
         """
-        While other things are published between long pages it is behind sooner, and
-        ready later; the extension, which goes with each page, does not count.
+        While a bulk stream and others publish, the lower watermarks apply; messages of
+        the extension do not count as other traffic.
         """
         self.memory.establish()
         reactor, heard = self.memory.reactor, self.memory.events.all
@@ -261,7 +255,7 @@ class ReconnectTests(RedisSenderTestCase):
         self.publish_rows(*page)
         self.turn()
         self.assertFalse(self.sender.is_behind)
-        # Whoever finds it behind now is told, though it never is when it writes.
+        # Observing that it is behind is enough to be notified when it is ready.
         del heard[:]
         self.publish_rows(7)
         self.assertTrue(self.sender.is_behind)
@@ -269,7 +263,9 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(heard, ["ready_again"])
 
     def test_given_up_while_behind(self) -> None:
-        """A Redis that does not read is given up, and who waits is told."""
+        """
+        When a Redis that does not read is given up, the link reports that it is ready.
+        """
         self.memory.establish()
         self.sender.pause()
         self.sender._max_pending_bytes = 1000
@@ -278,7 +274,9 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertFalse(self.sender.is_behind)
 
     def test_announcing_fails(self) -> None:
-        """If the announcement fails, nothing is sent; it is made on the next one."""
+        """
+        If announcing positions fails, the connection is aborted and nothing is sent.
+        """
         self.memory.establish()
         self.memory.lose(0)
         self.publish_rows(1)
@@ -297,7 +295,9 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(self.sender.lost, 1)
 
     def test_kept_is_bounded(self) -> None:
-        """Without a connection a bounded number of commands is kept, no rows."""
+        """
+        Without a connection, a limited number of commands is retained, and no rows.
+        """
         lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_RETAINED + 5)
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)

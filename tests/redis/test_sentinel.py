@@ -41,12 +41,12 @@ ASK = encode(b"SENTINEL", b"get-master-addr-by-name", b"mymaster")
 
 
 def at(host: bytes, port: bytes = b"6379") -> bytes:
-    """Say where the master is, as a Sentinel does."""
+    """Encode a Sentinel's answer with the address of the master."""
     return encode(host, port)
 
 
 class SentinelTests(SynchronousTestCase):
-    """Two Sentinels and both connections, on a reactor of the test's."""
+    """Two Sentinels and both connections, on a reactor in memory."""
 
     def setUp(self) -> None:
         self.start(SentinelOptions("mymaster", (S1, S2)))
@@ -66,11 +66,11 @@ class SentinelTests(SynchronousTestCase):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """What was connected to, in order."""
+        """The addresses that were connected to, in order."""
         return [(client[0], client[1]) for client in self.reactor.tcpClients]
 
     def accept(self, index: int) -> tuple[Any, RecordingTransport]:
-        """Let the attempt of this number be made."""
+        """Establish the connection of the attempt with this index."""
         factory = self.reactor.tcpClients[index][2]
         factory.doStart()
         protocol: Any = factory.buildProtocol(None)
@@ -79,13 +79,13 @@ class SentinelTests(SynchronousTestCase):
         return protocol, transport
 
     def refuse(self, index: int) -> None:
-        """Let the attempt of this number fail."""
+        """Fail the attempt with this index."""
         self.reactor.tcpClients[index][2].clientConnectionFailed(
             self.reactor.connectors[index], Failure(ConnectionRefusedError())
         )
 
     def answer(self, index: int, reply: bytes) -> RecordingTransport:
-        """Be the Sentinel that is asked by the attempt of this number."""
+        """Answer as the Sentinel that the attempt with this index connects to."""
         protocol, transport = self.accept(index)
         protocol.dataReceived(reply)
         self.assertTrue(transport.disconnecting)
@@ -93,20 +93,20 @@ class SentinelTests(SynchronousTestCase):
         return transport
 
     def find(self, host: bytes = b"r1") -> list[Any]:
-        """Let the first Sentinel answer, and both connections be made."""
+        """Answer as the first Sentinel, and establish both connections."""
         self.answer(0, at(host))
         self.assertEqual(self.places[1:], [(host.decode(), 6379)] * 2)
         return [self.accept(1), self.accept(2)]
 
     def lose(self, index: int, protocol: Any) -> None:
-        """Let Redis close the connection of this number."""
+        """Close the connection with this index from Redis's side."""
         reason = Failure(ConnectionDone())
         protocol.connectionLost(reason)
         connector = self.reactor.connectors[index]
         self.reactor.tcpClients[index][2].clientConnectionLost(connector, reason)
 
     def test_found(self) -> None:
-        """One question tells both connections where Redis is."""
+        """One query resolves the address for both connections."""
         self.assertEqual(self.places, [S1])
         transport = self.answer(0, at(b"r1", b"7000"))
         self.assertEqual(transport.writes, [ASK])
@@ -116,14 +116,14 @@ class SentinelTests(SynchronousTestCase):
             self.assertIn(b"hush", transport.writes[0])
 
     def test_answer_in_pieces(self) -> None:
-        """An answer may be cut anywhere."""
+        """An answer may be split anywhere."""
         protocol, _ = self.accept(0)
         for byte in at(b"r1"):
             protocol.dataReceived(bytes([byte]))
         self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
 
     def test_password_of_its_own(self) -> None:
-        """A Sentinel is given its own user and password, never those of Redis."""
+        """A Sentinel gets its own user and password, never those of Redis."""
         self.start(SentinelOptions("mymaster", (S1,), "bob", "knock"))
         protocol, transport = self.accept(0)
         self.assertEqual(transport.writes, [encode(b"AUTH", b"bob", b"knock") + ASK])
@@ -131,12 +131,15 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.places[1:], [("r1", 6379)] * 2)
 
     def test_next_one(self) -> None:
-        """One that is down, silent or ignorant is skipped, and comes last then."""
+        """
+        A Sentinel that is down, silent or does not know the master is skipped; the last
+        that answered is asked first.
+        """
         self.refuse(0)
         self.assertEqual(self.places, [S1, S2])
         self.accept(1)
         self.reactor.advance(3)
-        # Both had their turn: the factories try again.
+        # Both were asked: the factories retry.
         whys = [e[2] for e in self.events.all if e[0] == "again"]
         self.assertEqual(len(whys), 2)
         self.assertIn(
@@ -150,12 +153,12 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.places[3:], [S2])
         self.answer(3, at(b"r1"))
         self.assertEqual(self.places[4:], [("r1", 6379)] * 2)
-        # S2 knew: it is asked first.
+        # S2 answered, so it is asked first.
         self.reactor.advance(CHECK_INTERVAL)
         self.assertEqual(self.places[6], S2)
 
     def test_useless_answers(self) -> None:
-        """What is no answer is told with its reason, and a password is not."""
+        """An invalid answer is reported with its reason, without the password."""
         for reply, why in (
             (b"-NOAUTH Authentication required.\r\n", "NOAUTH"),
             (b"-ERR unknown command 'SENTINEL'\r\n", "are these a Sentinel"),
@@ -174,7 +177,9 @@ class SentinelTests(SynchronousTestCase):
             self.assertEqual(self.places, [S1])
 
     def test_asked_again_when_lost(self) -> None:
-        """A lost connection comes back to whoever is the master by then."""
+        """
+        After a loss, the Sentinel is asked again, and the new master connected to.
+        """
         (protocol, _), _ = self.find()
         self.lose(1, protocol)
         self.reactor.advance(1)
@@ -183,7 +188,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.places[4:], [("r2", 6379)])
 
     def test_back_off(self) -> None:
-        """While no Sentinel answers they are not hammered, and never given up."""
+        """While no Sentinel answers, they are retried with back-off, forever."""
         for _ in range(600):
             self.reactor.advance(0.1)
             for index in range(len(self.places)):
@@ -191,12 +196,12 @@ class SentinelTests(SynchronousTestCase):
                     self.reactor.connectors[index].stoppedConnecting = True
                     self.refuse(index)
         asked = len(self.places)
-        # In 60 s: three askers, of two Sentinels, about every 5 s each.
+        # In 60 s: three queries of two Sentinels, every 5 s or so.
         self.assertGreater(asked, 24)
         self.assertLess(asked, 150)
 
     def test_followed(self) -> None:
-        """Connections to what is the master no longer are cut, though they work."""
+        """If the master changes, working connections to the old one are aborted."""
         connections = self.find()
         for protocol, _ in connections:
             protocol.link_established()
@@ -214,7 +219,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertEqual(self.places[6:], [("r2", 6379)] * 2)
 
     def test_check_fails(self) -> None:
-        """If nobody knows, that is reported, and what works is left alone."""
+        """If no Sentinel answers, that is reported, and connections stay open."""
         connections = self.find()
         self.reactor.advance(CHECK_INTERVAL)
         self.refuse(3)
@@ -226,7 +231,7 @@ class SentinelTests(SynchronousTestCase):
         self.assertFalse(any(t.aborted for _, t in connections))
 
     def test_stopped_while_asking(self) -> None:
-        """Stopping leaves no timer and no attempt."""
+        """Stopping during a query leaves no timer and no attempt."""
         self.accept(0)
         self.successResultOf(Deferred.fromCoroutine(self.link.stop()))
         self.assertEqual(self.reactor.getDelayedCalls(), [])
@@ -239,11 +244,14 @@ class FailoverTests(RealRedisTestCase):
     timeout = 60
 
     async def test_failover(self) -> None:
-        """Killed master: both connections go to the new one, no gap is hidden."""
+        """
+        When the master is killed, both connections move to the new one; every gap is
+        announced.
+        """
         await self.fail_over()
 
     async def test_failover_over_tls(self) -> None:
-        """So they do with TLS, client certificates and passwords all the way."""
+        """The same with TLS, client certificates and passwords everywhere."""
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
         authority = PrivateAuthority(folder)
@@ -265,12 +273,12 @@ class FailoverTests(RealRedisTestCase):
         server: RedisTls | None = None,
         client: RedisTlsOptions | None = None,
     ) -> None:
-        """Kill the master under load, and see that all is with the replica then."""
+        """Kill the master under load, and check that the replica takes over."""
         if server is not None and not has_tls(find_redis()):
             raise SkipTest(f"{find_redis()} was built without TLS")
         settings = {"repl-diskless-sync-delay": "0"}
         if password is not None:
-            # It is a replica itself when it comes back.
+            # The master becomes a replica when it restarts.
             settings["masterauth"] = password
         if server is not None:
             settings["tls-replication"] = "yes"
@@ -301,7 +309,7 @@ class FailoverTests(RealRedisTestCase):
         await reader.happened("received")
         writer.write(500)
         await reader.events.until(lambda: reader.handler.seen == 500)
-        # Two of the peers, and the Sentinel's.
+        # Two connections of the peers and one of the Sentinel.
         self.assertEqual(len(master.clients("pubsub")), 3)
 
         started = self.reactor.seconds()
@@ -319,7 +327,7 @@ class FailoverTests(RealRedisTestCase):
         await self.until(lambda: reader.handler.seen == writer.token)
         self.assertEqual(reader.handler.gaps, [])
         self.assertGreater(writer.losses, 0)
-        # Both connections of both peers are there.
+        # Both connections of both peers are established.
         self.assertGreaterEqual(len(replica.clients("pubsub")), 2)
         said = ("publish", "ping", "client|info")
         ours = [c for c in replica.clients("normal") if c["cmd"] in said]

@@ -1,4 +1,6 @@
-"""Receiving: the order on connecting, chunks, and the connection's contract."""
+"""
+Tests of receiving: the order on connecting, chunks, and the connection's interface.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ _OK = b"+OK\r\n"
 
 
 def confirmation(channel: bytes) -> bytes:
-    """Say that a channel is subscribed to."""
+    """Encode the confirmation of a subscription."""
     return encode(b"subscribe", channel)[:-2].replace(b"*2", b"*3") + b"\r\n:1\r\n"
 
 
 def message(*lines: bytes) -> bytes:
-    """Say that lines were published."""
+    """Encode published lines as messages."""
     return b"".join(encode(b"message", b"hs", line) for line in lines)
 
 
@@ -44,7 +46,7 @@ class RedisSubscriberTests(SynchronousTestCase):
     """Tests for :class:`RedisSubscriber`."""
 
     def test_order_on_connect(self) -> None:
-        """AUTH, SELECT, SUBSCRIBE, all confirmations; only then REPLICATE."""
+        """AUTH, SELECT and SUBSCRIBE are confirmed before REPLICATE is sent."""
         memory = MemoryLink(
             RedisOptions(username="bob", password="hush", dbid=3), ["USER_IP"]
         )
@@ -72,7 +74,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         )
 
     def test_reads_more_at_once(self) -> None:
-        """When messages come without a break they are read in larger pieces."""
+        """If messages arrive continuously, larger chunks are read."""
         memory = MemoryLink()
         memory.establish()
         message = encode(b"message", b"hs", b"REMOTE_SERVER_UP a")
@@ -80,7 +82,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * USUAL_READ)
 
     def test_messages_that_are_no_strings(self) -> None:
-        """What cannot come from Redis cuts the link, with one line and no traceback."""
+        """A message that is not a string aborts the link with a one-line reason."""
         for channel in (b"hs", b"hs/replication_ext"):
             for message in (b":5\r\n", b"*0\r\n", b"$-1\r\n"):
                 memory = MemoryLink()
@@ -94,8 +96,8 @@ class RedisSubscriberTests(SynchronousTestCase):
 
     def test_behind(self) -> None:
         """
-        It is behind while many publishes are unanswered, or none is taken;
-        it says once that it is ready, while some are still unanswered.
+        The link is behind while too many publishes are unanswered or the sender is
+        paused, and reports once when it is ready.
         """
         memory = MemoryLink()
         memory.establish()
@@ -139,7 +141,10 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
 
     def test_bad_line(self) -> None:
-        """A bad line is reported; the good ones beside it arrive, the link stays."""
+        """
+        A malformed line is reported; the lines beside it are delivered, and the link
+        stays up.
+        """
         memory = MemoryLink()
         memory.establish()
         memory.say(1, message(rdata(1), b"\xff\xfe", b"NEW_FANGLED 1", rdata(2)))
@@ -151,7 +156,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertFalse(memory.transports[1].aborted)
 
     def test_close_with_error(self) -> None:
-        """Asked to close for an error it does nothing: the peers are many."""
+        """``close_with_error`` does nothing: the link is shared by all peers."""
         memory = MemoryLink()
         memory.establish()
         memory.protocols[1].close_with_error("bad line")
@@ -160,7 +165,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertFalse(memory.transports[1].disconnecting)
 
     def test_never_relayed(self) -> None:
-        """What comes back to us is not published again."""
+        """A command that is received back is not published again."""
         memory = MemoryLink()
         memory.establish()
         self.assertFalse(memory.protocols[1].relays)
@@ -173,7 +178,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.transports[0].take(), [])
 
     def test_user_ip_channel(self) -> None:
-        """USER_IP goes out on a channel of its own."""
+        """USER_IP is published on its own channel."""
         memory = MemoryLink()
         memory.establish()
         command = UserIpCommand("@a:hs", "token", "::1", "agent", None, 5)
@@ -182,7 +187,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertIn(b"\r\nhs/USER_IP\r\n", memory.transports[0].take()[0])
 
     def test_too_long(self) -> None:
-        """Lines of which one is too long are refused, and none is published."""
+        """If one line is too long, none of the call's lines is published."""
         memory = MemoryLink()
         memory.establish()
         with self.assertRaises(LineTooLongError):
@@ -193,7 +198,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertEqual(memory.transports[0].take(), [])
 
     def test_lost(self) -> None:
-        """The handler hears of the loss of a connection that it was told of."""
+        """The handler is notified of a loss only if it was given the connection."""
         memory = MemoryLink()
         memory.lose(1)
         self.assertNotIn("lost_connection", memory.events.all)
@@ -203,7 +208,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertIn("lost_connection", memory.events.all)
 
     def test_subscribe_refused(self) -> None:
-        """A channel that an ACL forbids is named in what is reported."""
+        """If an ACL forbids the channel, the report names SUBSCRIBE."""
         memory = MemoryLink()
         memory.say(1, b"-NOPERM this user has no permissions\r\n")
         self.assertTrue(memory.transports[1].aborted)
@@ -212,7 +217,7 @@ class RedisSubscriberTests(SynchronousTestCase):
 
 
 class RecordingExtension:
-    """Keeps what it hears, among the events of the link."""
+    """An extension that adds its calls to the link's events."""
 
     def __init__(self) -> None:
         self.memory: MemoryLink | None = None
@@ -239,7 +244,7 @@ _EXTENSION = b"hs/replication_ext"
 
 
 class ExtensionChannelTests(SynchronousTestCase):
-    """The extension's channel, on the same connection."""
+    """The extension's channel on the same connection."""
 
     def setUp(self) -> None:
         extension = RecordingExtension()
@@ -247,7 +252,9 @@ class ExtensionChannelTests(SynchronousTestCase):
         extension.memory = self.memory
 
     def test_order_on_connect(self) -> None:
-        """It is subscribed to apart, and hello is said before everything else."""
+        """
+        The channel is subscribed to separately, and hello is sent before REPLICATE.
+        """
         memory = self.memory
         self.assertEqual(
             memory.transports[1].take(),
@@ -276,7 +283,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         self.assertIn(("extension_down",), memory.events.all)
 
     def test_order_of_messages(self) -> None:
-        """Its messages keep their place among rows and commands."""
+        """Messages of the extension keep their order among rows and commands."""
         extension = RecordingExtension()
         memory = MemoryLink(extension=extension)
         memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
@@ -294,7 +301,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         self.assertEqual([run.tokens for run in runs], [[1, 2], [3]])
 
     def test_forbidden_by_an_acl(self) -> None:
-        """Where Redis does not allow the channel, all else goes on without it."""
+        """If an ACL forbids the channel, the link works without the extension."""
         memory = self.memory
         memory.say(1, b"-NOPERM this user has no permissions\r\n" + confirmation(b"hs"))
         self.assertIn("new_connection", memory.events.all)
@@ -305,7 +312,10 @@ class ExtensionChannelTests(SynchronousTestCase):
         self.assertNotIn(("extension_down",), memory.events.all)
 
     def test_not_kept(self) -> None:
-        """What cannot be sent just now is neither sent later nor counted as lost."""
+        """
+        A message that cannot be sent at once is discarded without being counted as
+        lost.
+        """
         memory = self.memory
         memory.say(1, confirmation(_EXTENSION) + confirmation(b"hs"))
         self.assertEqual(memory.link.sender.lost, 0)
