@@ -24,7 +24,7 @@ from scripts.tools.faults.synapse.course import (
     run_deployment,
 )
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
-from scripts.tools.faults.synapse.nemeses import MIXABLE, NAMES
+from scripts.tools.faults.synapse.nemeses import FULL_RUN, MIXABLE, NAMES
 from scripts.tools.faults.synapse.schedule import make_schedule
 from synapse_replication.demo.processes import interrupt_on_termination
 from synapse_replication.recordings.reader import shipped_recording
@@ -145,7 +145,7 @@ def faults(
             show_table(Console(), results)
         sys.exit(0 if all(result.is_good for result in results) else 1)
 
-    schedule = make_schedule(seed, nemeses or NAMES, rounds, MIXABLE)
+    schedule = make_schedule(seed, nemeses or FULL_RUN, rounds, MIXABLE)
     found = _run_all(
         deployments
         or [name for name, one in DEPLOYMENTS.items() if not one.only_on_demand],

@@ -86,6 +86,7 @@ def show_deployments(console: Console, results: Sequence[DeploymentResult]) -> N
         "lost",
         "doubled",
         "never shown",
+        "failed reads",
         "level after (s)",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -115,6 +116,7 @@ def _cells(result: StreamResult) -> list[str]:
             for number in (tally.lost, tally.doubled)
         ),
         f"[bold red]{never_shown}[/]" if result.never_shown else never_shown,
+        "-" if result.never_shown is None else str(result.failed_reads),
         "[bold red]never[/]" if result.seconds is None else f"{result.seconds:.1f}",
     ]
 

@@ -63,7 +63,7 @@ DEPLOYMENTS = [
     DeploymentResult(
         "main-ours",
         (),
-        (StreamResult(OURS, None, 0.44), StreamResult(STOCK, 2, None)),
+        (StreamResult(OURS, None, 0.44), StreamResult(STOCK, 2, None, failed_reads=3)),
         lost=("sync1 events 7 of persister1",),
     )
 ]
@@ -83,8 +83,8 @@ class ShowDeploymentsTests(SynchronousTestCase):
         self.assertEqual(
             rows,
             [
-                ["ours", "events", "9", "27", "27", "0", "0", "-", "0.4"],
-                ["stock", "events", "9", "9", "8", "1", "0", "2", "never"],
+                ["ours", "events", "9", "27", "27", "0", "0", "-", "-", "0.4"],
+                ["stock", "events", "9", "9", "8", "1", "0", "2", "3", "never"],
             ],
         )
         self.assertIn("main-ours lost: sync1 events 7 of persister1", text)

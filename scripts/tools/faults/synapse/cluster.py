@@ -52,6 +52,7 @@ class Cluster:
         self.proxies: dict[str, LinkProxy] = {}
         self.starts_of_writer: list[float] = []
         self.witness_folder = Path(tempfile.mkdtemp(prefix="synapse-replication-seen-"))
+        self._log_offsets: dict[str, int] = {}
         self._stack = contextlib.ExitStack()
         self._stack.callback(shutil.rmtree, self.witness_folder, ignore_errors=True)
 
@@ -85,6 +86,15 @@ class Cluster:
     def api(self, name: str) -> ClientApi:
         """Return the client API of a process."""
         return self.process(name).api
+
+    def new_log_lines(self, name: str) -> list[str]:
+        """Return the lines that a process logged since the last call."""
+        with self.process(name).log.open("rb") as file:
+            file.seek(self._log_offsets.get(name, 0))
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._log_offsets[name] = self._log_offsets.get(name, 0) + end
+        return data[:end].decode("utf-8", "replace").splitlines()
 
     def start_process(self, name: str) -> None:
         """Start a process that was killed, and wait until it answers."""

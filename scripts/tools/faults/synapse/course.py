@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
@@ -15,6 +15,7 @@ from scripts.tools.faults.synapse.deployments import (
     READER,
 )
 from scripts.tools.faults.synapse.evidence import Evidence
+from scripts.tools.faults.synapse.failed_reads import users_of_failed_reads
 from scripts.tools.faults.synapse.nemeses import NEMESES, Scene, cause
 from scripts.tools.faults.synapse.schedule import Round
 from scripts.tools.faults.synapse.traffic import Traffic
@@ -65,6 +66,8 @@ class StreamResult:
 
     :ivar never_shown: the number of accepted changes that users never saw, if the
         process that they use is of this kind.
+    :ivar failed_reads: the number of further ones whose rows were delivered, but which
+        the homeserver left out of a response because it failed to read them.
     :ivar seconds: the longest time until level, in s; ``None`` if a round took too
         long.
     """
@@ -72,6 +75,7 @@ class StreamResult:
     tally: StreamTally
     never_shown: int | None
     seconds: float | None
+    failed_reads: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -181,7 +185,21 @@ class _Course:
             time.sleep(TRAFFIC_AFTER)
         self._wait_until_shown()
         missing = self._evidence.end_round(lifted)
-        unseen = self._traffic.expectations.give_up()
+        undelivered = {row.stream for life, row in missing if life.process == READER}
+        users = users_of_failed_reads(self._cluster.new_log_lines(READER))
+        rooms = {
+            room.room_id for room in self._traffic.rooms if room.bob.user_id in users
+        }
+
+        def has_failed_read(stream: str, key: Hashable) -> bool:
+            return (
+                stream == "receipts"
+                and stream not in undelivered
+                and isinstance(key, tuple)
+                and key[0] in rooms
+            )
+
+        unseen = self._traffic.expectations.give_up(has_failed_read)
         for stream in JUDGED:
             for is_ours in (True, False):
                 self._note((stream, is_ours), level.get((stream, is_ours), 0.0))
@@ -232,14 +250,16 @@ class _Course:
     def _judge(self, rounds: tuple[RoundResult, ...]) -> DeploymentResult:
         evidence, traffic = self._evidence, self._traffic
         lives, rows = evidence.lives, evidence.rows
-        shown: Counter[str] = traffic.expectations.never_shown()
+        hidden: Counter[str] = traffic.expectations.never_shown()
+        failed_reads = traffic.expectations.failed_reads()
         reader_is_ours = self._cluster.is_ours(READER)
         tallies = compare(rows, lives, evidence.present(JUDGED), JUDGED)
         streams = tuple(
             StreamResult(
                 tally,
-                shown[tally.stream] if tally.is_ours is reader_is_ours else None,
+                hidden[tally.stream] if tally.is_ours is reader_is_ours else None,
                 self._seconds.get((tally.stream, tally.is_ours), 0.0),
+                failed_reads[tally.stream] if tally.is_ours is reader_is_ours else 0,
             )
             for tally in tallies
         )

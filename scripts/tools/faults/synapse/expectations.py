@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -30,6 +30,7 @@ class Expectations:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, Hashable], _Promise] = {}
         self._overdue: list[_Promise] = []
+        self._failed_reads: list[_Promise] = []
         self._seen: set[_Promise] = set()
 
     def promise(self, stream: str, key: Hashable, value: Hashable = True) -> None:
@@ -61,30 +62,45 @@ class Expectations:
             self._seen.add(promise)
             if self._open.get((stream, key)) == promise:
                 del self._open[stream, key]
-            if promise in self._overdue:
-                self._overdue.remove(promise)
+            for given_up in (self._overdue, self._failed_reads):
+                if promise in given_up:
+                    given_up.remove(promise)
 
     def is_kept(self) -> bool:
         """Return whether all promises were shown, except for those given up."""
         with self._lock:
             return not self._open
 
-    def give_up(self) -> list[str]:
+    def give_up(
+        self, has_failed_read: Callable[[str, Hashable], bool] | None = None
+    ) -> list[str]:
         """Stop waiting for the promises that were not shown; they may still be.
 
+        :param has_failed_read: returns whether the homeserver failed to read the rows
+            of a stream for the response that should have shown a key.
         :return: those promises, as ``stream key value``.
         """
         with self._lock:
             overdue = list(self._open.values())
-            self._overdue += overdue
+            for it in overdue:
+                failed = has_failed_read and has_failed_read(it.stream, it.key)
+                (self._failed_reads if failed else self._overdue).append(it)
             self._open.clear()
         return sorted(f"{it.stream} {it.key} {it.value}" for it in overdue)
 
     def never_shown(self) -> Counter[str]:
-        """Return the number of promises that were never shown, by stream."""
+        """Return the number of promises that were never shown, by stream.
+
+        Those of failed reads are not among them.
+        """
         with self._lock:
             promises = [*self._overdue, *self._open.values()]
         return Counter(promise.stream for promise in promises)
+
+    def failed_reads(self) -> Counter[str]:
+        """Return the number of promises never shown after a failed read, by stream."""
+        with self._lock:
+            return Counter(promise.stream for promise in self._failed_reads)
 
 
 def shown_in(answer: Mapping[str, Any]) -> Iterator[tuple[str, Hashable, Hashable]]:

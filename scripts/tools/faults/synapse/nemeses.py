@@ -17,10 +17,19 @@ from scripts.tools.faults.synapse.deployments import PROCESSES, READER, WRITER
 from scripts.tools.faults.synapse.evidence import Evidence
 from scripts.tools.faults.synapse.schedule import MIXED
 from scripts.tools.faults.synapse.traffic import Room, Traffic
+from tests.support.client_api import ApiError
 from tests.support.link_proxy import Cut
 from tests.support.synapse_process import MAIN
 
-__all__ = ["MIXABLE", "NAMES", "NEMESES", "Nemesis", "Scene", "cause"]
+__all__ = [
+    "FULL_RUN",
+    "MIXABLE",
+    "NAMES",
+    "NEMESES",
+    "Nemesis",
+    "Scene",
+    "cause",
+]
 
 #: The downtime of Redis for *redis-away*, in s.
 LONG_AWAY = (8.0, 8.0)
@@ -156,6 +165,31 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def _failed_read(scene: Scene) -> Iterator[None]:
+    """Restart PostgreSQL while nothing is written, then write one receipt.
+
+    The first transaction of each old connection fails, and the one that reads the
+    receipt for a waiting user may be such a transaction.
+    """
+    room = _room_of_chance("receipts", scene)
+    _insist(lambda: room.prepare("receipts"))
+    _settle(scene, PROCESSES)
+    scene.cluster.postgres.restart()
+    _insist(lambda: room.write("receipts"))
+    yield
+
+
+def _insist(request: Callable[[], None]) -> None:
+    """Repeat a request that fails, as it does until a process has new connections."""
+    deadline = time.monotonic() + SETTLE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ApiError, OSError):
+            request()
+            return
+        time.sleep(0.1)
+
+
 def _room_of_chance(stream: str, scene: Scene) -> Room:
     # Choose a persister first: one may have many more rooms than the other.
     rooms = scene.traffic.rooms
@@ -194,13 +228,18 @@ NEMESES: Mapping[str, Nemesis] = {
         )
         for stream in MISSED
     },
+    "failed-read": Nemesis(_failed_read, AT_ONCE, is_quiet=True),
 }
 
 #: The faults that may overlap others.
 MIXABLE = tuple(name for name, nemesis in NEMESES.items() if not nemesis.is_quiet)
 
-#: All names that can be selected.
+#: The faults that show what the homeserver itself does; not in a full run.
+ON_DEMAND = ("failed-read",)
+
+#: All names that can be selected, and those of a full run.
 NAMES = (*NEMESES, MIXED)
+FULL_RUN = tuple(name for name in NAMES if name not in ON_DEMAND)
 
 
 def cause(names: tuple[str, ...], scene: Scene) -> None:

@@ -24,6 +24,11 @@ class IsGoodTests(SynchronousTestCase):
         self.assertFalse(is_good(attrs.evolve(GOOD, doubled=1)))
         self.assertFalse(is_good(GOOD, never_shown=1))
 
+    def test_a_failed_read_of_the_homeserver(self) -> None:
+        """What a response lacks after a failed read is not held against ours."""
+        stream = StreamResult(GOOD, 0, 0.0, failed_reads=1)
+        self.assertTrue(DeploymentResult("ours", (), (stream,)).is_good)
+
     def test_a_run_that_did_not_end(self) -> None:
         """A deployment that failed to start, or to start again, is not good."""
         self.assertFalse(DeploymentResult("ours", (), (), error="it ended").is_good)

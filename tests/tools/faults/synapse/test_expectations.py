@@ -62,6 +62,20 @@ class ExpectationsTests(SynchronousTestCase):
         self.expectations.promise("typing", "room", ("@a",))
         self.assertFalse(self.expectations.is_kept())
 
+    def test_failed_reads(self) -> None:
+        """A promise whose read failed is counted by itself, until it is shown."""
+        self.expectations.promise("receipts", "a", "$1")
+        self.expectations.promise("receipts", "b", "$2")
+        self.expectations.promise("events", "a")
+        unseen = self.expectations.give_up(
+            lambda stream, key: (stream, key) == ("receipts", "a")
+        )
+        self.assertEqual(len(unseen), 3)
+        self.assertEqual(self.expectations.failed_reads(), {"receipts": 1})
+        self.assertEqual(self.expectations.never_shown(), {"receipts": 1, "events": 1})
+        self.expectations.see("receipts", "a", "$1")
+        self.assertEqual(self.expectations.failed_reads(), {})
+
 
 class ShownInTests(SynchronousTestCase):
     def test_each_kind(self) -> None:
