@@ -133,6 +133,7 @@ class AnnouncementHandler:
             return
         writer = link.writer(self._context.name, instance_name)
         writer.lose_rows(item.ends_in_batch)
+        writer.has_lost_rows |= item.has_lost_row
         upto = item.far_upto if item.upto is None else item.upto
         if upto is None:
             return

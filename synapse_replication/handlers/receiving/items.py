@@ -100,6 +100,8 @@ class DroppedRange:
     :ivar was_reset: whether one of the items reset the stream.
     :ivar ends_in_batch: whether the last dropped rows belong to an unfinished batch;
         ``None`` if no rows were dropped.
+    :ivar has_lost_row: whether one of the rows could not be parsed; the tokens of the
+        others do not show how far it reaches.
     :ivar rows: the number of dropped rows.
     """
 
@@ -110,6 +112,7 @@ class DroppedRange:
     lowest_position: int | None = None
     was_reset: bool = False
     ends_in_batch: bool | None = None
+    has_lost_row: bool = False
     rows: int = 0
     far_upto: int | None = None
     is_plausible: Callable[[int], bool] = attrs.field(
@@ -150,10 +153,11 @@ class DroppedRange:
             self._announce(later.lowest_position)
         if later.ends_in_batch is not None:
             self.ends_in_batch = later.ends_in_batch
+        self.has_lost_row |= later.has_lost_row
 
     def add_lost_row(self) -> None:
         """Add a row of the writer that could not be parsed."""
-        self.ends_in_batch = True
+        self.has_lost_row = True
 
     def _announce(self, token: int) -> None:
         if self.lowest_position is None or token < self.lowest_position:

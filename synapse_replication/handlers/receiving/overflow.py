@@ -144,7 +144,7 @@ class _Remains:
         earlier = self._ranges.pop(key, None)
         if earlier is not None:
             self._discarded(item.instance_name, DiscardReason.CATCHING_UP, earlier.rows)
-            if earlier.ends_in_batch:
+            if earlier.ends_in_batch or earlier.has_lost_row:
                 left = self._range_of(link, item.instance_name)
                 left.lowest_position = earlier.lowest_position
                 left.ends_in_batch = True

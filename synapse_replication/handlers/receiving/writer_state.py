@@ -169,12 +169,16 @@ class LinkedWriter:
     def lose_rows(self, ends_in_batch: bool | None) -> None:
         """Record that rows were dropped after those of an unfinished batch.
 
+        Rows that were lost before remain so, because the dropped ones may be late.
+
         :param ends_in_batch: whether the last of them belong to an unfinished batch;
             ``None`` if no rows were dropped.
         """
-        self.drop_pending()
-        if ends_in_batch is not None:
-            self.has_lost_rows = ends_in_batch
+        if ends_in_batch is None:
+            self.drop_pending()
+        else:
+            self.pending = []
+            self.has_lost_rows |= ends_in_batch
 
     def forget(self) -> None:
         """Forget the writer, so that its queued rows are not delivered past a gap."""

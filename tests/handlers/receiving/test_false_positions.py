@@ -383,6 +383,21 @@ class LostRowTests(SynchronousTestCase):
         process.receive('RDATA events w 6 ["six"]')
         self.assertEqual(tokens(process), [1, 2, 3, 4, 5, 6])
 
+    def test_late_rows_in_a_full_queue_after_a_lost_one(self) -> None:
+        """Late rows that were dropped do not stand for the next row either."""
+        lines = ('RDATA events w x4 ["four"]', 'RDATA events v 2 ["another writer\'s"]')
+        for order in (lines, lines[::-1]):
+            process = self.overflowing()
+            self.release(process)
+            process.host.rows.is_held = True
+            process.receive(*order)
+            self.drop(process, 2, 3)
+            self.release(process)
+            for token in (4, 5):
+                process.stream.persist("w", token, [f"row {token}"])
+            process.receive('RDATA events w 5 ["row 5"]')
+            self.assertEqual(tokens(process), [1, 2, 3, 4, 5], order)
+
     def test_two_claims_in_a_full_queue(self) -> None:
         """Rows up to a dropped position are fetched with the next row."""
         process = self.overflowing()

@@ -62,8 +62,12 @@ class DroppedRangeTests(SynchronousTestCase):
         )
 
     def test_a_lost_row(self) -> None:
-        """After an undecodable row, the batch counts as unfinished."""
-        self.assertTrue(self.coalesce(run(5), LostRow("w")).ends_in_batch)
+        """An undecodable row is recorded, whether or not rows follow."""
+        before = DroppedRange("w", True, lowest=5, upto=5, rows=1, ends_in_batch=False)
+        before.has_lost_row = True
+        self.assertEqual(self.coalesce(run(5), LostRow("w")), before)
+        self.assertEqual(self.coalesce(LostRow("w"), run(5)), before)
+        self.assertTrue(self.coalesce(before, run(6)).has_lost_row)
 
     def test_positions(self) -> None:
         """A position extends the range; the lowest position is retained."""

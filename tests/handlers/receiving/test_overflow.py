@@ -11,6 +11,7 @@ from synapse_replication.handlers.observer import DiscardReason
 from synapse_replication.handlers.receiving.items import (
     DroppedRange,
     Item,
+    LostRow,
     NewEpoch,
     ReportedPosition,
 )
@@ -125,8 +126,7 @@ class CollapseTests(SynchronousTestCase):
         An unfinished batch and the lowest position before a new epoch are retained.
         """
         epoch = NewEpoch("a", 3, "e")
-        kept = self.coalesce(
-            PositionCommand("s", "a", 2, 2), RdataRun("s", "a", [None], [b"x"]), epoch
-        )
-        left = DroppedRange("a", False, lowest_position=2, ends_in_batch=True)
-        self.assertEqual(kept, [epoch, left])
+        for row in (RdataRun("s", "a", [None], [b"x"]), LostRow("a")):
+            kept = self.coalesce(PositionCommand("s", "a", 2, 2), row, epoch)
+            left = DroppedRange("a", False, lowest_position=2, ends_in_batch=True)
+            self.assertEqual(kept, [epoch, left])

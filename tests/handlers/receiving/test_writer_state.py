@@ -84,6 +84,9 @@ class LinkedWriterTests(SynchronousTestCase):
             case = is_pending, ends_in_batch
             self.assertEqual(dropped.has_lost_rows, has_lost_rows, case)
             self.assertEqual(dropped.pending, [], case)
+            dropped.has_lost_rows = True
+            dropped.lose_rows(ends_in_batch)
+            self.assertTrue(dropped.has_lost_rows, case)
 
     def test_one_of_each_name(self) -> None:
         """A link has one writer for each stream and name, until it is forgotten."""
